@@ -1,0 +1,52 @@
+# Targets: `make help`. The environment is .venv; nothing outside it is touched.
+PYTHON ?= python3
+VENV   := .venv
+PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
+THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+.DEFAULT_GOAL := help
+.PHONY: help install test-install quickstart test test-slow lint types format model bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+install: $(VENV)/.installed ## make .venv with covey and tested versions (.venv/bin/covey)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("covey needs Python 3.11 or newer; this is %s. Try: make PYTHON=python3.12 ..." % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@echo "Installing covey into $(VENV) (about 1.5 GB, a minute or so; only the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+test-install: $(VENV)/.installed-test
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+quickstart: install ## train the built-in model on the built-in task (about a minute on 2 cores)
+	@$(VENV)/bin/covey quickstart
+
+test: test-install lint types ## linters, type checker, tests
+	@$(THREADS) $(VENV)/bin/python -m pytest
+
+test-slow: test-install ## the tests that take minutes: learning curves, wheel in an empty environment
+	@$(THREADS) $(VENV)/bin/python -m pytest -m slow
+
+lint: test-install ## ruff: rules and format
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+
+types: test-install ## mypy
+	@$(VENV)/bin/mypy
+
+format: test-install ## rewrite the files in the project's format
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+model: install ## rebuild the built-in model from random weights (about a minute)
+	@$(VENV)/bin/python -m covey.quickstart.make_model
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,1 @@
+"""covey: reinforcement learning of language models with GRPO."""

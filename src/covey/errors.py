@@ -1,0 +1,31 @@
+"""Exceptions. One root; ValueError's heirs are for what a user can mend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from covey.types import Finding, Problem
+
+
+class CoveyError(Exception):
+    """Root of every exception that covey raises on purpose."""
+
+
+class ConfigError(CoveyError, ValueError):
+    """A configuration or an input at fault, with all its problems (exit code 2)."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{p.code} {p.option}: {p.seen}" for p in self.problems))
+
+
+class GuardStop(CoveyError):
+    """A guard stopped the run (exit code 3); `finding` says what it saw."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        super().__init__(f"{finding.code}: {finding.seen}")
+
+
+class CheckpointError(CoveyError, ValueError):
+    """A directory that is no checkpoint, or one whose files are not what its manifest says."""

@@ -1,0 +1,394 @@
+"""The carriers: what one stage of the data flow hands to the next.
+
+Every type is frozen, slotted and built by keyword. A stage that learns a new fact builds the next type; no field is
+filled in later. Tensor fields carry axis suffixes:
+
+    T  tokens of a stream        N  trained tokens of a micro-batch      S  sequences of a micro-batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Source(StrEnum):
+    """Who wrote the tokens of a segment."""
+
+    PROMPT = "prompt"
+    MODEL = "model"
+    TOOL = "tool"
+    ENVIRONMENT = "environment"
+
+
+class Finish(StrEnum):
+    """Why a trajectory ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_LIMIT = "tool_limit"
+    ENVIRONMENT_ERROR = "environment_error"
+    ABORT = "abort"
+
+
+class Status(StrEnum):
+    """What became of a reward call."""
+
+    OK = "ok"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    INVALID = "invalid"
+
+
+class Severity(StrEnum):
+    """What a problem or finding does to the run."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+# -- collect ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Which draw of the data order a prompt came from: `Draw(epoch=0, rollout=12)`."""
+
+    epoch: int
+    rollout: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One row of the data set, rendered and tokenised.
+
+    `Prompt(id=7, messages=({"role": "user", "content": "What is 1+2?"},), text="<|im_start|>user…", token_ids=(256, 5),
+    columns={"solution": "3"}, draw=Draw(epoch=0, rollout=0))`. `id` is the row's number in its source; `columns` goes
+    to the rewards.
+    """
+
+    id: int
+    messages: tuple[Mapping[str, Any], ...] | None
+    text: str
+    token_ids: tuple[int, ...]
+    columns: Mapping[str, Any]
+    draw: Draw
+    task: str = ""
+    media: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64, stop_token_ids=(257,))`."""
+
+    temperature: float
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseKey:
+    """What the sampling noise of one completion is a pure function of, together with position and token id."""
+
+    seed: int
+    split: str
+    rollout: int
+    attempt: int
+    prompt_id: int
+    sibling: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One completion to sample. Requests with equal prompt tokens share one prefill where the engine can."""
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    noise_key: NoiseKey
+    media: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine gives back for one request; `logprobs` are of the sampled tokens at the sampling temperature."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish: Finish
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """An engine's word that it serves `version`; fingerprints are empty where weights are shared, not copied."""
+
+    version: int
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of tokens from one source; logprobs and versions only for the model's own tokens."""
+
+    token_ids: tuple[int, ...]
+    source: Source
+    trained: bool
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    media_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """What one draw from the policy did; a plain completion is a prompt segment and one model segment.
+
+    `text` is the decoded model output, for rewards and people; nothing is trained from it.
+    """
+
+    segments: tuple[Segment, ...]
+    sampling: SamplingParams
+    noise_key: NoiseKey
+    finish: Finish
+    text: str
+    seconds: float = 0.0
+
+    @property
+    def completion_ids(self) -> tuple[int, ...]:
+        """Token ids after the prompt segment."""
+        return tuple(t for s in self.segments if s.source is not Source.PROMPT for t in s.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A prompt and its trajectories, in sibling order; `invalid` maps a sibling to the reason it is left out."""
+
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...]
+    planned: int
+    invalid: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorePart:
+    """One reward's word on one trajectory; value None means "not for this row"."""
+
+    name: str
+    value: float | None
+    status: Status = Status.OK
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The weighted total and its parts; total None means that no reward spoke or that one failed."""
+
+    total: float | None
+    parts: tuple[ScorePart, ...]
+    status: Status = Status.OK
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroup:
+    """A group with one score per trajectory, in sibling order."""
+
+    group: Group
+    scores: tuple[Score, ...]
+
+
+# -- learn -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One trainable sequence.
+
+    `Sample(group=3, sibling=0, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False, False, True, True),
+    sampler_logprobs=(-0.1, -0.2), versions=(4, 4), temperature=1.0, finish=Finish.STOP)`. `group` counts within the
+    rollout. The first `prompt_length` tokens are the same for every sibling; `sampler_logprobs` and `versions` have
+    one entry per trained token.
+    """
+
+    group: int
+    sibling: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    is_trained: tuple[bool, ...]
+    sampler_logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    temperature: float
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedSample:
+    """A sample with what the learner said of its trained tokens without gradient; None where nothing asked for it."""
+
+    sample: Sample
+    old_logprob_N: Tensor | None = None
+    ref_logprob_N: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSample:
+    """An annotated sample with its advantage and its final mask.
+
+    `loss_mask` has one entry per trained token; a False token enters neither numerator nor token count. `masked` says
+    why a whole row is out of the loss (it still counts as a sequence), and `needs_forward` is False where the row's
+    gradient is exactly zero.
+    """
+
+    annotated: AnnotatedSample
+    advantage: float
+    loss_mask: tuple[bool, ...]
+    masked: str | None = None
+    needs_forward: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSegment:
+    """A run of a stream: tokens [start, start + length), seeing itself causally and all of segment `parent`."""
+
+    start: int
+    length: int
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One forward pass: a stream of tokens and the trained tokens as flat vectors.
+
+    `predictor_N` is the stream index whose hidden state predicts token n; with a shared prompt the first token of
+    every sibling is predicted by the prompt's last position. `num_rows` is 1 for a stream; above 1 the stream is
+    `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens of each sequence.
+    """
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    segments: tuple[StreamSegment, ...]
+    num_rows: int
+    predictor_N: Tensor
+    target_N: Tensor
+    sequence_N: Tensor
+    temperature_N: Tensor
+    sampler_logprob_N: Tensor
+    advantage_N: Tensor
+    old_logprob_N: Tensor | None
+    ref_logprob_N: Tensor | None
+    trained_count_S: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStats:
+    """What the policy says of each trained token, at the temperature it was sampled with."""
+
+    logprob_N: Tensor
+    entropy_N: Tensor
+    aux: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denominators:
+    """What an optimizer step divides by, over all ranks, fixed before its first backward.
+
+    `Denominators(num_sequences=64, num_tokens=711, max_completion_length=1024)`.
+    """
+
+    num_sequences: int
+    num_tokens: int
+    max_completion_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """This rank's share of one optimizer step; `dropped` counts rows left out of the forward pass, by reason."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    denominators: Denominators
+    dropped: Mapping[str, int]
+    rollout: int
+    pass_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What a backend says of one optimizer step; norms are of the whole gradient, before and after clipping."""
+
+    grad_norm: float
+    grad_norm_clipped: float
+    learning_rate: float
+    update_ratio: float
+    frac_params_changed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A reduced value and how many tokens, rows or steps it saw; value None is shown as a dash."""
+
+    value: float | None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one update gave, reduced over ranks."""
+
+    stats: StepStats | None
+    metrics: Mapping[str, Metric]
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One line of metrics.jsonl: `StepRecord(step=1, rollout=0, pass_index=0, metrics={"reward": Metric(value=0.4, count=64)})`."""
+
+    step: int
+    rollout: int
+    pass_index: int
+    metrics: Mapping[str, Metric]
+
+
+# -- words to people -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fix:
+    """One way out, in words, with the option values that the same arithmetic has accepted."""
+
+    text: str
+    edits: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A fault of a configuration, in four parts: seen, why it matters, likely cause, fixes."""
+
+    code: str
+    option: str
+    seen: str
+    why: str
+    cause: str = ""
+    fixes: tuple[Fix, ...] = ()
+    severity: Severity = Severity.ERROR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A fault of a run, in the same four parts, with the step at which it showed."""
+
+    code: str
+    seen: str
+    why: str
+    cause: str
+    fixes: tuple[Fix, ...] = ()
+    severity: Severity = Severity.ERROR
+    step: int | None = None
