@@ -1,0 +1,257 @@
+"""Attention over streams, through transformers' attention interface.
+
+A stream is one row of tokens made of segments: a segment sees itself causally and the whole of its parent. Packed rows
+are segments without a parent; completions that share a prompt are segments with the prompt as parent. The layout is a
+forward argument (`covey_layout`) and not a global: with activation checkpointing the forward runs again, later and on
+another thread.
+
+Axes: R rows of a bucket, H query heads, K key heads, Q queries, L keys, D head width, T tokens of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+from covey.types import StreamSegment
+
+ATTENTION_NAME = "covey"
+
+# A bucket may compute this many times the query-key cells that its rows need, before another bucket is opened.
+_MAX_BUCKET_WASTE = 1.35
+# Rows shorter than this share a bucket whatever the waste: a kernel call costs more than the padding.
+_SMALL_CELLS = 4096
+
+
+class Layout(Protocol):
+    """What the registered attention function needs of a `covey_layout` argument."""
+
+    def attend(
+        self,
+        layer: int,
+        query_1HTD: Tensor,
+        key_1KTD: Tensor,
+        value_1KTD: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOptions:
+    """What a layer asks of its attention beyond queries, keys and values."""
+
+    scaling: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+    dropout: float = 0.0
+
+
+def attend_masked(
+    query_RHQD: Tensor, key_RKLD: Tensor, value_RKLD: Tensor, is_visible_R1QL: Tensor | None, options: AttentionOptions
+) -> Tensor:
+    """Softmax attention with grouped keys, an optional visibility mask, soft-capping and sinks.
+
+    `is_visible` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Scores are summed in
+    float32 where soft-capping or sinks take them out of the fused kernel.
+    """
+    if options.softcap is None and options.sinks_H is None:
+        return F.scaled_dot_product_attention(
+            query_RHQD,
+            key_RKLD,
+            value_RKLD,
+            attn_mask=is_visible_R1QL,
+            is_causal=is_visible_R1QL is None,
+            dropout_p=options.dropout,
+            scale=options.scaling,
+            enable_gqa=query_RHQD.shape[1] != key_RKLD.shape[1],
+        )
+    num_rows, num_heads, num_queries, width = query_RHQD.shape
+    num_keys = key_RKLD.shape[2]
+    if is_visible_R1QL is None:
+        is_visible_R1QL = torch.ones(
+            num_queries, num_keys, dtype=torch.bool, device=query_RHQD.device
+        ).tril()[None, None]
+    repeats = num_heads // key_RKLD.shape[1]
+    keys = key_RKLD.repeat_interleave(repeats, dim=1)
+    values = value_RKLD.repeat_interleave(repeats, dim=1)
+    scores = (query_RHQD @ keys.transpose(-1, -2)).float() * options.scaling
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    scores = scores.masked_fill(~is_visible_R1QL, float("-inf"))
+    if options.sinks_H is not None:
+        sinks = options.sinks_H.float().view(1, -1, 1, 1).expand(num_rows, num_heads, num_queries, 1)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    if options.dropout > 0:
+        weights = F.dropout(weights, options.dropout)
+    return weights.to(values.dtype) @ values
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Segments computed by one kernel call, padded to a common number of queries and keys."""
+
+    query_RQ: Tensor
+    key_RL: Tensor
+    is_visible_R1QL: Tensor
+    age_R1QL: Tensor  # query position less key position; what a sliding window is compared with
+    is_square: bool  # no padding, no parent: plain causal attention
+
+
+class StreamLayout:
+    """The attention of one stream, planned once and used by every layer.
+
+    `segments` cover the stream in order without gaps. Segments of similar size share a bucket: their queries and keys
+    are gathered into padded rows, so that a step costs a few kernel calls and not one per segment.
+    """
+
+    def __init__(self, segments: Sequence[StreamSegment], device: torch.device | str = "cpu") -> None:
+        self.segments = tuple(segments)
+        buckets = _plan_buckets(self.segments)
+        self._buckets = [_build_bucket(self.segments, rows, device) for rows in buckets]
+        self._restore_T = _restore_index(self.segments, buckets).to(device)
+
+    def attend(
+        self,
+        layer: int,
+        query_1HTD: Tensor,
+        key_1KTD: Tensor,
+        value_1KTD: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Attention output (1, H, T, D) of every segment."""
+        query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
+        outputs = []
+        for bucket in self._buckets:
+            visible: Tensor | None = bucket.is_visible_R1QL
+            window = options.sliding_window
+            if window is not None:
+                visible = bucket.is_visible_R1QL & (bucket.age_R1QL < window)
+            elif bucket.is_square:
+                visible = None
+            out_RHQD = attend_masked(
+                _gather(query_THD, bucket.query_RQ),
+                _gather(key_TKD, bucket.key_RL),
+                _gather(value_TKD, bucket.key_RL),
+                visible,
+                options,
+            )
+            outputs.append(out_RHQD.transpose(1, 2).flatten(0, 1))
+        flat_XHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return flat_XHD.index_select(0, self._restore_T).transpose(0, 1)[None]
+
+
+def _gather(source_THD: Tensor, index_RQ: Tensor) -> Tensor:
+    rows, width = index_RQ.shape
+    return source_THD.index_select(0, index_RQ.flatten()).unflatten(0, (rows, width)).transpose(1, 2)
+
+
+def _key_length(segments: Sequence[StreamSegment], index: int) -> int:
+    segment = segments[index]
+    return segment.length + (segments[segment.parent].length if segment.parent is not None else 0)
+
+
+def _plan_buckets(segments: Sequence[StreamSegment]) -> list[list[int]]:
+    """Group segment numbers so that the padded cells stay close to the needed ones."""
+    sizes = {i: (segments[i].length, _key_length(segments, i)) for i in range(len(segments))}
+    order = sorted(sizes, key=lambda i: (segments[i].parent is not None, sizes[i], i))
+    buckets: list[list[int]] = []
+    needed = widest = longest = 0
+    has_parent = False
+    for i in order:
+        queries, keys = sizes[i]
+        parented = segments[i].parent is not None
+        if buckets and parented == has_parent:
+            cells = (len(buckets[-1]) + 1) * max(widest, queries) * max(longest, keys)
+            if cells <= _MAX_BUCKET_WASTE * (needed + queries * keys) or queries * keys <= _SMALL_CELLS:
+                buckets[-1].append(i)
+                needed += queries * keys
+                widest, longest = max(widest, queries), max(longest, keys)
+                continue
+        buckets.append([i])
+        needed, widest, longest, has_parent = queries * keys, queries, keys, parented
+    return buckets
+
+
+def _build_bucket(
+    segments: Sequence[StreamSegment], rows: list[int], device: torch.device | str
+) -> _Bucket:
+    num_queries = max(segments[i].length for i in rows)
+    num_keys = max(_key_length(segments, i) for i in rows)
+    query = np.zeros((len(rows), num_queries), dtype=np.int64)
+    key = np.zeros((len(rows), num_keys), dtype=np.int64)
+    query_position = np.zeros((len(rows), num_queries), dtype=np.int64)
+    key_length = np.zeros((len(rows), 1), dtype=np.int64)
+    for row, i in enumerate(rows):
+        segment = segments[i]
+        own = np.arange(segment.start, segment.start + segment.length)
+        before = 0
+        if segment.parent is not None:
+            parent = segments[segment.parent]
+            before = parent.length
+            key[row, :before] = np.arange(parent.start, parent.start + parent.length)
+        query[row, : segment.length] = own
+        query_position[row, : segment.length] = np.arange(before, before + segment.length)
+        key[row, before : before + segment.length] = own
+        key_length[row] = before + segment.length
+    key_position = np.arange(num_keys)
+    age = query_position[:, :, None] - key_position
+    # A padded query has position 0 and so sees the row's first key: no row of the softmax is ever empty.
+    visible = (age >= 0) & (key_position < key_length)[:, None, :]
+    square = all(segments[i].parent is None and segments[i].length == num_queries for i in rows)
+    tensors = (torch.from_numpy(x).to(device) for x in (query, key, visible[:, None], age[:, None]))
+    return _Bucket(*tensors, square)
+
+
+def _restore_index(segments: Sequence[StreamSegment], buckets: Sequence[list[int]]) -> Tensor:
+    restore = np.empty(sum(s.length for s in segments), dtype=np.int64)
+    offset = 0
+    for rows in buckets:
+        width = max(segments[i].length for i in rows)
+        for i in rows:
+            segment = segments[i]
+            restore[segment.start : segment.start + segment.length] = np.arange(
+                offset, offset + segment.length
+            )
+            offset += width
+    return torch.from_numpy(restore)
+
+
+def _interface(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    covey_layout: Layout | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls for `attn_implementation="covey"`; returns (B, T, H, D) and no weights."""
+    if covey_layout is None:
+        raise RuntimeError("a model with covey's attention was called without a layout")
+    options = AttentionOptions(
+        scaling=scaling if scaling is not None else query.shape[-1] ** -0.5,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        sinks_H=s_aux,
+        dropout=dropout if module.training else 0.0,
+    )
+    out = covey_layout.attend(int(getattr(module, "layer_idx")), query, key, value, options)  # noqa: B009
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _interface)

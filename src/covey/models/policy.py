@@ -1,0 +1,88 @@
+"""The policy: backbone and chunked head in one forward pass.
+
+A head outside the wrapped module leaves its gradient unsynchronised under DDP, so both live in `Policy.forward`, and
+nothing calls below the wrapper while training.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
+from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
+from covey.types import MicroBatch, TokenStats
+
+StreamKind = Literal["padded", "packed", "prefix"]
+
+
+class Policy(nn.Module):
+    """A causal language model of transformers that says logprob and entropy of the trained tokens of a micro-batch.
+
+    `stream` is how its rows may be laid out: `prefix` shares a prompt between siblings, `packed` lays rows end to
+    end, `padded` uses rows of their own and the model's own attention.
+    """
+
+    def __init__(self, model: nn.Module, *, stream: StreamKind = "prefix") -> None:
+        super().__init__()
+        self.model = model
+        self.head: HeadSpec = head_spec(model)
+        self.stream: StreamKind = "padded"
+        self._own_attention: str = model.config._attn_implementation  # type: ignore[union-attr, assignment]
+        self.use_stream(stream)
+
+    def use_stream(self, stream: StreamKind) -> None:
+        """Choose the layout; the model's attention is switched with it."""
+        wanted = self._own_attention if stream == "padded" else ATTENTION_NAME
+        self.model.set_attn_implementation(wanted)  # type: ignore[operator]
+        self.stream = stream
+
+    def forward(self, micro: MicroBatch) -> TokenStats:
+        """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
+        if micro.num_rows == 1 and self.stream != "padded":
+            hidden_TD = self.hidden(
+                micro.tokens_T, micro.positions_T, StreamLayout(micro.segments, micro.tokens_T.device)
+            )
+        else:
+            hidden_TD = self._hidden_padded(micro)
+        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+        logprob_N, entropy_N = token_stats(
+            hidden_TD.index_select(0, micro.predictor_N),
+            head.weight,
+            getattr(head, "bias", None),
+            micro.target_N,
+            micro.temperature_N,
+            self.head,
+        )
+        return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
+
+    def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+        """Last hidden states (T, D) of a stream under `layout`."""
+        backbone: Any = self.model.base_model
+        out = backbone(
+            input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout
+        )
+        return out.last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def _hidden_padded(self, micro: MicroBatch) -> Tensor:
+        # Rows are padded on the right: under causal attention, and in a recurrent layer, no real token sees a pad.
+        backbone: Any = self.model.base_model
+        rows = micro.num_rows
+        out = backbone(
+            input_ids=micro.tokens_T.view(rows, -1),
+            position_ids=micro.positions_T.view(rows, -1),
+            use_cache=False,
+        )
+        return out.last_hidden_state.flatten(0, 1)  # type: ignore[no-any-return]
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Float32 logits (N, V) of hidden states, as the loss sees them, before temperature."""
+        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+        return logits_of(hidden_ND, head.weight, getattr(head, "bias", None), self.head)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device

@@ -1,0 +1,177 @@
+"""The probe that proves, at load, that a model may be trained on packed and prefix-shared streams.
+
+Class flags do not tell: convolution and recurrent layers carry state from one packed row into the next. So random rows
+are run alone, with the model's own attention and head, and again as a stream; values and the gradient at the input
+embeddings must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.models.policy import Policy, StreamKind
+from covey.models.stream import Row, build_stream
+from covey.types import MicroBatch
+
+# Largest relative difference of a healthy model: 1e-6 is usual in float32, 1e-2 in bfloat16; a leak is above 1e-2 in
+# float32 and near 1 where state is carried over.
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.15, torch.float16: 0.05}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """How far a stream layout is from rows run alone: relative differences of logprobs and embedding gradients."""
+
+    stream: StreamKind
+    value_difference: float
+    gradient_difference: float
+    passed: bool
+
+
+def _rows(vocab: int) -> list[Row]:
+    generator = torch.Generator().manual_seed(20)
+    rows = []
+    for family, (prompt, completions) in enumerate(((11, (7, 4)), (6, (9, 5)))):
+        shared = torch.randint(vocab, (prompt,), generator=generator).tolist()
+        for length in completions:
+            own = torch.randint(vocab, (length,), generator=generator).tolist()
+            rows.append(
+                Row(
+                    token_ids=shared + own,
+                    is_trained=[False] * prompt + [True] * length,
+                    prompt_length=prompt,
+                    prompt_key=family,
+                )
+            )
+    return rows
+
+
+def micro_of(rows: Sequence[Row], kind: StreamKind, device: torch.device) -> MicroBatch:
+    """A micro-batch with no training data in it but the tokens: temperature 1, advantages 0."""
+    stream = build_stream(rows, kind)
+    num = stream.target_N.shape[0]
+    zeros = torch.zeros(num, device=device)
+    return MicroBatch(
+        tokens_T=stream.tokens_T.to(device),
+        positions_T=stream.positions_T.to(device),
+        segments=stream.segments,
+        num_rows=stream.num_rows,
+        predictor_N=stream.predictor_N.to(device),
+        target_N=stream.target_N.to(device),
+        sequence_N=stream.sequence_N.to(device),
+        temperature_N=zeros + 1.0,
+        sampler_logprob_N=zeros,
+        advantage_N=zeros,
+        old_logprob_N=None,
+        ref_logprob_N=None,
+        trained_count_S=torch.bincount(stream.sequence_N, minlength=len(rows)).to(device),
+    )
+
+
+class _EmbeddingGradient:
+    """Records the output of the input embeddings as a leaf, so that a gradient costs no weight gradients."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.leaf: Tensor | None = None
+        embeddings = policy.model.get_input_embeddings()  # type: ignore[operator]
+        self._handle = embeddings.register_forward_hook(self._hook)
+
+    def _hook(self, module: object, inputs: object, output: Tensor) -> Tensor:
+        self.leaf = output.detach().requires_grad_(True)
+        return self.leaf
+
+    def close(self) -> None:
+        self._handle.remove()
+
+
+def _alone(policy: Policy, row: Row, weight_n: Tensor) -> tuple[Tensor, Tensor]:
+    """The oracle: one row, transformers' own forward and logits; logprobs and embedding gradients of the row."""
+    recorder = _EmbeddingGradient(policy)
+    try:
+        ids = torch.tensor([list(row.token_ids)], device=policy.device)
+        logits = policy.model(input_ids=ids, use_cache=False).logits[0].float()
+        start = row.prompt_length
+        logprobs = logits[start - 1 : -1].log_softmax(-1).gather(1, ids[0, start:, None])[:, 0]
+        assert recorder.leaf is not None
+        (gradient,) = torch.autograd.grad((logprobs * weight_n).sum(), recorder.leaf)
+    finally:
+        recorder.close()
+    return logprobs.detach(), gradient[0].float()
+
+
+def _streamed(policy: Policy, rows: Sequence[Row], kind: StreamKind, weight_N: Tensor) -> tuple[Tensor, Tensor]:
+    recorder = _EmbeddingGradient(policy)
+    try:
+        micro = micro_of(rows, kind, policy.device)
+        logprob_N = policy(micro).logprob_N
+        assert recorder.leaf is not None
+        (gradient,) = torch.autograd.grad((logprob_N * weight_N).sum(), recorder.leaf)
+    finally:
+        recorder.close()
+    return logprob_N.detach(), gradient.flatten(0, 1).float()
+
+
+def probe(policy: Policy, kind: StreamKind) -> ProbeResult:
+    """Compare `kind` with rows run alone; the policy is left on the layout it came with."""
+    before, training = policy.stream, policy.training
+    policy.eval()
+    rows = _rows(min(policy.model.config.vocab_size, 1 << 15))  # type: ignore[union-attr, arg-type, type-var]
+    device = policy.device
+    lengths = [len(r.token_ids) - r.prompt_length for r in rows]
+    weight_N = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(21)).to(device)
+    try:
+        policy.use_stream("padded")
+        alone = [_alone(policy, r, w) for r, w in zip(rows, weight_N.split(lengths), strict=True)]
+        policy.use_stream(kind)
+        value, gradient = _streamed(policy, rows, kind, weight_N)
+    finally:
+        policy.use_stream(before)
+        policy.train(training)
+    expected = torch.cat([values for values, _ in alone])
+    value_difference = _relative(value - expected, expected)
+    # The gradient at a stream token is summed over the rows that share it.
+    expected_gradient = torch.zeros_like(gradient)
+    for row, (_, row_gradient), index in zip(rows, alone, _token_index(rows, kind), strict=True):
+        expected_gradient.index_add_(0, index.to(device), row_gradient[: len(row.token_ids) - 1])
+    gradient_difference = _relative(gradient - expected_gradient, expected_gradient)
+    limit = _TOLERANCE.get(next(policy.parameters()).dtype, 0.05)
+    return ProbeResult(
+        stream=kind,
+        value_difference=value_difference,
+        gradient_difference=gradient_difference,
+        passed=value_difference <= limit and gradient_difference <= limit,
+    )
+
+
+def _relative(difference: Tensor, reference: Tensor) -> float:
+    return float(difference.norm() / reference.norm().clamp_min(1e-30))
+
+
+def _token_index(rows: Sequence[Row], kind: StreamKind) -> list[Tensor]:
+    """Where each row's tokens lie in the stream, read off the predictors of an all-trained copy of the rows."""
+    everything = [
+        Row(
+            token_ids=r.token_ids,
+            is_trained=[False] + [True] * (len(r.token_ids) - 1),
+            prompt_length=r.prompt_length,
+            prompt_key=r.prompt_key,
+        )
+        for r in rows
+    ]
+    stream = build_stream(everything, kind)
+    return list(stream.predictor_N.split([len(r.token_ids) - 1 for r in rows]))
+
+
+def widest_stream(policy: Policy) -> tuple[StreamKind, list[ProbeResult]]:
+    """The best layout that the model passes: prefix-shared, else packed, else padded rows."""
+    results = []
+    for kind in ("prefix", "packed"):
+        result = probe(policy, kind)
+        results.append(result)
+        if result.passed:
+            return kind, results
+    return "padded", results

@@ -1,0 +1,146 @@
+"""Laying sequences out as a stream: padded rows, packed rows, or rows that share their prompt.
+
+Losses see only flat vectors over trained tokens, so the three are the same thing built three ways. A token that
+predicts nothing that is trained (the last of every row) is left out of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.models.policy import StreamKind
+from covey.types import StreamSegment
+
+_IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One sequence: rows with equal `prompt_key` have equal tokens up to `prompt_length`."""
+
+    token_ids: Sequence[int]
+    is_trained: Sequence[bool]
+    prompt_length: int
+    prompt_key: Hashable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """The tensors of a `MicroBatch` that follow from its rows alone; N is in row order, then token order."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    segments: tuple[StreamSegment, ...]
+    num_rows: int
+    predictor_N: Tensor
+    target_N: Tensor
+    sequence_N: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A row's trained tokens: their positions in the row and how many of its tokens the forward pass needs."""
+
+    position_n: _IntArray
+    needed: int
+
+
+def _trained(row: Row) -> _Trained:
+    position_n = np.flatnonzero(np.asarray(row.is_trained, dtype=bool))
+    if len(position_n) and position_n[0] == 0:
+        raise ValueError("the first token of a sequence has nothing to be predicted from and cannot be trained")
+    # A row with nothing to train keeps one token, so that a stream is never empty.
+    return _Trained(position_n, int(position_n[-1]) if len(position_n) else 1)
+
+
+def build_stream(rows: Sequence[Row], kind: StreamKind) -> Stream:
+    """Lay rows out as `kind`; every tensor is int64 on CPU.
+
+    The stream has `num_rows` 1, except for `padded`, where rows of equal length lie end to end.
+    """
+    trained = [_trained(row) for row in rows]
+    if kind == "padded":
+        parts = _padded(rows, trained)
+    elif kind == "packed":
+        parts = _packed(rows, trained)
+    else:
+        parts = _shared(rows, trained)
+    target = [np.asarray(r.token_ids)[t.position_n] for r, t in zip(rows, trained, strict=True)]
+    sequence = np.repeat(np.arange(len(rows)), [len(t.position_n) for t in trained])
+    return Stream(
+        tokens_T=torch.from_numpy(parts.tokens_T),
+        positions_T=torch.from_numpy(parts.positions_T),
+        segments=tuple(parts.segments),
+        num_rows=len(rows) if kind == "padded" else 1,
+        predictor_N=torch.from_numpy(np.concatenate(parts.predictors)),
+        target_N=torch.from_numpy(np.concatenate(target).astype(np.int64)),
+        sequence_N=torch.from_numpy(sequence.astype(np.int64)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    tokens_T: _IntArray
+    positions_T: _IntArray
+    segments: list[StreamSegment]
+    predictors: list[_IntArray]
+
+
+def _padded(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
+    width = max(t.needed for t in trained)
+    tokens = np.zeros((len(rows), width), dtype=np.int64)
+    predictors = []
+    for i, (row, facts) in enumerate(zip(rows, trained, strict=True)):
+        tokens[i, : facts.needed] = row.token_ids[: facts.needed]
+        predictors.append(i * width + facts.position_n - 1)
+    positions = np.tile(np.arange(width), len(rows))
+    segments = [StreamSegment(start=i * width, length=width) for i in range(len(rows))]
+    return _Parts(tokens.reshape(-1), positions, segments, predictors)
+
+
+def _packed(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
+    tokens, positions, segments, predictors = [], [], [], []
+    start = 0
+    for row, facts in zip(rows, trained, strict=True):
+        tokens.append(np.asarray(row.token_ids[: facts.needed], dtype=np.int64))
+        positions.append(np.arange(facts.needed))
+        segments.append(StreamSegment(start=start, length=facts.needed))
+        predictors.append(start + facts.position_n - 1)
+        start += facts.needed
+    return _Parts(np.concatenate(tokens), np.concatenate(positions), segments, predictors)
+
+
+def _shared(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
+    families: dict[Hashable, list[int]] = {}
+    for i, row in enumerate(rows):
+        families.setdefault(row.prompt_key, []).append(i)
+    tokens, positions, segments = [], [], []
+    predictors: list[_IntArray] = [np.empty(0, dtype=np.int64)] * len(rows)
+    start = 0
+    for members in families.values():
+        first = rows[members[0]]
+        prompt_start, prompt_length = start, first.prompt_length
+        tokens.append(np.asarray(first.token_ids[:prompt_length], dtype=np.int64))
+        positions.append(np.arange(prompt_length))
+        parent = len(segments)
+        segments.append(StreamSegment(start=start, length=prompt_length))
+        start += prompt_length
+        for i in members:
+            own = max(0, trained[i].needed - prompt_length)
+            if own:
+                tokens.append(
+                    np.asarray(rows[i].token_ids[prompt_length : prompt_length + own], dtype=np.int64)
+                )
+                positions.append(np.arange(prompt_length, prompt_length + own))
+                segments.append(StreamSegment(start=start, length=own, parent=parent))
+            before_n = trained[i].position_n - 1
+            predictors[i] = np.where(
+                before_n < prompt_length, prompt_start + before_n, start + before_n - prompt_length
+            )
+            start += own
+    return _Parts(np.concatenate(tokens), np.concatenate(positions), segments, predictors)
