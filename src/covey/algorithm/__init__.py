@@ -1,0 +1,1 @@
+"""Advantages, losses, KL and aggregation: pure functions of tensors."""

@@ -1,0 +1,1 @@
+"""From scored groups to the micro-batches of optimizer steps."""

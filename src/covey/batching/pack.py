@@ -1,0 +1,170 @@
+"""Packing: which rows make an optimizer step, which of them a rank forwards together, and the tensors of it.
+
+Which samples make a step depends on their order and on B x A x N alone, never on how the step is cut. Every rank knows
+every sample of the rollout, so the denominators are global without a collective.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.models.policy import StreamKind
+from covey.models.stream import Row, build_stream
+from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample, TrainSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackPlan:
+    """How a rollout is cut: `completions_per_rank` is B x A; a forward pass holds at most `max_tokens` tokens."""
+
+    rank: int
+    world: int
+    completions_per_rank: int
+    num_iterations: int
+    max_tokens: int
+    max_completion_length: int
+    stream: StreamKind
+    device: torch.device
+
+
+def step_slices(num_samples: int, plan: PackPlan) -> list[range]:
+    """The sample numbers of each optimizer step of one pass, in order, all ranks together."""
+    per_step = plan.completions_per_rank * plan.world
+    assert num_samples % per_step == 0, "a rollout is a whole number of optimizer steps"
+    return [range(start, start + per_step) for start in range(0, num_samples, per_step)]
+
+
+def micro_batches(
+    samples: Sequence[Sample], forward: Sequence[bool], step: range, plan: PackPlan, rank: int
+) -> list[list[int]]:
+    """The sample numbers that each of a rank's forward passes holds, in order.
+
+    Rows are taken in sample order, so siblings stay together, until the next one would pass the token budget. A
+    shared prompt counts once. A single row is never refused.
+    """
+    mine = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
+    out: list[list[int]] = []
+    used = widest = 0
+    prompts: set[int] = set()
+    for i in mine:
+        if not forward[i]:
+            continue
+        length, prompt = len(samples[i].token_ids), samples[i].prompt_length
+        if plan.stream == "padded":
+            total = (len(out[-1]) + 1) * max(widest, length) if out else length
+        else:
+            shared = plan.stream == "prefix" and samples[i].group in prompts
+            total = used + length - (prompt if shared else 0)
+        if not out or total > plan.max_tokens:
+            out.append([])
+            prompts, widest, total = set(), 0, length
+        out[-1].append(i)
+        used, widest = total, max(widest, length)
+        prompts.add(samples[i].group)
+    return out
+
+
+def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batch]:
+    """This rank's share of every optimizer step of a rollout, pass after pass.
+
+    Ranks with fewer forward passes in a step get empty ones, whose loss is a zero inside the graph, up to the largest
+    count: every rank takes part in every collective of a backward pass.
+    """
+    samples = [r.annotated.sample for r in rows]
+    forward = [r.needs_forward for r in rows]
+    steps = []
+    for step in step_slices(len(rows), plan):
+        per_rank = [micro_batches(samples, forward, step, plan, rank) for rank in range(plan.world)]
+        micros = [build_micro([rows[i] for i in numbers], plan) for numbers in per_rank[plan.rank]]
+        wanted = max(1, *(len(numbers) for numbers in per_rank))
+        micros += [_empty_micro(samples[step.start], plan)] * (wanted - len(micros))
+        mine = [rows[i] for i in step]
+        steps.append((tuple(micros), _denominators(mine, plan), _dropped(mine)))
+    return [
+        Batch(micro_batches=micros, denominators=d, dropped=dropped, rollout=rollout, pass_index=index)
+        for index in range(plan.num_iterations)
+        for micros, d, dropped in steps
+    ]
+
+
+def _denominators(rows: Sequence[TrainSample], plan: PackPlan) -> Denominators:
+    return Denominators(
+        num_sequences=len(rows),
+        num_tokens=sum(sum(r.loss_mask) for r in rows),
+        max_completion_length=plan.max_completion_length,
+    )
+
+
+def _dropped(rows: Sequence[TrainSample]) -> dict[str, int]:
+    return dict(Counter(r.masked or "zero_advantage" for r in rows if not r.needs_forward))
+
+
+def build_micro(rows: Sequence[TrainSample], plan: PackPlan) -> MicroBatch:
+    """The tensors of one forward pass over `rows`, on the plan's device."""
+    samples = [r.annotated.sample for r in rows]
+    stream = build_stream([_row(s) for s in samples], plan.stream)
+    counts = [len(s.sampler_logprobs) for s in samples]
+    assert all(all(r.loss_mask) for r in rows), "rows with masked tokens are out of the forward pass"
+    device = plan.device
+
+    def per_token(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32).repeat_interleave(torch.tensor(counts)).to(device)
+
+    return MicroBatch(
+        tokens_T=stream.tokens_T.to(device),
+        positions_T=stream.positions_T.to(device),
+        segments=stream.segments,
+        num_rows=stream.num_rows,
+        predictor_N=stream.predictor_N.to(device),
+        target_N=stream.target_N.to(device),
+        sequence_N=stream.sequence_N.to(device),
+        temperature_N=per_token([s.temperature for s in samples]),
+        sampler_logprob_N=torch.tensor([x for s in samples for x in s.sampler_logprobs]).to(device),
+        advantage_N=per_token([r.advantage for r in rows]),
+        old_logprob_N=_joined([r.annotated.old_logprob_N for r in rows], device),
+        ref_logprob_N=_joined([r.annotated.ref_logprob_N for r in rows], device),
+        trained_count_S=torch.tensor(counts).to(device),
+    )
+
+
+def _row(sample: Sample) -> Row:
+    return Row(
+        token_ids=sample.token_ids,
+        is_trained=sample.is_trained,
+        prompt_length=sample.prompt_length,
+        prompt_key=sample.group,
+    )
+
+
+def _joined(parts: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
+    present = [p for p in parts if p is not None]
+    assert len(present) in (0, len(parts)), "either every row is annotated or none"
+    return torch.cat(present).to(device) if present else None
+
+
+def _empty_micro(sample: Sample, plan: PackPlan) -> MicroBatch:
+    """A forward pass over one token that trains nothing."""
+    nothing = Sample(
+        group=sample.group,
+        sibling=sample.sibling,
+        token_ids=sample.token_ids[:1],
+        prompt_length=1,
+        is_trained=(False,),
+        sampler_logprobs=(),
+        versions=(),
+        temperature=1.0,
+        finish=sample.finish,
+    )
+    # An empty annotation stands for "annotated": whether a loss needs one is the configuration's affair.
+    none = torch.zeros(0)
+    row = TrainSample(
+        annotated=AnnotatedSample(sample=nothing, old_logprob_N=none, ref_logprob_N=none),
+        advantage=0.0,
+        loss_mask=(),
+    )
+    return build_micro([row], plan)

@@ -1,0 +1,122 @@
+"""The manifest: every file of a checkpoint with its size and SHA-256, written after all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.checkpoint.exact import JSON
+from covey.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+TRAINER = "trainer"
+
+_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One file: its length in bytes and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint says of itself; `trainer` is False where only the model is kept."""
+
+    step: int
+    trainer: bool
+    meta: Mapping[str, JSON]
+    files: Mapping[str, FileEntry]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all listed files together."""
+        return sum(entry.size for entry in self.files.values())
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the directory name of a step: `checkpoint_name(40)` is "checkpoint-40"."""
+    return f"checkpoint-{step}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """Return the step in a directory name, or None where the name is not that of a checkpoint."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def render_manifest(manifest: Manifest) -> str:
+    """Return the text of manifest.json, with a digest over all of its other fields.
+
+    The files are guarded by their own sums; without the digest a changed step or meta field would pass
+    unseen.
+    """
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "trainer": manifest.trainer,
+        "meta": dict(manifest.meta),
+        "files": {name: {"size": e.size, "sha256": e.sha256} for name, e in sorted(manifest.files.items())},
+    }
+    body["digest"] = _digest(body)
+    return json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read and check manifest.json alone; the files that it lists are not touched."""
+    path = checkpoint / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(f"{checkpoint} is no complete checkpoint: it has no {MANIFEST}")
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(body, dict) or "format" not in body:
+        raise CheckpointError(f"{path} is not a manifest: it does not name its format")
+    if body["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {body['format']!r}; this version reads format {FORMAT}")
+    if body.pop("digest", None) != _digest(body):
+        raise CheckpointError(f"{path} was changed after it was written: its own digest does not match")
+    try:
+        files = {name: FileEntry(size=e["size"], sha256=e["sha256"]) for name, e in body["files"].items()}
+        return Manifest(step=body["step"], trainer=body["trainer"], meta=body["meta"], files=files)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a manifest: {error!r}") from error
+
+
+def list_files(checkpoint: Path) -> dict[str, Path]:
+    """Return every file below `checkpoint` by its relative path, without the manifest.
+
+    Links and special files are refused: what they lead to can change without the checkpoint's knowing.
+    """
+    found: dict[str, Path] = {}
+    for folder, directories, names in os.walk(checkpoint):
+        for name in (*directories, *names):
+            path = Path(folder, name)
+            relative = path.relative_to(checkpoint).as_posix()
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise CheckpointError(f"{checkpoint}: {relative} is a link or a special file")
+            if path.is_file() and relative != MANIFEST:
+                found[relative] = path
+    return dict(sorted(found.items()))
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

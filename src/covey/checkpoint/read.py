@@ -1,0 +1,151 @@
+"""Reading checkpoints: verification without torch, then the states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.checkpoint.manifest import (
+    FORMAT,
+    TRAINER,
+    FileEntry,
+    Manifest,
+    checkpoint_step,
+    hash_file,
+    list_files,
+    read_manifest,
+)
+from covey.checkpoint.registry import State
+from covey.checkpoint.write import STATE_FILE, tensor_file
+from covey.errors import CheckpointError
+
+_MOST_FAULTS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A checkpoint that was passed over, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The newest checkpoint that verifies, if there is one, and the newer ones that were passed over."""
+
+    path: Path | None
+    manifest: Manifest | None
+    skipped: tuple[Skipped, ...]
+
+
+def verify(checkpoint: Path) -> Manifest:
+    """Compare every file with the manifest and return it.
+
+    Raises CheckpointError that names each file which is missing, surplus, of another length or of another
+    content (the first five of them). Contents are read only where names and lengths agree.
+    """
+    manifest = read_manifest(checkpoint)
+    named = checkpoint_step(checkpoint.name)
+    if named is not None and named != manifest.step:
+        raise CheckpointError(f"{checkpoint} holds step {manifest.step}, not the step of its name")
+    try:
+        found = list_files(checkpoint)
+        faults = _shape_faults(found, manifest) or _content_faults(found, manifest.files)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint} cannot be read: {error}") from error
+    _raise_faults(checkpoint, faults)
+    return manifest
+
+
+def read_states(checkpoint: Path, *, verified: Manifest | None = None) -> dict[str, State]:
+    """Return the state of every component, tensors on the CPU, bit for bit as they were saved.
+
+    `verified` is what `verify` gave for this very checkpoint and saves reading the files twice; without it
+    the trainer's files are verified here.
+    """
+    manifest = verified or read_manifest(checkpoint)
+    if not manifest.trainer:
+        raise CheckpointError(f"{checkpoint} keeps the model only; there is no state in it to resume from")
+    trainer = checkpoint / TRAINER
+    if verified is None:
+        _verify_trainer(checkpoint, manifest)
+    body = json.loads((trainer / STATE_FILE).read_text(encoding="utf-8"))
+    if body["format"] != FORMAT:
+        raise CheckpointError(f"{trainer / STATE_FILE} has format {body['format']!r}, not {FORMAT}")
+    return {name: _read_state(trainer, name, entry) for name, entry in body["components"].items()}
+
+
+def list_checkpoints(output_dir: Path) -> list[Path]:
+    """Return the directories called `checkpoint-<step>`, oldest step first, whole or not."""
+    if not output_dir.is_dir():
+        return []
+    steps = {path: checkpoint_step(path.name) for path in output_dir.iterdir() if path.is_dir()}
+    numbered = [(step, path) for path, step in steps.items() if step is not None]
+    return [path for _, path in sorted(numbered)]
+
+
+def find_latest(output_dir: Path, *, with_trainer: bool = False) -> Latest:
+    """Return the newest checkpoint that verifies, and what was passed over on the way with the reason.
+
+    `with_trainer` passes over those that keep the model only.
+    """
+    skipped: list[Skipped] = []
+    for path in reversed(list_checkpoints(output_dir)):
+        try:
+            manifest = verify(path)
+        except CheckpointError as error:
+            skipped.append(Skipped(path=path, reason=str(error)))
+            continue
+        if with_trainer and not manifest.trainer:
+            skipped.append(Skipped(path=path, reason=f"{path} keeps the model only"))
+            continue
+        return Latest(path=path, manifest=manifest, skipped=tuple(skipped))
+    return Latest(path=None, manifest=None, skipped=tuple(skipped))
+
+
+def _verify_trainer(checkpoint: Path, manifest: Manifest) -> None:
+    listed = {name: entry for name, entry in manifest.files.items() if name.startswith(f"{TRAINER}/")}
+    faults = [f"{name} is missing" for name in listed if not (checkpoint / name).is_file()]
+    _raise_faults(checkpoint, faults)
+    _raise_faults(checkpoint, _content_faults({name: checkpoint / name for name in listed}, listed))
+
+
+def _shape_faults(found: Mapping[str, Path], manifest: Manifest) -> list[str]:
+    faults = [f"{name} is missing" for name in manifest.files if name not in found]
+    faults += [f"{name} is not in its manifest" for name in found if name not in manifest.files]
+    for name, entry in manifest.files.items():
+        if name in found and (size := found[name].stat().st_size) != entry.size:
+            faults.append(f"{name} has {size:,} bytes, its manifest says {entry.size:,}")
+    return faults
+
+
+def _content_faults(found: Mapping[str, Path], entries: Mapping[str, FileEntry]) -> list[str]:
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        digests = dict(zip(found, pool.map(hash_file, found.values()), strict=True))
+    return [
+        f"{name} has SHA-256 {digests[name][:12]}…, its manifest says {entry.sha256[:12]}…"
+        for name, entry in entries.items()
+        if digests[name] != entry.sha256
+    ]
+
+
+def _raise_faults(checkpoint: Path, faults: list[str]) -> None:
+    if faults:
+        more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
+        raise CheckpointError(f"{checkpoint}: " + "; ".join(faults[:_MOST_FAULTS]) + more)
+
+
+def _read_state(trainer: Path, name: str, entry: Mapping[str, Any]) -> State:
+    if not entry["tensors"]:
+        return State(json=entry["json"])
+    from safetensors.torch import load_file
+
+    tensors = load_file(str(trainer / tensor_file(name)))
+    if sorted(tensors) != entry["tensors"]:
+        raise CheckpointError(f"{trainer / tensor_file(name)} does not hold the tensors of {name!r}")
+    return State(json=entry["json"], tensors=tensors)

@@ -1,0 +1,90 @@
+"""A YAML file of options: the names of the flags, flat or under the sections of config.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from covey.config.names import look_up, nearest_group, normalise
+from covey.config.schema import GROUPS
+from covey.config.take import Layer
+from covey.types import Fix, Problem
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, but a key given twice is an error; YAML itself would keep the last one without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node, once its keys are known to differ."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value} stands twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_file(path: str) -> Layer:
+    """Return the options of a YAML file; what is wrong with it is among the problems, nothing is raised."""
+    layer = Layer()
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        layer.problems.append(_unreadable(path, _words(error)))
+        return layer
+    if content is None:
+        return layer
+    if not isinstance(content, Mapping):
+        layer.problems.append(_unreadable(path, f"it holds {type(content).__name__}, not a mapping of options"))
+        return layer
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            _take_section(layer, path, str(key), value)
+        elif value is None and normalise(str(key)) in GROUPS and look_up(str(key)).option is None:
+            continue  # a section with nothing under it
+        else:
+            layer.take(str(key), value, f"{path}: {key}")
+    return layer
+
+
+def _take_section(layer: Layer, path: str, section: str, options: Mapping[Any, Any]) -> None:
+    if normalise(section) not in GROUPS:
+        layer.problems.append(_unknown_section(path, section))
+        return
+    for key, value in options.items():
+        layer.take(str(key), value, f"{path}: {section}.{key}")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)
+
+
+def _unreadable(path: str, words: str) -> Problem:
+    return Problem(
+        code="E107",
+        option="config file",
+        seen=f"{path} cannot be read as a configuration: {words}.",
+        why="The options in it are unknown.",
+        cause="The first word after `covey train` is taken for a YAML file of options.",
+        fixes=(Fix(text="give a file with lines such as `num_generations: 8`"), Fix(text="type the options as flags")),
+    )
+
+
+def _unknown_section(path: str, section: str) -> Problem:
+    near = nearest_group(section)
+    listing = Fix(text=f"the sections are {', '.join(GROUPS)}; they may also be left out")
+    return Problem(
+        code="E101",
+        option=section,
+        seen=f"{path} has a section {section}, which is none of the sections of a configuration.",
+        why="Ignoring it would train with values that nobody asked for.",
+        cause="The options of another tool, or a misspelt section.",
+        fixes=(Fix(text=f"the nearest section is {near}"), listing) if near else (listing,),
+    )

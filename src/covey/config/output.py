@@ -1,0 +1,38 @@
+"""The directory of a run when nobody types one."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import count
+
+_ROOT = "runs"
+_DIGITS = 3
+
+
+def default_output_dir(model: str, dataset: list[str], resume: str | None) -> tuple[str, str]:
+    """Return the directory and the words for where it came from; reads the names under runs/, writes nothing.
+
+    A new run takes the first free number. A run that is resumed is the one a checkpoint directory lies in, or the
+    newest one of this model and data set.
+    """
+    stem = os.path.join(_ROOT, _stem(model, dataset))
+    free = next(path for number in count(1) if not os.path.lexists(path := f"{stem}-{number:0{_DIGITS}}"))
+    if resume is None:
+        return free, "derived from model and dataset"
+    if resume not in ("latest", "auto"):
+        return os.path.dirname(os.path.normpath(resume)) or ".", "derived from resume_from_checkpoint"
+    newest = f"{stem}-{int(free.rpartition('-')[2]) - 1:0{_DIGITS}}"
+    found = os.path.isdir(newest)
+    return (newest if found else free), "derived from resume_from_checkpoint, model and dataset"
+
+
+def _stem(model: str, dataset: list[str]) -> str:
+    first = os.path.splitext(_clean(dataset[0]))[0] if dataset else "dataset"
+    name = _clean(model) or "model"
+    return name if name == first else f"{name}-{first}"
+
+
+def _clean(path: str) -> str:
+    last = os.path.basename(os.path.normpath(path)) if path else ""
+    return re.sub(r"[^\w.+-]+", "_", last).strip("._")

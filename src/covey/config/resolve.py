@@ -1,0 +1,115 @@
+"""From what was typed to the configuration of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from covey.config.derive import ACCUMULATION, GENERATION_BATCH, PER_GENERATION, derive_batch, derive_epsilon_high
+from covey.config.output import default_output_dir
+from covey.config.schema import OPTIONS, REQUIRED, Config, default_of
+from covey.config.take import Typed, take_mapping
+from covey.errors import ConfigError
+from covey.types import Fix, Problem
+
+_ABSENT: dict[str, Any] = {"model": "", "dataset": [], "reward_funcs": []}
+_EXAMPLES: dict[str, tuple[Any, str]] = {
+    "model": ("quickstart", "a directory with weights, or the built-in model"),
+    "dataset": (["quickstart"], "one or more .jsonl, .json, .csv or .parquet files, or the built-in task"),
+    "reward_funcs": (["accuracy"], "one or more rewards"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A configuration, where each of its values came from, and what is wrong with what was typed.
+
+    With problems of severity error the configuration only serves further checks: a required option that is missing is
+    empty in it, and a value that could not be read is the default.
+    """
+
+    config: Config
+    sources: Mapping[str, str]
+    typed_names: frozenset[str]
+    problems: tuple[Problem, ...] = ()
+
+
+def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Problem] = ()) -> Resolved:
+    """Return the configuration for `world_size` training processes; `problems` are those of parsing and are kept.
+
+    Raises ConfigError where no configuration can be built at all, with every problem so far.
+    """
+    found = [*problems, *_missing(typed, {p.option for p in problems})]
+    values = {name: t.value for name, t in typed.items()}
+    sources = {name: t.source for name, t in typed.items()}
+    given = dict(values)
+
+    def fill(name: str, value: Any, source: str) -> None:
+        if name not in values:
+            values[name], sources[name] = value, source
+
+    for name, absent in _ABSENT.items():
+        fill(name, absent, "not given")
+    batch = derive_batch(given, world_size)
+    for name in (ACCUMULATION, PER_GENERATION, GENERATION_BATCH):
+        fill(name, getattr(batch, name), batch.sources.get(name, ""))
+    if world_size > 1:
+        fill("nproc_per_node", world_size, "derived from the number of processes")
+    fill("epsilon_high", *derive_epsilon_high(given))
+    fill("reward_weights", [1.0] * len(values["reward_funcs"]), "default")
+    fill("data_seed", values.get("seed", default_of("seed")), "derived from seed")
+    if "output_dir" not in values:
+        fill("output_dir", *default_output_dir(values["model"], values["dataset"], values.get("resume_from_checkpoint")))
+    for name in OPTIONS:
+        fill(name, default_of(name), "default")
+    try:
+        config = Config(**values)
+    except ValidationError as error:
+        raise ConfigError([*found, *_invalid(error)]) from None
+    ordered = {name: sources[name] for name in OPTIONS}
+    return Resolved(
+        config=config, sources=MappingProxyType(ordered), typed_names=frozenset(given), problems=tuple(found)
+    )
+
+
+def from_dict(options: Mapping[str, Any], world_size: int = 1) -> Resolved:
+    """Return the configuration of a mapping of options under any of their names, as Python code gives it."""
+    layer = take_mapping(options, "argument")
+    return resolve(layer.typed, world_size, layer.problems)
+
+
+def _missing(typed: Mapping[str, Typed], faulty: set[str]) -> list[Problem]:
+    problems = []
+    for name in REQUIRED:
+        if (name in typed and typed[name].value) or name in faulty:
+            continue
+        example, words = _EXAMPLES[name]
+        problems.append(
+            Problem(
+                code="E105",
+                option=name,
+                seen=f"{name} is not given.",
+                why="A run needs a model, a data set and at least one reward; none of them has a default.",
+                cause="The option is missing on the command line and in the configuration file.",
+                fixes=(Fix(text=words, edits={name: example}),),
+            )
+        )
+    return problems
+
+
+def _invalid(error: ValidationError) -> list[Problem]:
+    return [
+        Problem(
+            code="E103",
+            option=".".join(str(part) for part in detail["loc"]),
+            seen=f"{detail['input']!r}: {detail['msg']}.",
+            why="The value is none of the option's type.",
+            cause="The value was given by a program that skips the parser.",
+            fixes=(Fix(text="`covey train --help` says what each option takes"),),
+        )
+        for detail in error.errors()
+    ]

@@ -1,0 +1,149 @@
+"""One layer of typed options: a command line, a file or a mapping, each name looked up and each value converted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from covey.config.names import Name, bf16_value, look_up, nearest, normalise
+from covey.config.schema import default_of
+from covey.config.values import UnfitError, coerce, kind_of
+from covey.types import Fix, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A value in its option's type and where it was typed, as `flag --seed` or `config.yaml: run.seed`."""
+
+    value: Any
+    source: str
+
+
+class Layer:
+    """Collects the options of one place; `typed` and `problems` are what came of it."""
+
+    def __init__(self) -> None:
+        self.typed: dict[str, Typed] = {}
+        self.problems: list[Problem] = []
+
+    def take(self, name: str, value: Any, source: str) -> None:
+        """Add one option under any of its names; faults are added to the problems."""
+        known = look_up(name)
+        if known.refused is not None:
+            self.problems.append(refused(known, source))
+        elif known.option is None:
+            self.problems.append(unknown(known, value, source))
+        else:
+            self._add(known.option, bf16_value(value) if known.typed == "bf16" else value, source)
+
+    def _add(self, option: str, value: Any, source: str) -> None:
+        try:
+            new = Typed(coerce(option, value), source)
+        except UnfitError as unfit:
+            self.problems.append(_unfit(option, value, source, unfit))
+            return
+        old = self.typed.get(option)
+        if old is not None and old.source != source and old.value != new.value:
+            self.problems.append(_twice(option, old, new))
+        self.typed[option] = new
+
+
+def take_mapping(options: Mapping[str, Any], source: str) -> Layer:
+    """Return the layer of a flat mapping, each value with the same source."""
+    layer = Layer()
+    seen: dict[str, str] = {}
+    for name, value in options.items():
+        spelled = seen.setdefault(normalise(str(name)), str(name))
+        layer.take(spelled, value, source if spelled == name else f"{source} {name}")
+    return layer
+
+
+def refused(known: Name, source: str) -> Problem:
+    """Return the problem of a name that another tool or a later version has."""
+    return Problem(
+        code="E102",
+        option=known.typed,
+        seen=f"{known.typed} ({source}) is no option of this version.",
+        why=known.refused or "",
+        cause="The command comes from TRL, from ms-swift or from another version of covey.",
+        fixes=(Fix(text=f"leave out --{known.typed}"),),
+    )
+
+
+def unknown(known: Name, value: Any, source: str) -> Problem:
+    """Return the problem of a name nobody knows, with the nearest option."""
+    listing = Fix(text="`covey train --help` lists every option")
+    if known.nearest is None:
+        fixes, cause = (listing,), "No option has a name like it."
+    else:
+        cause = f"The nearest option is {known.nearest}."
+        try:
+            fixes = (Fix(text=f"the option is called {known.nearest}", edits=_edit(known.nearest, value)), listing)
+        except UnfitError:
+            fixes = (Fix(text=f"the option is called --{known.nearest} and takes {kind_of(known.nearest).words}"), listing)
+    return Problem(
+        code="E101",
+        option=known.typed,
+        seen=f"{known.typed} ({source}) is no option.",
+        why="Ignoring it would train with a value that nobody asked for.",
+        cause=cause,
+        fixes=fixes,
+    )
+
+
+def _edit(option: str, value: Any) -> dict[str, Any]:
+    return {option: coerce(option, value)}
+
+
+def _unfit(option: str, value: Any, source: str, unfit: UnfitError) -> Problem:
+    kind = kind_of(option)
+    fixes: tuple[Fix, ...]
+    if unfit.choice:
+        word = value[0] if isinstance(value, list | tuple) and value else value
+        choice = nearest(str(word), kind.choices, cutoff=0.0) or kind.choices[0]
+        fixes = (Fix(text=f"the nearest of its values is {choice}", edits={option: choice}),)
+    elif default_of(option) is not None:
+        fixes = (Fix(text=f"it takes {kind.words}; its default is {default_of(option)}", edits={option: default_of(option)}),)
+    else:
+        fixes = (Fix(text=f"--{option} takes {kind.words}"),)
+    return Problem(
+        code="E104" if unfit.choice else "E103",
+        option=option,
+        seen=f"{unfit} ({source}).",
+        why="There is no such setting to run with.",
+        cause=_cause(value),
+        fixes=fixes,
+    )
+
+
+def _cause(value: Any) -> str:
+    if value is None or value in ([], ()):
+        return "The option stands without a value."
+    return "A slip of the hand, or the spelling of another tool."
+
+
+def _twice(option: str, old: Typed, new: Typed) -> Problem:
+    return Problem(
+        code="E106",
+        option=option,
+        seen=f"{option} is {old.value} ({old.source}) and {new.value} ({new.source}).",
+        why="Both are names of the same option, and only one value can hold.",
+        cause="A command put together from two sources.",
+        fixes=tuple(Fix(text=f"keep the one from {t.source}", edits={option: t.value}) for t in (old, new)),
+    )
+
+
+def stray(words: Sequence[str], after: str) -> Problem:
+    """Return the problem of words that belong to no option."""
+    shown = " ".join(words)
+    is_file = words[0].lower().endswith((".yaml", ".yml"))
+    fix = f"put it first: `covey train {words[0]} --option value`" if is_file else f"leave out `{shown}`, or quote it"
+    return Problem(
+        code="E108",
+        option=after,
+        seen=f"`{shown}` after {after} belongs to no option.",
+        why="A word that is ignored may have been an option.",
+        cause="A configuration file stands before the options." if is_file else "A value too many, or quotes lost.",
+        fixes=(Fix(text=fix),),
+    )

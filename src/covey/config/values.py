@@ -1,0 +1,174 @@
+"""From what people type to the value of an option's type.
+
+A flag gives words, YAML gives what it takes them for (`1e-6` is a string to YAML, `no` is False), Python gives
+objects. All three end in the same value or in the same words about why not.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from covey.config.schema import Config
+
+TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
+FALSE_WORDS = frozenset({"false", "no", "off", "0"})
+NONE_WORDS = frozenset({"none", "null", "~"})
+
+SPELLINGS: Mapping[str, Mapping[str, str | None]] = {
+    "torch_dtype": {
+        "bf16": "bfloat16",
+        "torch.bfloat16": "bfloat16",
+        "fp32": "float32",
+        "float": "float32",
+        "torch.float32": "float32",
+    },
+    "scale_rewards": {"true": "group", "false": "none"},
+    "resume_from_checkpoint": {"true": "latest", "latest": "latest", "auto": "auto", "false": None},
+    "rollout_log": {"true": "all", "all": "all", "false": "none", "none": "none"},
+}
+"""Other words for a value, as TRL, ms-swift and torch write them; case is ignored."""
+
+Base = Literal["bool", "int", "float", "str", "choice", "rollout_log"]
+
+
+class UnfitError(ValueError):
+    """A value that an option cannot take; `choice` is True where the option takes only certain words."""
+
+    def __init__(self, words: str, choice: bool = False) -> None:
+        self.choice = choice
+        super().__init__(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What an option takes: a base type, one or many of it, whether None is a value, and the words of a choice."""
+
+    base: Base
+    many: bool = False
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The kind in words, as a message says it."""
+        one = {
+            "bool": "true or false",
+            "int": "a whole number",
+            "float": "a number",
+            "str": "text",
+            "choice": "one of " + ", ".join(self.choices),
+            "rollout_log": "all, none or a whole number",
+        }[self.base]
+        return {"text": "one or more words", "a number": "one or more numbers"}[one] if self.many else one
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for the value in `--help`."""
+        one = {"bool": "[true|false]", "int": "N", "float": "X", "str": "TEXT", "rollout_log": "all|none|N"}
+        word = "|".join(self.choices) if self.base == "choice" else one[self.base]
+        return f"{word} [{word} ...]" if self.many else word
+
+
+@cache
+def kind_of(name: str) -> Kind:
+    """Return what the option called `name` takes."""
+    if name == "rollout_log":
+        return Kind(base="rollout_log")
+    annotation = _hints()[name]
+    optional = False
+    if get_origin(annotation) in (Union, types.UnionType):
+        optional = type(None) in get_args(annotation)
+        (annotation,) = (a for a in get_args(annotation) if a is not type(None))
+    many = get_origin(annotation) is list
+    if many:
+        (annotation,) = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return Kind(base="choice", choices=get_args(annotation), many=many, optional=optional)
+    bases: dict[Any, Base] = {bool: "bool", int: "int", float: "float", str: "str"}
+    return Kind(base=bases[annotation], many=many, optional=optional)
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Config)
+
+
+def coerce(name: str, value: Any) -> Any:
+    """Return `value` as the type of the option called `name`; UnfitError says in words why it is none."""
+    kind = kind_of(name)
+    if kind.many:
+        words = list(value) if isinstance(value, list | tuple) else [value]
+        return [_one(name, kind, word) for word in words]
+    if isinstance(value, list | tuple):
+        if not value:
+            raise UnfitError(f"{name} takes {kind.words} and got nothing")
+        if len(value) != 1:
+            raise UnfitError(f"{name} takes one value and got {len(value)}: {' '.join(map(str, value))}")
+        (value,) = value
+    if kind.optional and (value is None or (isinstance(value, str) and value.lower() in NONE_WORDS)):
+        return None
+    return _one(name, kind, value)
+
+
+def _one(name: str, kind: Kind, value: Any) -> Any:
+    if isinstance(value, Path):
+        value = str(value)
+    if value is None or isinstance(value, Mapping | list | tuple | set):
+        raise UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+    spelled = str(value).strip().lower()
+    if spelled in SPELLINGS.get(name, {}):
+        return SPELLINGS[name][spelled]
+    if kind.base == "choice":
+        if spelled not in kind.choices:
+            raise UnfitError(f"{name} is {value}; it takes {', '.join(kind.choices)}", choice=True)
+        return spelled
+    if kind.base == "bool":
+        return _bool(name, kind, value, spelled)
+    if isinstance(value, bool):
+        raise UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+    if kind.base == "str":
+        return _text(name, value)
+    return _number(name, kind, value)
+
+
+def _bool(name: str, kind: Kind, value: Any, spelled: str) -> bool:
+    if spelled not in TRUE_WORDS | FALSE_WORDS:
+        raise UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+    return spelled in TRUE_WORDS
+
+
+def _text(name: str, value: Any) -> str:
+    if not str(value).strip():
+        raise UnfitError(f"{name} is empty")
+    return str(value)
+
+
+def _number(name: str, kind: Kind, value: Any) -> int | float:
+    unfit = UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+    try:
+        if kind.base != "float" and isinstance(value, str | int):
+            return int(value)
+    except ValueError:
+        # `1e3` is a whole number too, though not to int().
+        pass
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise unfit from None
+    if not math.isfinite(number):
+        raise unfit
+    if kind.base == "float":
+        return number
+    if not number.is_integer():
+        raise unfit
+    return int(number)
+
+
+def _show(value: Any) -> str:
+    return "nothing" if value is None else f"{value!r}"

@@ -1,0 +1,41 @@
+"""config.yaml: the resolved configuration, grouped, each value with a comment that says where it came from."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from covey.config.resolve import Resolved
+from covey.config.schema import GROUPS, OPTIONS, group_of
+
+_HEAD = "# The resolved configuration of a run. `covey train THIS_FILE` reads it again; flags override it.\n"
+# Text that YAML takes for itself without quotes, unless the whole of it looks like another type.
+_BARE = re.compile(r"[A-Za-z_./][\w./+-]*")
+
+
+def to_yaml(resolved: Resolved) -> str:
+    """Return the text of config.yaml; the parser that reads flags makes an equal Config of it."""
+    lines = [_HEAD]
+    for group in GROUPS:
+        lines.append(f"{group}:\n")
+        for name in OPTIONS:
+            if group_of(name) == group:
+                value = _value(getattr(resolved.config, name))
+                lines.append(f"  {name}: {value}  # {_comment(resolved.sources[name])}\n")
+    return "".join(lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, str) and not _BARE.fullmatch(value):
+        text: str = yaml.safe_dump(value, default_style='"', width=float("inf"))
+        return text.rstrip("\n")
+    dumped: str = yaml.safe_dump(value, width=float("inf"))
+    return dumped.removesuffix("...\n").rstrip("\n")
+
+
+def _comment(source: str) -> str:
+    return re.sub(r"[^\x20-\x7e\u00a0-\ud7ff]", "?", source)

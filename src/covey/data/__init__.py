@@ -1,0 +1,1 @@
+"""Rows, chat templates, tokens, and the order of prompts."""

@@ -1,0 +1,1 @@
+"""Invariants that hold on every healthy step."""

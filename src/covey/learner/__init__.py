@@ -1,0 +1,1 @@
+"""Annotate, update and the backends that run them."""

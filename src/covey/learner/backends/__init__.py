@@ -1,0 +1,1 @@
+"""How gradients and weights are held: one process or DDP."""

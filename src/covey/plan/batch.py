@@ -1,0 +1,118 @@
+"""The plan of a batch: what follows from its numbers, for people and for plan.json."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+from covey.config.schema import Config
+from covey.errors import ConfigError
+from covey.plan.check_batch import batch_problems
+from covey.plan.shape import Shape, counted, shape_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """A valid batch and what follows from it; None where the size of the data set is not known.
+
+    `total_steps` are optimizer steps: max_steps where that is set, else as many whole rollouts as fit into
+    num_train_epochs, each with `steps_per_rollout` steps. Rollouts never straddle two epochs, so an epoch leaves out
+    `dropped_prompts_per_epoch` prompts, others each time if the data set is shuffled.
+    """
+
+    num_processes: int
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    steps_per_generation: int
+    num_generations: int
+    num_iterations: int
+    completions_per_step: int
+    completions_per_rollout: int
+    prompts_per_rollout: int
+    steps_per_rollout: int
+    on_policy: bool
+    num_prompts: int | None
+    rollouts_per_epoch: int | None
+    steps_per_epoch: int | None
+    dropped_prompts_per_epoch: int | None
+    total_steps: int | None
+
+    def equivalent_splits(self) -> tuple[tuple[int, int], ...]:
+        """Return every (B, A) with the same product: the same run, with less or more memory per forward pass."""
+        product = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        return tuple((b, product // b) for b in range(1, product + 1) if product % b == 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plan.json holds it."""
+        return asdict(self) | {"equivalent_splits": [list(split) for split in self.equivalent_splits()]}
+
+    def in_words(self) -> list[str]:
+        """Return the plan as lines for people."""
+        rollout = (
+            f"1 rollout = {counted(self.prompts_per_rollout, 'prompt')} x {self.num_generations} completions "
+            f"= {self.completions_per_rollout} completions"
+        )
+        prompts = Fraction(self.completions_per_step, self.num_generations)
+        step = (
+            f"1 optimizer step = {counted(self.num_processes, 'process', 'es')} x {self.per_device_train_batch_size} "
+            f"completions x {counted(self.gradient_accumulation_steps, 'forward pass', 'es')} "
+            f"= {self.completions_per_step} completions = {_decimal(prompts)} prompts"
+        )
+        policy = "on-policy" if self.on_policy else "the later ones train on samples of an older policy"
+        lines = [rollout, step, f"{counted(self.steps_per_rollout, 'optimizer step')} per rollout: {policy}"]
+        if self.num_prompts is not None:
+            lines.append(
+                f"1 epoch = {counted(self.num_prompts, 'prompt')} = {counted(self.rollouts_per_epoch or 0, 'rollout')} "
+                f"= {counted(self.steps_per_epoch or 0, 'optimizer step')}; "
+                f"{counted(self.dropped_prompts_per_epoch or 0, 'prompt')} left over"
+            )
+        if self.total_steps is not None:
+            lines.append(f"the run = {counted(self.total_steps, 'optimizer step')}")
+        return lines
+
+
+def batch_plan(config: Config, num_processes: int, num_prompts: int | None = None) -> BatchPlan:
+    """Return the plan of a configuration's batch; ConfigError says what is wrong with it and what would be right."""
+    problems = batch_problems(config, num_processes, num_prompts)
+    if problems:
+        raise ConfigError(problems)
+    return plan_of(shape_of(config, num_processes), num_prompts, config.num_train_epochs, config.max_steps)
+
+
+def plan_of(shape: Shape, num_prompts: int | None, num_train_epochs: float, max_steps: int) -> BatchPlan:
+    """Return the plan of a valid shape."""
+    prompts = shape.completions_per_rollout // shape.num_generations
+    steps = shape.num_iterations * shape.steps_per_generation // shape.gradient_accumulation_steps
+    rollouts = None if num_prompts is None else num_prompts // prompts
+    return BatchPlan(
+        num_processes=shape.num_processes,
+        per_device_train_batch_size=shape.per_device_train_batch_size,
+        gradient_accumulation_steps=shape.gradient_accumulation_steps,
+        steps_per_generation=shape.steps_per_generation,
+        num_generations=shape.num_generations,
+        num_iterations=shape.num_iterations,
+        completions_per_step=shape.completions_per_step,
+        completions_per_rollout=shape.completions_per_rollout,
+        prompts_per_rollout=prompts,
+        steps_per_rollout=steps,
+        on_policy=steps == 1,
+        num_prompts=num_prompts,
+        rollouts_per_epoch=rollouts,
+        steps_per_epoch=None if rollouts is None else rollouts * steps,
+        dropped_prompts_per_epoch=None if num_prompts is None else num_prompts % prompts,
+        total_steps=_total_steps(rollouts, steps, num_train_epochs, max_steps),
+    )
+
+
+def _total_steps(rollouts_per_epoch: int | None, steps: int, epochs: float, max_steps: int) -> int | None:
+    if max_steps > 0:
+        return max_steps
+    if rollouts_per_epoch is None:
+        return None
+    # As decimals, because 0.29 * 100 is below 29 in floating point.
+    return int(Fraction(repr(epochs)) * rollouts_per_epoch) * steps
+
+
+def _decimal(value: Fraction) -> str:
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.4g}"

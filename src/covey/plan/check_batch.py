@@ -1,0 +1,135 @@
+"""What is wrong with a batch, in words, with ways out that the same arithmetic has accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from covey.codes import CODES
+from covey.config.schema import Config
+from covey.plan.fixes import batch_fixes
+from covey.plan.shape import COUNTS, Shape, counted, faults, shape_of
+from covey.types import Problem
+
+Words = tuple[str, str, str]
+"""The option at fault, what was seen, and the likely cause."""
+
+
+def batch_problems(
+    config: Config, num_processes: int, num_prompts: int | None = None, typed: Collection[str] | None = None
+) -> list[Problem]:
+    """Return everything that is wrong with the arithmetic of a batch, each with fixes that mend all of it.
+
+    `typed` are the names of the options that the user gave; with them a fix names only what has to be typed.
+    """
+    shape = shape_of(config, num_processes)
+    codes = faults(shape, num_prompts)
+    if not codes:
+        return []
+    fixes = batch_fixes(shape, num_prompts, typed)
+    problems = []
+    for code in codes:
+        for option, seen, cause in _words(code, shape, num_prompts):
+            problems.append(
+                Problem(code=code, option=option, seen=seen, why=CODES[code].why, cause=cause, fixes=fixes)
+            )
+    return problems
+
+
+def _words(code: str, shape: Shape, num_prompts: int | None) -> list[Words]:
+    if code == "E207":
+        return [_too_few_prompts(shape, num_prompts or 0)]
+    if code == "E208":
+        return _below_one(shape)
+    return [_ONE[code](shape)]
+
+
+def _below_one(shape: Shape) -> list[Words]:
+    return [
+        (name, f"{name} is {getattr(shape, name)}.", "A 0 or -1 that stands for `not set` in another tool.")
+        for name in COUNTS
+        if getattr(shape, name) < 1
+    ]
+
+
+def _group_too_small(shape: Shape) -> Words:
+    return (
+        "num_generations",
+        f"num_generations is {shape.num_generations}: each completion stands alone.",
+        "A setting from supervised training, or one lowered to save memory; memory depends on "
+        "per_device_train_batch_size alone.",
+    )
+
+
+def _product(shape: Shape) -> str:
+    return (
+        f"{counted(shape.num_processes, 'process', 'es')} x per_device_train_batch_size "
+        f"{shape.per_device_train_batch_size} x steps_per_generation {shape.steps_per_generation} "
+        f"= {counted(shape.completions_per_rollout, 'completion')} per rollout"
+    )
+
+
+def _groups_do_not_fit(shape: Shape) -> Words:
+    return (
+        "num_generations",
+        f"{_product(shape)}, which is no multiple of num_generations {shape.num_generations}.",
+        "Batch sizes count completions here, not prompts."
+        if shape.completions_per_rollout < shape.num_generations
+        else "The number of processes or the group size is no power of two, and the other numbers are.",
+    )
+
+
+def _sizes_disagree(shape: Shape) -> Words:
+    return (
+        "generation_batch_size",
+        f"{_product(shape)}, and generation_batch_size is {shape.generation_batch_size}.",
+        "Both are given; one is enough. A configuration file of a run with another number of processes looks so too.",
+    )
+
+
+def _size_not_divisible(shape: Shape) -> Words:
+    return (
+        "generation_batch_size",
+        f"generation_batch_size is {shape.generation_batch_size}, no multiple of "
+        f"{counted(shape.num_processes, 'process', 'es')} x per_device_train_batch_size "
+        f"{shape.per_device_train_batch_size} = {shape.num_processes * shape.per_device_train_batch_size}.",
+        "The number of processes or the batch size per device has changed.",
+    )
+
+
+def _step_straddles(shape: Shape) -> Words:
+    return (
+        "steps_per_generation",
+        f"steps_per_generation is {shape.steps_per_generation}, no multiple of gradient_accumulation_steps "
+        f"{shape.gradient_accumulation_steps}.",
+        "The two were chosen apart; equal they give on-policy training.",
+    )
+
+
+def _step_longer(shape: Shape) -> Words:
+    return (
+        "steps_per_generation",
+        f"steps_per_generation {shape.steps_per_generation} is below gradient_accumulation_steps "
+        f"{shape.gradient_accumulation_steps}: one optimizer step would need "
+        f"{shape.gradient_accumulation_steps / shape.steps_per_generation:.4g} rollouts.",
+        "steps_per_generation equal to gradient_accumulation_steps is the same run: nothing is updated in between.",
+    )
+
+
+def _too_few_prompts(shape: Shape, num_prompts: int) -> Words:
+    needed = shape.completions_per_rollout // shape.num_generations
+    return (
+        "dataset",
+        f"The data set has {counted(num_prompts, 'usable prompt')}; one rollout takes {needed} "
+        f"({shape.completions_per_rollout} completions / num_generations {shape.num_generations}).",
+        "A small data set, or a rollout made large by steps_per_generation and the number of processes.",
+    )
+
+
+_ONE: dict[str, Callable[[Shape], Words]] = {
+    "E201": _group_too_small,
+    "E202": _groups_do_not_fit,
+    "E203": _sizes_disagree,
+    "E204": _size_not_divisible,
+    "E205": _step_straddles,
+    "E206": _step_longer,
+}

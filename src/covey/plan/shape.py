@@ -1,0 +1,95 @@
+"""The numbers of a batch and the rules they obey.
+
+    N  training processes                 G   completions per prompt (num_generations)
+    B  per_device_train_batch_size        mu  passes over a rollout (num_iterations)
+    A  gradient_accumulation_steps        GB  completions per rollout (generation_batch_size) = N * B * S
+    S  steps_per_generation
+
+An optimizer step takes N * B * A completions, a rollout holds GB / G prompts and feeds mu * S / A steps. All counts
+are completions unless they say prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from covey.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The numbers that a batch is made of, valid or not."""
+
+    num_processes: int
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    steps_per_generation: int
+    generation_batch_size: int
+    num_generations: int
+    num_iterations: int
+
+    @property
+    def completions_per_step(self) -> int:
+        """N * B * A."""
+        return self.num_processes * self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def completions_per_rollout(self) -> int:
+        """N * B * S, which generation_batch_size has to agree with."""
+        return self.num_processes * self.per_device_train_batch_size * self.steps_per_generation
+
+
+COUNTS: tuple[str, ...] = (
+    "num_generations",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_iterations",
+)
+"""The options of a shape, each a whole number of at least 1."""
+
+
+def shape_of(config: Config, num_processes: int) -> Shape:
+    """Return the numbers of a configuration on `num_processes` training processes."""
+    return Shape(num_processes=num_processes, **{name: getattr(config, name) for name in COUNTS})
+
+
+def faults(shape: Shape, num_prompts: int | None) -> tuple[str, ...]:
+    """Return the codes of what is wrong with a shape; empty is a batch that trains.
+
+    A count below 1 stands alone, since nothing can be computed from it, and a group of one is named before anything
+    that follows from it. `num_prompts` None: the size of the data set is not known.
+    """
+    if any(getattr(shape, name) < 1 for name in COUNTS if name != "num_generations"):
+        return ("E208",)
+    found: list[str] = []
+    per_pass = shape.num_processes * shape.per_device_train_batch_size
+    if shape.num_generations < 2:
+        found.append("E201")
+    if shape.generation_batch_size % per_pass:
+        found.append("E204")
+    elif shape.generation_batch_size != shape.completions_per_rollout:
+        found.append("E203")
+    if shape.gradient_accumulation_steps > shape.steps_per_generation:
+        found.append("E206")
+    elif shape.steps_per_generation % shape.gradient_accumulation_steps:
+        found.append("E205")
+    if "E201" in found or "E203" in found or "E204" in found:
+        return tuple(found)
+    if shape.generation_batch_size % shape.num_generations:
+        found.append("E202")
+    elif num_prompts is not None and 0 < num_prompts < shape.generation_batch_size // shape.num_generations:
+        found.append("E207")
+    return tuple(found)
+
+
+def with_product(shape: Shape, **changes: int) -> Shape:
+    """Return a changed shape whose generation_batch_size agrees with the rest."""
+    changed = replace(shape, **changes)
+    return replace(changed, generation_batch_size=changed.completions_per_rollout)
+
+
+def counted(number: int, word: str, plural: str = "s") -> str:
+    """Return a number with its noun: `1 prompt`, `2 prompts`, `1,000 prompts`."""
+    return f"{number:,} {word}{plural if number != 1 else ''}"

@@ -1,0 +1,69 @@
+"""Two-digit addition: the embedded task, split into training and held-out pairs.
+
+The module is pure Python, so that reading the task costs no import of torch or transformers.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+MODEL_DIR: Path = Path(__file__).resolve().parent / "model"
+"""The folder of the embedded model and its tokenizer."""
+
+HELD_OUT = 512
+"""How many of the 10,000 ordered pairs no training ever sees."""
+
+_OPERANDS = 100
+_SPLIT_SEED = 20_231
+
+Pair = tuple[int, int]
+
+
+@cache
+def _split() -> tuple[tuple[Pair, ...], tuple[Pair, ...]]:
+    """Return the held-out and the training pairs, both in a fixed random order."""
+    rng = random.Random(_SPLIT_SEED)
+    pairs = [(a, b) for a in range(_OPERANDS) for b in range(_OPERANDS)]
+    held_out = rng.sample(pairs, HELD_OUT)
+    excluded = set(held_out)
+    training = [pair for pair in pairs if pair not in excluded]
+    # A reader that takes the first rows only must still see all sizes of operands.
+    rng.shuffle(training)
+    return tuple(held_out), tuple(training)
+
+
+def held_out_pairs() -> list[Pair]:
+    """Return the fixed `HELD_OUT` pairs that serve evaluation only."""
+    return list(_split()[0])
+
+
+def training_pairs() -> list[Pair]:
+    """Return every pair that is not held out, in a fixed shuffled order."""
+    return list(_split()[1])
+
+
+def prompt_text(a: int, b: int) -> str:
+    """Return the user's question for one pair."""
+    return f"What is {a}+{b}?"
+
+
+def target_text(a: int, b: int) -> str:
+    """Return the correct completion for one pair, without the end-of-turn token."""
+    return f"<think>{a}+{b}</think><answer>{a + b}</answer>"
+
+
+def _row(a: int, b: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": prompt_text(a, b)}], "solution": str(a + b)}
+
+
+def training_rows() -> list[dict[str, Any]]:
+    """Return one row of `messages` and `solution` per training pair."""
+    return [_row(a, b) for a, b in training_pairs()]
+
+
+def held_out_rows() -> list[dict[str, Any]]:
+    """Return one row of `messages` and `solution` per held-out pair."""
+    return [_row(a, b) for a, b in held_out_pairs()]

@@ -1,0 +1,1 @@
+"""Engines, and collect: prompts in, scored groups out."""

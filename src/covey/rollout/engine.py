@@ -1,0 +1,40 @@
+"""What every rollout engine is to the rest of covey: tokens in, tokens and log-probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from covey.types import Completion, GenerationRequest, Receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do; `noise_keys` says that the same key draws the same completion whatever its batch."""
+
+    logprobs: bool
+    noise_keys: bool
+
+
+class Engine(Protocol):
+    """Samples completions. Groups, environments and rewards are built on it in `collect`, once for all engines."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Take a request and return its id; nothing is computed yet."""
+        ...
+
+    def results(self) -> Iterator[Completion]:
+        """Run until nothing is left, giving each completion as it ends."""
+        ...
+
+    def abort(self, ids: Sequence[int]) -> None:
+        """End requests now; what they have comes from `results` with finish `abort`."""
+        ...
+
+    def publish(self, version: int) -> Receipt:
+        """Serve the weights of `version` from now on; every sampled token carries it."""
+        ...

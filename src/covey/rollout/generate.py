@@ -1,0 +1,154 @@
+"""The fallback engine: transformers' `generate` with covey's noise, for models the native engine cannot serve.
+
+It is also the oracle of the native engine's tests: the same noise keys, another implementation. Requests of one prompt
+length run together, so nothing is padded on the left and recurrent layers see exactly their own tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from covey.models.policy import Policy
+from covey.rollout.engine import Capabilities
+from covey.rollout.noise import row_key, sample, token_table
+from covey.types import Completion, Finish, GenerationRequest, Receipt
+
+
+class _Draw(LogitsProcessor):
+    """Turns each step's logits into a one-hot of the token that covey's noise draws, and keeps its logprob."""
+
+    def __init__(self, requests: Sequence[GenerationRequest], device: torch.device) -> None:
+        self._keys_R = torch.tensor([row_key(r.noise_key) for r in requests], device=device)
+        self._temperature_R = torch.tensor([r.sampling.temperature for r in requests], device=device)
+        self._table_V: Tensor | None = None
+        self.tokens: list[Tensor] = []
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self._table_V is None:
+            self._table_V = token_table(scores.shape[1], scores.device)
+        position_R = torch.full_like(self._keys_R, len(self.tokens))
+        token_R, logprob_R = sample(scores, self._temperature_R, self._keys_R, position_R, self._table_V)
+        self.tokens.append(token_R)
+        self.logprobs.append(logprob_R)
+        return torch.full_like(scores, float("-inf")).scatter_(1, token_R[:, None], 0.0)
+
+
+class GenerateEngine:
+    """Samples with `model.generate`, at most `max_rows` completions at a time."""
+
+    capabilities = Capabilities(logprobs=True, noise_keys=True)
+
+    def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
+        self._policy = policy
+        self._max_rows = max_rows
+        self._version = 0
+        self._next_id = 0
+        self._requests: dict[int, GenerationRequest] = {}
+        self._aborted: list[Completion] = []
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Queue a request."""
+        number = self._next_id
+        self._next_id += 1
+        self._requests[number] = request
+        return number
+
+    def results(self) -> Iterator[Completion]:
+        """Generate batch by batch; completions come as their batch ends."""
+        while self._requests or self._aborted:
+            yield from self._aborted
+            self._aborted.clear()
+            yield from self._run(self._next_batch())
+
+    def abort(self, ids: Sequence[int]) -> None:
+        """Drop requests whose batch has not started."""
+        for number in ids:
+            if self._requests.pop(number, None) is not None:
+                self._aborted.append(
+                    Completion(
+                        request_id=number, token_ids=(), logprobs=(), versions=(), finish=Finish.ABORT, seconds=0.0
+                    )
+                )
+
+    def publish(self, version: int) -> Receipt:
+        """Count a new version; `generate` reads the learner's own weights."""
+        self._version = version
+        return Receipt(version=version)
+
+    def _next_batch(self) -> dict[int, GenerationRequest]:
+        """The queued requests with the first one's prompt length and stop tokens, up to `max_rows`."""
+        batch: dict[int, GenerationRequest] = {}
+        first: tuple[object, ...] | None = None
+        for number, request in self._requests.items():
+            shape = (len(request.prompt_token_ids), request.sampling.stop_token_ids)
+            first = first or shape
+            if shape == first and len(batch) < self._max_rows:
+                batch[number] = request
+        for number in batch:
+            del self._requests[number]
+        return batch
+
+    @torch.inference_mode()
+    def _run(self, batch: dict[int, GenerationRequest]) -> list[Completion]:
+        if not batch:
+            return []
+        started = time.perf_counter()
+        requests = list(batch.values())
+        policy, stream = self._policy, self._policy.stream
+        policy.use_stream("padded")
+        try:
+            draw = _Draw(requests, policy.device)
+            self._generate(requests, draw)
+        finally:
+            policy.use_stream(stream)
+        seconds = time.perf_counter() - started
+        tokens = torch.stack(draw.tokens, dim=1).tolist()
+        logprobs = torch.stack(draw.logprobs, dim=1).tolist()
+        return [
+            self._completion(number, request, ids, values, seconds)
+            for (number, request), ids, values in zip(batch.items(), tokens, logprobs, strict=True)
+        ]
+
+    def _generate(self, requests: Sequence[GenerationRequest], draw: _Draw) -> None:
+        prompts = torch.tensor([r.prompt_token_ids for r in requests], device=self._policy.device)
+        stop = list(requests[0].sampling.stop_token_ids)
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=max(r.sampling.max_new_tokens for r in requests),
+            eos_token_id=stop or None,
+            pad_token_id=stop[0] if stop else 0,
+        )
+        model: Any = self._policy.model
+        model.generate(
+            input_ids=prompts,
+            attention_mask=torch.ones_like(prompts),
+            generation_config=config,
+            logits_processor=LogitsProcessorList([draw]),
+        )
+
+    def _completion(
+        self,
+        number: int,
+        request: GenerationRequest,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        seconds: float,
+    ) -> Completion:
+        limit = request.sampling.max_new_tokens
+        ends = [i for i, token in enumerate(tokens[:limit]) if token in request.sampling.stop_token_ids]
+        length = ends[0] + 1 if ends else min(limit, len(tokens))
+        return Completion(
+            request_id=number,
+            token_ids=tuple(tokens[:length]),
+            logprobs=tuple(logprobs[:length]),
+            versions=(self._version,) * length,
+            finish=Finish.STOP if ends else Finish.LENGTH,
+            seconds=seconds,
+        )

@@ -1,0 +1,165 @@
+"""The key-value cache of the native engine, and attention over it.
+
+A prompt's keys and values lie once in a prefix slot, whatever the number of its siblings; each row has a slot of its
+own for what it has generated. Both are allocated once and indexed, never concatenated.
+
+Axes: n active rows, F prefix slots in use, M siblings of the fullest slot, K key heads, R query heads of a key head,
+D head width, P prompt tokens, C completion tokens, T tokens of a prefill stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.models.attention import AttentionOptions, StreamLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """How many rows and prefix slots a cache holds, and how long they are, in tokens."""
+
+    rows: int
+    completion: int
+    slots: int
+    prompt: int
+
+    def covers(self, other: CacheShape) -> bool:
+        """Whether a cache of this shape can serve what `other` asks for."""
+        return (
+            self.rows >= other.rows
+            and self.completion >= other.completion
+            and self.slots >= other.slots
+            and self.prompt >= other.prompt
+        )
+
+
+class KVCache:
+    """Keys and values of every layer; a layer's tensors are made when its first prefill shows their width."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self.shape = shape
+        self.prefix: dict[int, tuple[Tensor, Tensor]] = {}
+        self.own: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def layer(self, layer: int, key_1KTD: Tensor) -> tuple[Tensor, Tensor]:
+        """The prefix keys and values of a layer."""
+        if layer not in self.prefix:
+            heads, width = key_1KTD.shape[1], key_1KTD.shape[3]
+            prefix = (self.shape.slots, heads, self.shape.prompt, width)
+            own = (self.shape.rows, heads, self.shape.completion, width)
+            # Zeros, not empty: a masked score times a NaN of uninitialised memory would be NaN.
+            self.prefix[layer] = (key_1KTD.new_zeros(prefix), key_1KTD.new_zeros(prefix))
+            self.own[layer] = (key_1KTD.new_zeros(own), key_1KTD.new_zeros(own))
+        return self.prefix[layer]
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` tokens of rows `sources` onto rows `targets`."""
+        for tensors in self.own.values():
+            for tensor in tensors:
+                tensor[list(targets), :, :length] = tensor[list(sources), :, :length]
+
+
+class PrefillLayout:
+    """A stream of whole prompts: plain stream attention, whose keys and values go to the prefix slots."""
+
+    def __init__(self, cache: KVCache, stream: StreamLayout, slot_T: Tensor, position_T: Tensor) -> None:
+        self._cache, self._stream = cache, stream
+        self._slot_T, self._position_T = slot_T, position_T
+
+    def attend(
+        self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """Attention output (1, H, T, D) of the prompts."""
+        keys, values = self._cache.layer(layer, key_1KTD)
+        keys[self._slot_T, :, self._position_T] = key_1KTD[0].transpose(0, 1)
+        values[self._slot_T, :, self._position_T] = value_1KTD[0].transpose(0, 1)
+        return self._stream.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """Which rows read which prefix slot: `row_FM` (padded with row 0) and each row's place in it, flat."""
+
+    row_FM: Tensor
+    place_n: Tensor
+    prompt_length_n: Tensor
+    longest_prompt: int
+
+
+class DecodeLayout:
+    """One new token of every active row: attention over its prompt's slot and its own tokens.
+
+    The queries of a slot's siblings are stacked, so that its keys are read once for all of them. `own_n` counts the
+    tokens a row has in its own slot before this one.
+    """
+
+    def __init__(self, cache: KVCache, families: Families, own_n: Tensor, longest_own: int) -> None:
+        self._cache, self._families = cache, families
+        self._own_n, self._longest = own_n, longest_own + 1
+        self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
+        self._bias: dict[int | None, Tensor] = {}
+
+    def attend(
+        self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """Attention output (1, H, n, D): the active rows are the tokens of the stream."""
+        own_key, own_value = self._cache.own[layer]
+        own_key[self._row_n, :, self._own_n] = key_1KTD[0].transpose(0, 1)
+        own_value[self._row_n, :, self._own_n] = value_1KTD[0].transpose(0, 1)
+        num_rows, width = query_1HTD.shape[2], query_1HTD.shape[3]
+        heads = key_1KTD.shape[1]
+        query_nKRD = query_1HTD[0].transpose(0, 1).unflatten(1, (heads, -1)) * options.scaling
+        repeats = query_nKRD.shape[2]
+
+        row_FM = self._families.row_FM
+        num_slots, fullest = row_FM.shape
+        prefix_key, prefix_value = (
+            t[:num_slots, :, : self._families.longest_prompt] for t in self._cache.prefix[layer]
+        )
+        stacked_FKXD = query_nKRD[row_FM].transpose(1, 2).flatten(2, 3)
+        scores_FKXP = stacked_FKXD @ prefix_key.transpose(-1, -2)
+        scores_nKRP = scores_FKXP.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[
+            self._families.place_n
+        ]
+        own_key, own_value = own_key[:num_rows, :, : self._longest], own_value[:num_rows, :, : self._longest]
+        scores_nKRC = query_nKRD @ own_key.transpose(-1, -2)
+        weights = self._softmax(torch.cat([scores_nKRP, scores_nKRC], dim=-1), options).to(own_value.dtype)
+        prefix_nKRP, own_nKRC = weights.split([scores_nKRP.shape[-1], self._longest], dim=-1)
+        weights_FKXP = prefix_nKRP[row_FM].transpose(1, 2).flatten(2, 3)
+        out_FKXD = weights_FKXP @ prefix_value
+        out_nKRD = out_FKXD.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[
+            self._families.place_n
+        ]
+        out_nKRD = out_nKRD + own_nKRC @ own_value
+        return out_nKRD.reshape(num_rows, -1, width).transpose(0, 1)[None]
+
+    def _softmax(self, scores_nKRL: Tensor, options: AttentionOptions) -> Tensor:
+        scores = scores_nKRL.float()
+        if options.softcap is not None:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
+        scores = scores + self._visibility(options.sliding_window)
+        if options.sinks_H is None:
+            return scores.softmax(dim=-1)
+        sinks = options.sinks_H.float().view(1, *scores.shape[1:3], 1).expand(scores.shape[0], -1, -1, -1)
+        return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+
+    def _visibility(self, window: int | None) -> Tensor:
+        """0 where a key may be seen and -inf elsewhere, (n, 1, 1, P + C); one per window width and step."""
+        if window not in self._bias:
+            device = self._own_n.device
+            prompt_n1 = self._families.prompt_length_n[:, None]
+            prefix_1P = torch.arange(self._families.longest_prompt, device=device)[None]
+            own_1C = torch.arange(self._longest, device=device)[None]
+            # Positions count from the start of the row's prompt; a padded prompt slot is no position at all.
+            position_nL = torch.cat([prefix_1P.expand(len(prompt_n1), -1), prompt_n1 + own_1C], dim=1)
+            now_n1 = prompt_n1 + self._own_n[:, None]
+            visible_nL = torch.cat([prefix_1P < prompt_n1, own_1C <= self._own_n[:, None]], dim=1)
+            if window is not None:
+                visible_nL &= now_n1 - position_nL < window
+            bias_nL = torch.zeros_like(visible_nL, dtype=torch.float32).masked_fill_(~visible_nL, float("-inf"))
+            self._bias[window] = bias_nL[:, None, None, :]
+        return self._bias[window]

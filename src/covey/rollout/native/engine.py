@@ -1,0 +1,295 @@
+"""The native engine: continuous batching in this process, on the learner's own weights.
+
+A prompt is prefilled once for all its siblings; rows are refilled as they end; the cache is allocated once; sampled
+logprobs are kept. Nothing is copied: the engine calls the very modules that the optimizer updates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from covey.models.attention import StreamLayout
+from covey.models.policy import Policy
+from covey.rollout.engine import Capabilities
+from covey.rollout.native.cache import CacheShape, DecodeLayout, Families, KVCache, PrefillLayout
+from covey.rollout.noise import row_key, sample, token_table
+from covey.types import Completion, Finish, GenerationRequest, Receipt, StreamSegment
+
+# Tokens of one prefill pass; bounds its activations.
+_PREFILL_TOKENS = 16384
+
+
+@dataclass(slots=True)
+class _Family:
+    """A resident prompt: its slot, its siblings that have not started, and how many are running."""
+
+    slot: int
+    prompt: tuple[int, ...]
+    waiting: deque[int]
+    running: int = 0
+
+
+@dataclass(slots=True)
+class _Row:
+    """A completion in progress."""
+
+    id: int
+    request: GenerationRequest
+    family: _Family
+    key: int
+    started: float
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def finish(self) -> Finish | None:
+        if self.tokens[-1] in self.request.sampling.stop_token_ids:
+            return Finish.STOP
+        return Finish.LENGTH if len(self.tokens) >= self.request.sampling.max_new_tokens else None
+
+
+class NativeEngine:
+    """Samples from `policy`. `max_rows` bounds how many completions decode side by side."""
+
+    capabilities = Capabilities(logprobs=True, noise_keys=True)
+
+    def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
+        self._policy = policy
+        self._max_rows = max_rows
+        self._version = 0
+        self._next_id = 0
+        self._requests: dict[int, GenerationRequest] = {}
+        self._prompts: dict[tuple[int, ...], deque[int]] = {}
+        self._families: list[_Family] = []
+        self._rows: list[_Row] = []
+        self._aborted: list[Completion] = []
+        self._cache: KVCache | None = None
+        self._last_hidden_FD: Tensor | None = None
+        self._table_V: Tensor | None = None
+        self._arrangement: Families | None = None
+
+    # -- protocol ----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Queue a request behind the others of its prompt."""
+        number = self._next_id
+        self._next_id += 1
+        self._requests[number] = request
+        self._prompts.setdefault(request.prompt_token_ids, deque()).append(number)
+        return number
+
+    def results(self) -> Iterator[Completion]:
+        """Decode until every request has ended, giving completions as they end."""
+        self._reserve()
+        while self._prompts or self._rows or self._families or self._aborted:
+            yield from self._aborted
+            self._aborted.clear()
+            yield from self._advance()
+
+    def abort(self, ids: Sequence[int]) -> None:
+        """End requests now; running ones keep what they have sampled."""
+        wanted = set(ids)
+        for row in [r for r in self._rows if r.id in wanted]:
+            self._aborted.append(self._completion(row, Finish.ABORT))
+        self._drop([i for i, r in enumerate(self._rows) if r.id in wanted])
+        queues = [*self._prompts.values(), *(f.waiting for f in self._families)]
+        for queue in queues:
+            for number in [n for n in queue if n in wanted]:
+                queue.remove(number)
+                self._requests.pop(number)
+                self._aborted.append(
+                    Completion(
+                        request_id=number, token_ids=(), logprobs=(), versions=(), finish=Finish.ABORT, seconds=0.0
+                    )
+                )
+        self._prompts = {p: q for p, q in self._prompts.items() if q}
+        self._families = [f for f in self._families if f.running or f.waiting]
+
+    def publish(self, version: int) -> Receipt:
+        """Count a new version; the weights are the learner's own, so there is nothing to send."""
+        self._version = version
+        return Receipt(version=version)
+
+    # -- one turn ----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _advance(self) -> list[Completion]:
+        """Admit what fits, then decode one token of every row; returns what ended."""
+        done = self._admit()
+        if self._rows:
+            hidden_nD = self._decode()
+            done += self._sample(self._rows, hidden_nD)
+        return done
+
+    def _reserve(self) -> None:
+        """Make the cache large enough for what is queued; an existing one that covers it stays."""
+        if not self._requests:
+            return
+        queued = self._requests.values()
+        rows = min(len(queued), self._max_rows)
+        wanted = CacheShape(
+            rows=rows,
+            completion=max(r.sampling.max_new_tokens for r in queued),
+            slots=min(len(self._prompts) + len(self._families), rows),
+            prompt=max(len(r.prompt_token_ids) for r in queued),
+        )
+        if self._cache is None or not self._cache.shape.covers(wanted):
+            assert not self._rows, "requests that need a larger cache wait for the running ones"
+            old = self._cache.shape if self._cache else wanted
+            self._cache = KVCache(
+                CacheShape(
+                    rows=max(old.rows, wanted.rows),
+                    completion=max(old.completion, wanted.completion),
+                    slots=max(old.slots, wanted.slots),
+                    prompt=max(old.prompt, wanted.prompt),
+                )
+            )
+
+    def _admit(self) -> list[Completion]:
+        """Prefill prompts into free slots and start their siblings on free rows."""
+        assert self._cache is not None
+        fresh = self._claim_slots()
+        if fresh:
+            self._prefill(fresh)
+        started: list[_Row] = []
+        for family in self._families:
+            while family.waiting and len(self._rows) + len(started) < self._cache.shape.rows:
+                number = family.waiting.popleft()
+                request = self._requests[number]
+                started.append(_Row(number, request, family, row_key(request.noise_key), time.perf_counter()))
+                family.running += 1
+        if not started:
+            return []
+        self._rows += started
+        self._arrangement = None
+        assert self._last_hidden_FD is not None
+        slots = torch.tensor([row.family.slot for row in started], device=self._last_hidden_FD.device)
+        return self._sample(started, self._last_hidden_FD[slots])
+
+    def _claim_slots(self) -> list[_Family]:
+        assert self._cache is not None
+        taken = {f.slot for f in self._families}
+        free = [s for s in range(self._cache.shape.slots) if s not in taken]
+        waiting = sum(len(f.waiting) for f in self._families)
+        room = self._cache.shape.rows - len(self._rows) - waiting
+        fresh: list[_Family] = []
+        tokens = 0
+        for prompt in list(self._prompts):
+            # A prompt is admitted once a row is free for it, so that slots do not fill with idle prompts.
+            if not free or room <= 0 or (fresh and tokens + len(prompt) > _PREFILL_TOKENS):
+                break
+            family = _Family(free.pop(0), prompt, self._prompts.pop(prompt))
+            fresh.append(family)
+            room -= len(family.waiting)
+            tokens += len(prompt)
+        self._families += fresh
+        return fresh
+
+    def _prefill(self, families: Sequence[_Family]) -> None:
+        """Run whole prompts as one packed stream; keep keys, values and the last hidden state of each."""
+        assert self._cache is not None
+        device = self._policy.device
+        lengths = [len(f.prompt) for f in families]
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        segments = [StreamSegment(start=s, length=n) for s, n in zip(starts, lengths, strict=True)]
+        slots = torch.tensor([f.slot for f in families], device=device)
+        tokens_T = torch.tensor([t for f in families for t in f.prompt], device=device)
+        position_T = torch.cat([torch.arange(n) for n in lengths]).to(device)
+        slot_T = slots.repeat_interleave(torch.tensor(lengths, device=device))
+        layout = PrefillLayout(self._cache, StreamLayout(segments, device), slot_T, position_T)
+        hidden_TD = self._policy.hidden(tokens_T, position_T, layout)
+        last = torch.tensor([s + n - 1 for s, n in zip(starts, lengths, strict=True)], device=device)
+        wanted = (self._cache.shape.slots, hidden_TD.shape[1])
+        if self._last_hidden_FD is None or self._last_hidden_FD.shape != wanted:
+            self._last_hidden_FD = hidden_TD.new_zeros(wanted)
+        self._last_hidden_FD[slots] = hidden_TD[last]
+
+    def _decode(self) -> Tensor:
+        """Feed every row its newest token; returns the hidden states (n, D)."""
+        assert self._cache is not None
+        device = self._policy.device
+        if self._arrangement is None:
+            self._arrangement = self._arrange(device)
+        own = [len(row.tokens) - 1 for row in self._rows]
+        own_n = torch.tensor(own, device=device)
+        tokens_n = torch.tensor([row.tokens[-1] for row in self._rows], device=device)
+        layout = DecodeLayout(self._cache, self._arrangement, own_n, max(own))
+        return self._policy.hidden(tokens_n, self._arrangement.prompt_length_n + own_n, layout)
+
+    def _arrange(self, device: torch.device) -> Families:
+        members: dict[int, list[int]] = {}
+        for i, row in enumerate(self._rows):
+            members.setdefault(row.family.slot, []).append(i)
+        fullest = max(len(rows) for rows in members.values())
+        row_FM = torch.zeros(max(members) + 1, fullest, dtype=torch.long)
+        place_n = torch.zeros(len(self._rows), dtype=torch.long)
+        for slot, rows in members.items():
+            row_FM[slot, : len(rows)] = torch.tensor(rows)
+            place_n[rows] = slot * fullest + torch.arange(len(rows))
+        lengths = [len(row.family.prompt) for row in self._rows]
+        return Families(
+            row_FM.to(device), place_n.to(device), torch.tensor(lengths, device=device), max(lengths)
+        )
+
+    def _sample(self, rows: Sequence[_Row], hidden_nD: Tensor) -> list[Completion]:
+        """Draw the next token of `rows`, and take those that ended off the batch."""
+        device = hidden_nD.device
+        logits_nV = self._policy.logits(hidden_nD)
+        if self._table_V is None:
+            self._table_V = token_table(logits_nV.shape[1], device)
+        token_n, logprob_n = sample(
+            logits_nV,
+            torch.tensor([row.request.sampling.temperature for row in rows], device=device),
+            torch.tensor([row.key for row in rows], device=device),
+            torch.tensor([len(row.tokens) for row in rows], device=device),
+            self._table_V,
+        )
+        done = []
+        for row, token, logprob in zip(rows, token_n.tolist(), logprob_n.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            finish = row.finish()
+            if finish is not None:
+                done.append(self._completion(row, finish))
+        if done:
+            ended = {c.request_id for c in done}
+            self._drop([i for i, row in enumerate(self._rows) if row.id in ended])
+        return done
+
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _completion(self, row: _Row, finish: Finish) -> Completion:
+        self._requests.pop(row.id)
+        return Completion(
+            request_id=row.id,
+            token_ids=tuple(row.tokens),
+            logprobs=tuple(row.logprobs),
+            versions=(self._version,) * len(row.tokens),
+            finish=finish,
+            seconds=time.perf_counter() - row.started,
+        )
+
+    def _drop(self, numbers: Sequence[int]) -> None:
+        """Take rows off; the last rows move into the holes, so that active rows stay a prefix of the cache."""
+        if not numbers:
+            return
+        assert self._cache is not None
+        gone = set(numbers)
+        for i in numbers:
+            self._rows[i].family.running -= 1
+        remaining = len(self._rows) - len(gone)
+        holes = [i for i in numbers if i < remaining]
+        movers = [i for i in range(remaining, len(self._rows)) if i not in gone]
+        if holes:
+            length = max(len(self._rows[i].tokens) for i in movers)
+            self._cache.move_rows(movers, holes, length)
+            for hole, mover in zip(holes, movers, strict=True):
+                self._rows[hole] = self._rows[mover]
+        del self._rows[remaining:]
+        self._families = [f for f in self._families if f.running or f.waiting]
+        self._arrangement = None

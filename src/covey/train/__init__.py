@@ -1,0 +1,1 @@
+"""The loop, and the one place that wires every part."""

@@ -1,0 +1,164 @@
+"""The embedded task and model: no leak of held-out pairs, exact texts, a tokenizer and weights that load."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from covey.quickstart import make_model, task
+
+SIZE_LIMIT = 4_000_000
+HELD_OUT_START = [(81, 80), (62, 30), (98, 25)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(task.MODEL_DIR)
+
+
+@pytest.fixture(scope="module")
+def plain_tokenizer():
+    return Tokenizer.from_file(str(task.MODEL_DIR / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(task.MODEL_DIR).eval()
+
+
+def test_held_out_and_training_pairs_partition_all_pairs():
+    held_out, training = task.held_out_pairs(), task.training_pairs()
+    assert len(held_out) == task.HELD_OUT == 512
+    assert len(held_out) + len(training) == 10_000
+    assert set(held_out).isdisjoint(training)
+    assert set(held_out) | set(training) == set(itertools.product(range(100), repeat=2))
+
+
+def test_the_split_is_the_one_the_model_was_made_with():
+    # Another split would leak held-out pairs into the weights without any other test noticing.
+    assert task.held_out_pairs()[:3] == HELD_OUT_START
+
+
+def test_callers_cannot_change_the_split():
+    task.held_out_pairs().clear()
+    assert len(task.held_out_pairs()) == task.HELD_OUT
+
+
+def test_row_texts():
+    assert task.prompt_text(23, 45) == "What is 23+45?"
+    assert task.target_text(23, 45) == "<think>23+45</think><answer>68</answer>"
+    for rows, pairs in (
+        (task.training_rows(), task.training_pairs()),
+        (task.held_out_rows(), task.held_out_pairs()),
+    ):
+        assert rows == [
+            {"messages": [{"role": "user", "content": f"What is {a}+{b}?"}], "solution": str(a + b)}
+            for a, b in pairs
+        ]
+
+
+def test_the_task_imports_no_heavy_package():
+    heavy = "{'torch', 'transformers', 'numpy'}"
+    code = f"import sys, covey.quickstart.task; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_warm_up_sees_no_held_out_pair():
+    held_out = set(task.held_out_pairs())
+    warm_up, validation = make_model.warm_up_pairs(), make_model.validation_pairs()
+    assert warm_up
+    assert validation
+    assert held_out.isdisjoint(warm_up)
+    assert held_out.isdisjoint(validation)
+    assert set(warm_up).isdisjoint(validation)
+
+
+def test_the_model_directory_is_small_and_holds_no_local_path():
+    files = sorted(path for path in task.MODEL_DIR.iterdir() if path.is_file())
+    assert {path.name for path in files} == {
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert sum(path.stat().st_size for path in files) <= SIZE_LIMIT
+    for path in files:
+        assert not re.search(rb"/(home|root|tmp|work|Users)/|_name_or_path", path.read_bytes()), path.name
+
+
+def test_model_and_tokenizer_agree_on_ids(model, tokenizer, plain_tokenizer):
+    assert tokenizer.get_vocab() == plain_tokenizer.get_vocab()
+    assert len(tokenizer) <= model.config.vocab_size == make_model.VOCABULARY
+    for config in (model.config, model.generation_config):
+        assert config.eos_token_id == tokenizer.eos_token_id == plain_tokenizer.token_to_id("<|im_end|>")
+        assert config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_the_stored_tokenizer_is_the_one_the_script_makes(tokenizer):
+    made = make_model.make_tokenizer()
+    assert made.get_vocab() == tokenizer.get_vocab()
+    assert made.chat_template == tokenizer.chat_template
+    assert made.all_special_tokens == tokenizer.all_special_tokens
+
+
+def test_digits_are_split(tokenizer):
+    assert tokenizer.tokenize("12345") == list("12345")
+    assert tokenizer.tokenize("What is 90+07?")[-6:] == list("90+07?")
+    several = [text for text in tokenizer.get_vocab() if re.search(r"\d", text) and len(text) > 1]
+    assert several == []
+
+
+def test_decoding_keeps_the_answer_tags_and_drops_the_special_tokens(tokenizer, plain_tokenizer):
+    target = task.target_text(23, 45)
+    ids = make_model.completion_ids(tokenizer, (23, 45))
+    assert tokenizer.convert_ids_to_tokens(ids) == [
+        *("<think>", "2", "3", "+", "4", "5", "</think>"),
+        *("<answer>", "6", "8", "</answer>", "<|im_end|>"),
+    ]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == target
+    assert plain_tokenizer.decode(ids, skip_special_tokens=True) == target
+    assert tokenizer.decode(ids) == target + "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        task.held_out_rows()[0]["messages"],
+        [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "  what's 5 + 17 ?\n"}],
+        [
+            {"role": "user", "content": "café 你好\n\n(a) <think>x</think>"},
+            {"role": "assistant", "content": "<answer>1</answer>"},
+            {"role": "user", "content": "again"},
+        ],
+    ],
+)
+@pytest.mark.parametrize("generate", [True, False])
+def test_the_chat_template_agrees_with_plain_tokenizers(tokenizer, plain_tokenizer, messages, generate):
+    text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
+    text += "<|im_start|>assistant\n" if generate else ""
+    options = {"add_generation_prompt": generate}
+    assert tokenizer.apply_chat_template(messages, tokenize=False, **options) == text
+    ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+    assert ids == plain_tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_prompt_ids_are_the_chat_templates(tokenizer):
+    pair = task.held_out_pairs()[0]
+    messages = task.held_out_rows()[0]["messages"]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert make_model.prompt_ids(tokenizer, pair) == ids
+    assert len(ids) <= 17
+
+
+def test_sampled_accuracy_leaves_room_to_learn(model, tokenizer):
+    figures = make_model.sample_figures(model, tokenizer, task.held_out_pairs(), seed=0)
+    assert 0.25 <= figures.accuracy <= 0.40
+    assert 0.85 <= figures.formatted <= 0.97
