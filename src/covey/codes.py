@@ -20,116 +20,259 @@ class Code:
 
 _TABLE: tuple[tuple[str, str, str], ...] = (
     # -- options and values
-    ("E101", "Unknown option",
-     "A misspelt option that is accepted changes nothing, and the run trains with a value nobody asked for."),
-    ("E102", "Option of another tool or version",
-     "The option is known from TRL or ms-swift, and this version has nothing that it could change; ignoring it would "
-     "give another run than the one it describes."),
-    ("E103", "Value of the wrong type",
-     "The words after the option are no value of its type, so there is nothing to run with."),
-    ("E104", "Value that is not among the choices",
-     "The option takes one of a few words; any other would only fail later, with the model already in memory."),
-    ("E105", "Required option not given",
-     "A model, a data set and at least one reward are what makes a run; none of them has a sensible default."),
-    ("E106", "Option given twice with different values",
-     "Two names or two places say different things about one option, and neither is clearly the later word."),
-    ("E107", "Configuration file that cannot be read",
-     "The YAML file is absent or is not a mapping of options, so the run it describes is unknown."),
-    ("E108", "Stray word on the command line",
-     "A word belongs to no option; most often a value too many or a lost pair of quotes."),
-    ("E109", "Value out of range",
-     "The option has a range outside of which the computation is undefined or does nothing."),
-    ("E110", "Temperature that does not sample",
-     "At temperature 0 sampling is greedy: all completions of a prompt are equal, so are their rewards, and every "
-     "advantage is 0. Nothing is learnt."),
-    ("E111", "Options that contradict each other",
-     "One of the options would be ignored because of the other."),
+    (
+        "E101",
+        "Unknown option",
+        "A misspelt option that is accepted changes nothing, and the run trains with a value nobody asked "
+        "for.",
+    ),
+    (
+        "E102",
+        "Option of another tool or version",
+        "The option is known from TRL or ms-swift, and this version has nothing that it could change; "
+        "ignoring it would give another run than the one it describes.",
+    ),
+    (
+        "E103",
+        "Value of the wrong type",
+        "The words after the option are no value of its type, so there is nothing to run with.",
+    ),
+    (
+        "E104",
+        "Value that is not among the choices",
+        "The option takes one of a few words; any other would only fail later, with the model already in "
+        "memory.",
+    ),
+    (
+        "E105",
+        "Required option not given",
+        "A model, a data set and at least one reward are what makes a run; none of them has a sensible "
+        "default.",
+    ),
+    (
+        "E106",
+        "Option given twice with different values",
+        "Two names or two places say different things about one option, and neither is clearly the later "
+        "word.",
+    ),
+    (
+        "E107",
+        "Configuration file that cannot be read",
+        "The YAML file is absent or is not a mapping of options, so the run it describes is unknown.",
+    ),
+    (
+        "E108",
+        "Stray word on the command line",
+        "A word belongs to no option; most often a value too many or a lost pair of quotes.",
+    ),
+    (
+        "E109",
+        "Value out of range",
+        "The option has a range outside of which the computation is undefined or does nothing.",
+    ),
+    (
+        "E110",
+        "Temperature that does not sample",
+        "At temperature 0 sampling is greedy: all completions of a prompt are equal, so are their rewards, "
+        "and every advantage is 0. Nothing is learnt.",
+    ),
+    (
+        "E111",
+        "Options that contradict each other",
+        "One of the options would be ignored because of the other.",
+    ),
+    (
+        "E112",
+        "Unknown verb",
+        "The first word after covey says what to do, and this version does no such thing.",
+    ),
+    ("E113", "Unknown code", "A code that is not in the list has never been printed by this version."),
     # -- batch
-    ("E201", "Group of fewer than two completions",
-     "The advantage of a completion is its reward against the others of its prompt. With one there is nothing to "
-     "compare, every advantage is 0 and no weight moves."),
-    ("E202", "Groups do not fill the rollout",
-     "A rollout holds whole groups only: processes x per_device_train_batch_size x steps_per_generation must be a "
-     "multiple of num_generations. A group may span processes and forward passes."),
-    ("E203", "steps_per_generation and generation_batch_size disagree",
-     "Both say how large a rollout is, and they say different things."),
-    ("E204", "generation_batch_size does not divide over the processes",
-     "Each process takes the same number of full forward passes per rollout, so generation_batch_size must be a "
-     "multiple of processes x per_device_train_batch_size."),
-    ("E205", "Optimizer step straddles two rollouts",
-     "If steps_per_generation is no multiple of gradient_accumulation_steps, some steps mix samples of two versions "
-     "of the policy."),
-    ("E206", "Several rollouts for one optimizer step",
-     "Nothing is updated between these rollouts, so together they are one larger rollout; with num_iterations above 1 "
-     "the further passes would only repeat the same gradient."),
-    ("E207", "Data set smaller than one rollout",
-     "A rollout takes a fixed number of different prompts. With fewer in the data set no step would ever run, and the "
-     "run would end at once without a word."),
-    ("E208", "Batch count below 1",
-     "Every count of the batch is a whole number of at least 1."),
-    ("E209", "More processes than GPUs",
-     "Two processes on one GPU compete for its memory, and the communication library refuses them."),
-    ("E210", "No optimizer step",
-     "The run would end before its first optimizer step."),
+    (
+        "E201",
+        "Group of fewer than two completions",
+        "The advantage of a completion is its reward against the others of its prompt. With one there is "
+        "nothing to compare, every advantage is 0 and no weight moves.",
+    ),
+    (
+        "E202",
+        "Groups do not fill the rollout",
+        "A rollout holds whole groups only: processes x per_device_train_batch_size x steps_per_generation "
+        "must be a multiple of num_generations. A group may span processes and forward passes.",
+    ),
+    (
+        "E203",
+        "steps_per_generation and generation_batch_size disagree",
+        "Both say how large a rollout is, and they say different things.",
+    ),
+    (
+        "E204",
+        "generation_batch_size does not divide over the processes",
+        "Each process takes the same number of full forward passes per rollout, so generation_batch_size "
+        "must be a multiple of processes x per_device_train_batch_size.",
+    ),
+    (
+        "E205",
+        "Optimizer step straddles two rollouts",
+        "If steps_per_generation is no multiple of gradient_accumulation_steps, some steps mix samples of "
+        "two versions of the policy.",
+    ),
+    (
+        "E206",
+        "Several rollouts for one optimizer step",
+        "Nothing is updated between these rollouts, so together they are one larger rollout; with "
+        "num_iterations above 1 the further passes would only repeat the same gradient.",
+    ),
+    (
+        "E207",
+        "Data set smaller than one rollout",
+        "A rollout takes a fixed number of different prompts. With fewer in the data set no step would "
+        "ever run, and the run would end at once without a word.",
+    ),
+    (
+        "E208",
+        "Batch count out of range",
+        "Every count of the batch is a whole number from 1 to 1,000,000,000.",
+    ),
+    (
+        "E209",
+        "More processes than GPUs",
+        "Two processes on one GPU compete for its memory, and the communication library refuses them.",
+    ),
+    ("E210", "No optimizer step", "The run would end before its first optimizer step."),
     # -- model, data, rewards
-    ("E301", "Model that cannot be read", "Without weights, a configuration and a tokenizer there is nothing to train."),
+    (
+        "E301",
+        "Model that cannot be read",
+        "Without weights, a configuration and a tokenizer there is nothing to train.",
+    ),
     ("E302", "Data file not found or not readable", "A run on part of its data is another run."),
     ("E303", "Column missing", "A prompt or a reward needs a column that the data set does not have."),
-    ("E304", "No prompt short enough",
-     "Every prompt is longer than the limit and would be left out, so there is nothing to sample from."),
-    ("E305", "Context too short",
-     "Prompt and completion together must fit into the model's context; beyond it positions are undefined and the "
-     "text turns to noise."),
-    ("E306", "Unknown reward", "A reward that does not exist cannot score; better now than after the first rollout."),
+    (
+        "E304",
+        "No prompt short enough",
+        "Every prompt is longer than the limit and would be left out, so there is nothing to sample from.",
+    ),
+    (
+        "E305",
+        "Context too short",
+        "Prompt and completion together must fit into the model's context; beyond it positions are "
+        "undefined and the text turns to noise.",
+    ),
+    (
+        "E306",
+        "Unknown reward",
+        "A reward that does not exist cannot score; better now than after the first rollout.",
+    ),
     ("E307", "Number of reward weights", "Each reward has exactly one weight, in the same order."),
-    ("E308", "Rewards that cannot differ",
-     "If every weight is 0 every total is 0, every advantage is 0 and no weight of the model moves."),
+    (
+        "E308",
+        "Rewards that cannot differ",
+        "If every weight is 0 every total is 0, every advantage is 0 and no weight of the model moves.",
+    ),
     ("E309", "No usable row", "The data set has no row with a prompt, so there is nothing to sample from."),
     # -- output and resume
-    ("E401", "Output directory holds a run",
-     "Two runs in one directory mix their metrics and checkpoints, and the older one is lost bit by bit."),
-    ("E402", "Output directory is not empty",
-     "The directory holds files that are no run; a run writes into a directory of its own."),
-    ("E403", "Output directory cannot be written", "A run whose results cannot be saved is a run for nothing."),
-    ("E404", "Nothing to resume from",
-     "Starting anew where a continuation was asked for would silently throw the progress away."),
-    ("E405", "Resume with changed options",
-     "The changed options alter samples, gradients or learning rates, so the steps after the resume would not be those "
-     "of the run that was stopped."),
+    (
+        "E401",
+        "Output directory holds a run",
+        "Two runs in one directory mix their metrics and checkpoints, and the older one is lost bit by bit.",
+    ),
+    (
+        "E402",
+        "Output directory is not empty",
+        "The directory holds files that are no run; a run writes into a directory of its own.",
+    ),
+    (
+        "E403",
+        "Output directory cannot be written",
+        "A run whose results cannot be saved is a run for nothing.",
+    ),
+    (
+        "E404",
+        "Nothing to resume from",
+        "Starting anew where a continuation was asked for would silently throw the progress away.",
+    ),
+    (
+        "E405",
+        "Resume with changed options",
+        "The changed options alter samples, gradients or learning rates, so the steps after the resume "
+        "would not be those of the run that was stopped.",
+    ),
     ("E406", "Nothing to replay", "The directory has no rollouts to train on."),
-    ("E407", "Disk too small for the checkpoints",
-     "A checkpoint that does not fit stops the run hours later, with its progress unsaved."),
+    (
+        "E407",
+        "Disk too small for the checkpoints",
+        "A checkpoint that does not fit stops the run hours later, with its progress unsaved.",
+    ),
     # -- warnings
-    ("W101", "More processes than cores", "The processes take turns on the cores, so each step is slower, not faster."),
-    ("W102", "bfloat16 on CPU", "Most CPUs emulate bfloat16: it is slower than float32 there and less exact."),
+    (
+        "W101",
+        "More processes than cores",
+        "The processes take turns on the cores, so each step is slower, not faster.",
+    ),
+    (
+        "W102",
+        "bfloat16 on CPU",
+        "Most CPUs emulate bfloat16: it is slower than float32 there and less exact.",
+    ),
     ("W103", "Learning rate 0", "The gradient is computed and then multiplied by 0: no weight moves."),
-    ("W104", "Clipping bound within the clipping range",
-     "delta below 1 + epsilon_high also bounds ratios that clipping leaves alone, which the two-sided clip is not "
-     "meant to do."),
+    (
+        "W104",
+        "Clipping bound within the clipping range",
+        "delta below 1 + epsilon_high also bounds ratios that clipping leaves alone, which the two-sided "
+        "clip is not meant to do.",
+    ),
     ("W105", "Prompts left out", "Prompts longer than the limit are not trained on."),
-    ("W106", "Many optimizer steps per rollout",
-     "The later steps train on samples of a policy that is many updates old; clipping then discards much of them."),
+    (
+        "W106",
+        "Many optimizer steps per rollout",
+        "The later steps train on samples of a policy that is many updates old; clipping then discards "
+        "much of them.",
+    ),
     ("W107", "Warm-up longer than the run", "The learning rate never reaches the value that was asked for."),
     # -- findings of a run
-    ("F101", "Loss or gradient not finite",
-     "A step with a NaN or an infinity in it destroys the weights and the optimizer state for good; it is not taken."),
-    ("F102", "Advantages but no gradient",
-     "On fresh samples a non-zero advantage gives a non-zero gradient. An exact 0 means that the loss has lost its "
-     "connection to the weights."),
-    ("F103", "Gradient but no weight moved",
-     "With a gradient and a learning rate every optimizer step changes weights. If none changed, the optimizer holds "
-     "other tensors than the model, or updates are rounded away."),
-    ("F104", "Trained tokens are not the sampled tokens",
-     "The loss is only right for the very ids that were sampled, each counted once."),
-    ("F105", "Model mixes packed rows",
-     "Rows that share a forward pass must not see each other. A model that does not keep them apart trains on padded "
-     "rows and samples with generate instead."),
-    ("F106", "No signal",
-     "Every completion of every prompt got the same reward, so every advantage is 0 and there is nothing to learn."),
-    ("F107", "Reward failed",
-     "A completion without a reward is left out of its group; a reward that fails as a whole leaves nothing to "
-     "compare."),
-)  # fmt: skip
+    (
+        "F101",
+        "Loss or gradient not finite",
+        "A step with a NaN or an infinity in it destroys the weights and the optimizer state for good; it "
+        "is not taken.",
+    ),
+    (
+        "F102",
+        "Advantages but no gradient",
+        "On fresh samples a non-zero advantage gives a non-zero gradient. An exact 0 means that the loss "
+        "has lost its connection to the weights.",
+    ),
+    (
+        "F103",
+        "Gradient but no weight moved",
+        "With a gradient and a learning rate every optimizer step changes weights. If none changed, the "
+        "optimizer holds other tensors than the model, or updates are rounded away.",
+    ),
+    (
+        "F104",
+        "Trained tokens are not the sampled tokens",
+        "The loss is only right for the very ids that were sampled, each counted once.",
+    ),
+    (
+        "F105",
+        "Model mixes packed rows",
+        "Rows that share a forward pass must not see each other. A model that does not keep them apart "
+        "trains on padded rows and samples with generate instead.",
+    ),
+    (
+        "F106",
+        "No signal",
+        "Every completion of every prompt got the same reward, so every advantage is 0 and there is "
+        "nothing to learn.",
+    ),
+    (
+        "F107",
+        "Reward failed",
+        "A completion without a reward is left out of its group; a reward that fails as a whole leaves "
+        "nothing to compare.",
+    ),
+)
 
 CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
 """The registry, by code."""

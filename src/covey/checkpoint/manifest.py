@@ -69,7 +69,7 @@ def render_manifest(manifest: Manifest) -> str:
         "files": {name: {"size": e.size, "sha256": e.sha256} for name, e in sorted(manifest.files.items())},
     }
     body["digest"] = _digest(body)
-    return json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(body, indent=1, allow_nan=False) + "\n"
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -118,5 +118,5 @@ def hash_file(path: Path) -> str:
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

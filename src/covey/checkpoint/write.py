@@ -108,7 +108,7 @@ def _write_states(trainer: Path, states: Mapping[str, State]) -> None:
         if state.tensors:
             _write_tensors(trainer / tensor_file(name), name, state.tensors)
     body = {"format": FORMAT, "components": components}
-    text = json.dumps(body, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=None)
+    text = json.dumps(body, sort_keys=True, allow_nan=False)
     (trainer / STATE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
@@ -139,6 +139,10 @@ def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _seal(temporary: Path, *, step: int, trainer: bool, meta: Mapping[str, JSON]) -> None:
     """Put every file on the disk, then list them all in the manifest."""
     files = list_files(temporary)
+    # safetensors writes for its owner alone; the directory has what the user's umask leaves.
+    mode = temporary.stat().st_mode & 0o666
+    for path in files.values():
+        path.chmod(mode)
     with ThreadPoolExecutor(max_workers=4) as pool:
         entries = list(pool.map(_seal_file, files.values()))
     for folder, _, _ in os.walk(temporary):

@@ -1,4 +1,5 @@
-"""What a run is told to do: the schema, the flags and files that fill it, and the rules for what was not typed."""
+"""What a run is told to do: the schema, the flags and files that fill it, and the rules for what was not
+typed."""
 
 from covey.config.flags import Parsed, Typed, parse
 from covey.config.resolve import Resolved, from_dict, resolve

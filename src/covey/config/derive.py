@@ -1,7 +1,8 @@
 """The options that follow from others when nobody types them.
 
-Pure arithmetic on what was typed. Whether the outcome is a batch that can run is the business of `covey.plan`; here
-even a contradiction comes out as numbers, so that the plan can say what is wrong with them.
+Pure arithmetic on what was typed. Whether the outcome is a batch that can run is the business of
+`covey.plan`; here even a contradiction comes out as numbers, so that the plan can say what is wrong with
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ACCUMULATION = "gradient_accumulation_steps"
 PER_GENERATION = "steps_per_generation"
 GENERATION_BATCH = "generation_batch_size"
 
-# One process takes eight forward passes of eight: eight prompts a step, since a single prompt often has no signal.
+# One process takes eight forward passes of eight: eight prompts a step, since one often has no signal.
 _DEFAULT_PASSES = 8
 
 

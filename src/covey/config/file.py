@@ -15,14 +15,17 @@ from covey.types import Fix, Problem
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, but a key given twice is an error; YAML itself would keep the last one without a word."""
+    """The safe loader, but a key given twice is an error; YAML itself would keep the last one without a
+    word."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping of a node, once its keys are known to differ."""
         seen: set[str] = set()
         for key, _ in node.value:
             if str(key.value) in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value} stands twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value} stands twice", problem_mark=key.start_mark
+                )
             seen.add(str(key.value))
         return super().construct_mapping(node, deep=deep)
 
@@ -31,14 +34,16 @@ def read_file(path: str) -> Layer:
     """Return the options of a YAML file; what is wrong with it is among the problems, nothing is raised."""
     layer = Layer()
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         layer.problems.append(_unreadable(path, _words(error)))
         return layer
     if content is None:
         return layer
     if not isinstance(content, Mapping):
-        layer.problems.append(_unreadable(path, f"it holds {type(content).__name__}, not a mapping of options"))
+        layer.problems.append(
+            _unreadable(path, f"it holds {type(content).__name__}, not a mapping of options")
+        )
         return layer
     for key, value in content.items():
         if isinstance(value, Mapping):
@@ -73,7 +78,10 @@ def _unreadable(path: str, words: str) -> Problem:
         seen=f"{path} cannot be read as a configuration: {words}.",
         why="The options in it are unknown.",
         cause="The first word after `covey train` is taken for a YAML file of options.",
-        fixes=(Fix(text="give a file with lines such as `num_generations: 8`"), Fix(text="type the options as flags")),
+        fixes=(
+            Fix(text="give a file with lines such as `num_generations: 8`"),
+            Fix(text="type the options as flags"),
+        ),
     )
 
 

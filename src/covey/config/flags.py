@@ -1,8 +1,8 @@
 """The command line: `covey train [CONFIG.yaml] --option value ...`.
 
-Flags are spelled with dashes or underscores, in any case. A list takes several words, a repeated flag replaces, a
-switch is `--x`, `--x true`, `--x false` or `--no_x`, and `--x=value` works everywhere. What is wrong becomes a
-problem, so that all of it is shown together.
+Flags are spelled with dashes or underscores, in any case. A list takes several words, a repeated flag
+replaces, a switch is `--x`, `--x true`, `--x false` or `--no_x`, and `--x=value` works everywhere. What is
+wrong becomes a problem, so that all of it is shown together.
 """
 
 from __future__ import annotations
@@ -107,4 +107,3 @@ def _take_negated(layer: Layer, flag: _Flag) -> bool:
         layer.take(known.typed, "false", f"flag --{plain}")
         return True
     return False
-

@@ -1,8 +1,8 @@
 """Flags over a file.
 
-A resolved config.yaml holds every value, also those that only follow from others. Such a value is not a choice: under
-a flag that changes what it follows from it is derived anew. So `covey train config.yaml --seed 7` changes the data
-order too, just as `--seed 7` would have done in the first command.
+A resolved config.yaml holds every value, also those that only follow from others. Such a value is not a
+choice: under a flag that changes what it follows from it is derived anew. So `covey train config.yaml --seed
+7` changes the data order too, just as `--seed 7` would have done in the first command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from covey.config.take import Typed
 
 
 def merge(below: Mapping[str, Typed], flags: Mapping[str, Typed]) -> dict[str, Typed]:
-    """Return the options of a file overridden by flags, without the file's values that the flags make obsolete."""
+    """Return the options of a file overridden by flags, without the file's values that the flags make
+    obsolete."""
     obsolete = _obsolete({name: typed.value for name, typed in below.items()}, set(flags))
     return {name: typed for name, typed in below.items() if name not in obsolete} | dict(flags)
 

@@ -13,8 +13,8 @@ _DIGITS = 3
 def default_output_dir(model: str, dataset: list[str], resume: str | None) -> tuple[str, str]:
     """Return the directory and the words for where it came from; reads the names under runs/, writes nothing.
 
-    A new run takes the first free number. A run that is resumed is the one a checkpoint directory lies in, or the
-    newest one of this model and data set.
+    A new run takes the first free number. A run that is resumed is the one a checkpoint directory lies in,
+    or the newest one of this model and data set.
     """
     stem = os.path.join(_ROOT, _stem(model, dataset))
     free = next(path for number in count(1) if not os.path.lexists(path := f"{stem}-{number:0{_DIGITS}}"))

@@ -9,7 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from covey.config.derive import ACCUMULATION, GENERATION_BATCH, PER_GENERATION, derive_batch, derive_epsilon_high
+from covey.config.derive import (
+    ACCUMULATION,
+    GENERATION_BATCH,
+    PER_GENERATION,
+    derive_batch,
+    derive_epsilon_high,
+)
 from covey.config.output import default_output_dir
 from covey.config.schema import OPTIONS, REQUIRED, Config, default_of
 from covey.config.take import Typed, take_mapping
@@ -28,8 +34,8 @@ _EXAMPLES: dict[str, tuple[Any, str]] = {
 class Resolved:
     """A configuration, where each of its values came from, and what is wrong with what was typed.
 
-    With problems of severity error the configuration only serves further checks: a required option that is missing is
-    empty in it, and a value that could not be read is the default.
+    With problems of severity error the configuration only serves further checks: a required option that is
+    missing is empty in it, and a value that could not be read is the default.
     """
 
     config: Config
@@ -39,7 +45,8 @@ class Resolved:
 
 
 def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Problem] = ()) -> Resolved:
-    """Return the configuration for `world_size` training processes; `problems` are those of parsing and are kept.
+    """Return the configuration for `world_size` training processes; `problems` are those of parsing and are
+    kept.
 
     Raises ConfigError where no configuration can be built at all, with every problem so far.
     """
@@ -63,7 +70,10 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     fill("reward_weights", [1.0] * len(values["reward_funcs"]), "default")
     fill("data_seed", values.get("seed", default_of("seed")), "derived from seed")
     if "output_dir" not in values:
-        fill("output_dir", *default_output_dir(values["model"], values["dataset"], values.get("resume_from_checkpoint")))
+        fill(
+            "output_dir",
+            *default_output_dir(values["model"], values["dataset"], values.get("resume_from_checkpoint")),
+        )
     for name in OPTIONS:
         fill(name, default_of(name), "default")
     try:

@@ -1,8 +1,8 @@
 """The options of a run.
 
-One flat, frozen class. The description of a field is its `--help` text; its group is its heading there and its section
-in config.yaml. A `rule` says what an option becomes when nobody types it and its value follows from others; such an
-option has no default here, so a `Config` always holds the values that the run uses.
+One flat, frozen class. The description of a field is its `--help` text; its group is its heading there and
+its section in config.yaml. A `rule` says what an option becomes when nobody types it and its value follows
+from others; such an option has no default here, so a `Config` always holds the values that the run uses.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ def _option(group: str, default: Any, doc: str, rule: str = "") -> Any:
 class Config(BaseModel):
     """Every option of a run, resolved; `covey.config.from_dict` and `resolve` build one.
 
-    Unknown names are refused. Lengths are tokens, batch sizes are completions, sizes on disk are GB (1e9 bytes).
+    Unknown names are refused. Lengths are tokens, batch sizes are completions, sizes on disk are GB (1e9
+    bytes).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     # -- model
     model: str = _option(
-        "model", ..., "Directory with the weights and the tokenizer, or the word quickstart for the built-in model."
+        "model",
+        ...,
+        "Directory with the weights and the tokenizer, or the word quickstart for the built-in model.",
     )
     torch_dtype: Literal["auto", "float32", "bfloat16"] = _option(
         "model",
@@ -53,23 +56,29 @@ class Config(BaseModel):
         "Turn dropout off, so that the policy gives a token the same probability each time it is asked.",
     )
     gradient_checkpointing: bool = _option(
-        "model", False, "Compute activations a second time in the backward pass: less memory, about a third slower."
+        "model",
+        False,
+        "Compute activations a second time in the backward pass: less memory, about a third slower.",
     )
 
     # -- data
     dataset: list[str] = _option(
-        "data", ..., "One or more .jsonl, .json, .csv or .parquet files, or the word quickstart for the built-in task."
+        "data",
+        ...,
+        "One or more .jsonl, .json, .csv or .parquet files, or the word quickstart for the built-in task.",
     )
     dataset_shuffle: bool = _option("data", True, "Visit the prompts in a new random order in each epoch.")
     max_length: int | None = _option(
         "data",
         None,
-        "Longest prompt in tokens; longer ones are left out and counted. Not set: what the model's context leaves "
-        "after max_completion_length.",
+        "Longest prompt in tokens; longer ones are left out and counted. Not set: what the model's context "
+        "leaves after max_completion_length.",
     )
 
     # -- reward
-    reward_funcs: list[str] = _option("reward", ..., "One or more rewards; a completion scores their weighted sum.")
+    reward_funcs: list[str] = _option(
+        "reward", ..., "One or more rewards; a completion scores their weighted sum."
+    )
     reward_weights: list[float] = _option("reward", ..., "One weight per reward, in the same order.", "all 1")
 
     # -- batch
@@ -77,20 +86,23 @@ class Config(BaseModel):
         "batch", 8, "Completions sampled per prompt, the group they are compared in. At least 2."
     )
     per_device_train_batch_size: int = _option(
-        "batch", 8, "Completions in one forward pass of one process; the option that decides activation memory."
+        "batch",
+        8,
+        "Completions in one forward pass of one process; the option that decides activation memory.",
     )
     gradient_accumulation_steps: int = _option(
         "batch",
         ...,
-        "Forward passes per optimizer step and process. A step uses processes x per_device_train_batch_size x this "
-        "many completions.",
-        "8 divided by the number of processes, at least 1; or 1 once another option of the batch size is typed",
+        "Forward passes per optimizer step and process. A step uses processes x "
+        "per_device_train_batch_size x this many completions.",
+        "8 divided by the number of processes, at least 1; or 1 once another option of the batch size is "
+        "typed",
     )
     steps_per_generation: int = _option(
         "batch",
         ...,
-        "Forward passes per process that one rollout feeds; a multiple of gradient_accumulation_steps. Equal to it, "
-        "each optimizer step sees fresh samples (on-policy).",
+        "Forward passes per process that one rollout feeds; a multiple of gradient_accumulation_steps. "
+        "Equal to it, each optimizer step sees fresh samples (on-policy).",
         "gradient_accumulation_steps, or what generation_batch_size asks for",
     )
     generation_batch_size: int = _option(
@@ -102,7 +114,9 @@ class Config(BaseModel):
     num_iterations: int = _option("batch", 1, "How often the optimizer goes over the same rollout.")
 
     # -- sampling
-    max_completion_length: int = _option("sampling", 1024, "Longest completion in tokens; a longer one is cut there.")
+    max_completion_length: int = _option(
+        "sampling", 1024, "Longest completion in tokens; a longer one is cut there."
+    )
     temperature: float = _option(
         "sampling", 1.0, "Sampling temperature, above 0; the loss divides its logits by the same number."
     )
@@ -117,23 +131,28 @@ class Config(BaseModel):
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = _option(
         "algorithm",
         "dapo",
-        "How token losses are averaged. grpo: mean per completion, then over completions; bnpo and dapo: over the "
-        "tokens of the step; dr_grpo: sum divided by completions x max_completion_length.",
+        "How token losses are averaged. grpo: mean per completion, then over completions; bnpo and dapo: "
+        "over the tokens of the step; dr_grpo: sum divided by completions x max_completion_length.",
     )
     scale_rewards: Literal["group", "batch", "none"] = _option(
         "algorithm",
         "group",
-        "What advantages are divided by: the standard deviation within the group, over the whole rollout, or nothing. "
-        "true means group and false means none.",
+        "What advantages are divided by: the standard deviation within the group, over the whole rollout, "
+        "or nothing. true means group and false means none.",
     )
     epsilon: float = _option(
         "algorithm", 0.2, "Lower clipping distance of the probability ratio. Without effect while on-policy."
     )
     epsilon_high: float = _option(
-        "algorithm", ..., "Upper clipping distance of the probability ratio.", "0.28, or epsilon if that is typed"
+        "algorithm",
+        ...,
+        "Upper clipping distance of the probability ratio.",
+        "0.28, or epsilon if that is typed",
     )
     delta: float | None = _option(
-        "algorithm", None, "Upper bound of the ratio also where the advantage is negative; above 1 + epsilon_high."
+        "algorithm",
+        None,
+        "Upper bound of the ratio also where the advantage is negative; above 1 + epsilon_high.",
     )
     beta: float = _option(
         "algorithm", 0.0, "Weight of the KL divergence to the first model. 0 keeps no copy of that model."
@@ -150,23 +169,32 @@ class Config(BaseModel):
     lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = _option(
         "optimizer",
         "constant",
-        "Course of the learning rate. Only a constant one lets a finished run be lengthened without a change.",
+        "Course of the learning rate. Only a constant one lets a finished run be lengthened without a "
+        "change.",
     )
     warmup_steps: int = _option("optimizer", 0, "Optimizer steps over which the learning rate rises from 0.")
-    warmup_ratio: float = _option("optimizer", 0.0, "The same as a share of all steps, 0 to 1; type one of the two.")
+    warmup_ratio: float = _option(
+        "optimizer", 0.0, "The same as a share of all steps, 0 to 1; type one of the two."
+    )
     adam_beta1: float = _option("optimizer", 0.9, "Decay of AdamW's mean of gradients.")
     adam_beta2: float = _option("optimizer", 0.999, "Decay of AdamW's mean of squared gradients.")
     adam_epsilon: float = _option("optimizer", 1e-8, "Added to AdamW's denominator.")
     weight_decay: float = _option("optimizer", 0.0, "Decoupled weight decay.")
-    max_grad_norm: float = _option("optimizer", 1.0, "Longer gradients are scaled to this norm. 0: no clipping.")
+    max_grad_norm: float = _option(
+        "optimizer", 1.0, "Longer gradients are scaled to this norm. 0: no clipping."
+    )
 
     # -- run
     num_train_epochs: float = _option("run", 1.0, "Passes over the data set, rounded down to whole rollouts.")
     max_steps: int = _option("run", -1, "Optimizer steps; takes the place of num_train_epochs. -1: not set.")
     stop_after_steps: int | None = _option(
-        "run", None, "End after this optimizer step and save, while schedules keep the length of the full run."
+        "run",
+        None,
+        "End after this optimizer step and save, while schedules keep the length of the full run.",
     )
-    seed: int = _option("run", 42, "Seed of sampling and of everything else that is random but the data order.")
+    seed: int = _option(
+        "run", 42, "Seed of sampling and of everything else that is random but the data order."
+    )
     data_seed: int = _option("run", ..., "Seed of the data order.", "seed")
     nproc_per_node: int = _option("run", 1, "Training processes on this machine, one per GPU.")
 
@@ -175,29 +203,44 @@ class Config(BaseModel):
         "output",
         ...,
         "Directory of the run: configuration, metrics, rollouts and checkpoints.",
-        "runs/<model>-<dataset>-001, counted up to the first free number; when resuming, the run that is resumed",
+        "runs/<model>-<dataset>-001, counted up to the first free number; when resuming, the run that is "
+        "resumed",
     )
-    overwrite_output_dir: bool = _option("output", False, "Delete the run that output_dir holds and start anew.")
+    overwrite_output_dir: bool = _option(
+        "output", False, "Delete the run that output_dir holds and start anew."
+    )
     resume_from_checkpoint: str | None = _option(
         "output",
         None,
-        "Go on from a checkpoint: latest (or true) in output_dir, auto (latest, or a new run where there is none), or "
-        "a checkpoint directory.",
+        "Go on from a checkpoint: latest (or true) in output_dir, auto (latest, or a new run where there "
+        "is none), or a checkpoint directory.",
     )
     allow_changes: bool = _option(
-        "output", False, "Resume although options that alter samples, gradients or learning rates have changed."
+        "output",
+        False,
+        "Resume although options that alter samples, gradients or learning rates have changed.",
     )
-    save_steps: int = _option("output", 100, "Optimizer steps between checkpoints; the last step always saves one.")
-    save_total_limit: int = _option("output", 2, "Checkpoints kept; older ones are deleted once the new one verifies.")
+    save_steps: int = _option(
+        "output", 100, "Optimizer steps between checkpoints; the last step always saves one."
+    )
+    save_total_limit: int = _option(
+        "output", 2, "Checkpoints kept; older ones are deleted once the new one verifies."
+    )
     save_only_model: bool = _option("output", False, "Save weights only: small, but nothing to resume from.")
     keep_trainer_state: int = _option(
-        "output", 1, "How many of the newest checkpoints keep the optimizer state; older ones keep the weights only."
+        "output",
+        1,
+        "How many of the newest checkpoints keep the optimizer state; older ones keep the weights only.",
     )
-    logging_steps: int = _option("output", 1, "Optimizer steps between lines on the terminal; files get every step.")
+    logging_steps: int = _option(
+        "output", 1, "Optimizer steps between lines on the terminal; files get every step."
+    )
     rollout_log: str | int = _option(
         "output", "all", "Which rollouts are written whole: all, none, or a number N for every N-th."
     )
-    rollout_log_max_gb: float = _option("output", 10.0, "Size at which the oldest written rollouts are deleted, in GB.")
+    rollout_log_max_gb: float = _option(
+        "output", 10.0, "Size at which the oldest written rollouts are deleted, in GB."
+    )
     replay_rollouts: str | None = _option(
         "output", None, "Train on the rollouts written in this directory and sample nothing."
     )

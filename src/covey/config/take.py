@@ -1,4 +1,5 @@
-"""One layer of typed options: a command line, a file or a mapping, each name looked up and each value converted."""
+"""One layer of typed options: a command line, a file or a mapping, each name looked up and each value
+converted."""
 
 from __future__ import annotations
 
@@ -73,15 +74,22 @@ def refused(known: Name, source: str) -> Problem:
 
 def unknown(known: Name, value: Any, source: str) -> Problem:
     """Return the problem of a name nobody knows, with the nearest option."""
+    fixes: tuple[Fix, ...]
     listing = Fix(text="`covey train --help` lists every option")
     if known.nearest is None:
         fixes, cause = (listing,), "No option has a name like it."
     else:
         cause = f"The nearest option is {known.nearest}."
         try:
-            fixes = (Fix(text=f"the option is called {known.nearest}", edits=_edit(known.nearest, value)), listing)
+            fixes = (
+                Fix(text=f"the option is called {known.nearest}", edits=_edit(known.nearest, value)),
+                listing,
+            )
         except UnfitError:
-            fixes = (Fix(text=f"the option is called --{known.nearest} and takes {kind_of(known.nearest).words}"), listing)
+            fixes = (
+                Fix(text=f"the option is called --{known.nearest} and takes {kind_of(known.nearest).words}"),
+                listing,
+            )
     return Problem(
         code="E101",
         option=known.typed,
@@ -104,7 +112,12 @@ def _unfit(option: str, value: Any, source: str, unfit: UnfitError) -> Problem:
         choice = nearest(str(word), kind.choices, cutoff=0.0) or kind.choices[0]
         fixes = (Fix(text=f"the nearest of its values is {choice}", edits={option: choice}),)
     elif default_of(option) is not None:
-        fixes = (Fix(text=f"it takes {kind.words}; its default is {default_of(option)}", edits={option: default_of(option)}),)
+        fixes = (
+            Fix(
+                text=f"it takes {kind.words}; its default is {default_of(option)}",
+                edits={option: default_of(option)},
+            ),
+        )
     else:
         fixes = (Fix(text=f"--{option} takes {kind.words}"),)
     return Problem(
@@ -138,12 +151,18 @@ def stray(words: Sequence[str], after: str) -> Problem:
     """Return the problem of words that belong to no option."""
     shown = " ".join(words)
     is_file = words[0].lower().endswith((".yaml", ".yml"))
-    fix = f"put it first: `covey train {words[0]} --option value`" if is_file else f"leave out `{shown}`, or quote it"
+    fix = (
+        f"put it first: `covey train {words[0]} --option value`"
+        if is_file
+        else f"leave out `{shown}`, or quote it"
+    )
     return Problem(
         code="E108",
         option=after,
         seen=f"`{shown}` after {after} belongs to no option.",
         why="A word that is ignored may have been an option.",
-        cause="A configuration file stands before the options." if is_file else "A value too many, or quotes lost.",
+        cause="A configuration file stands before the options."
+        if is_file
+        else "A value too many, or quotes lost.",
         fixes=(Fix(text=fix),),
     )

@@ -1,7 +1,7 @@
 """From what people type to the value of an option's type.
 
-A flag gives words, YAML gives what it takes them for (`1e-6` is a string to YAML, `no` is False), Python gives
-objects. All three end in the same value or in the same words about why not.
+A flag gives words, YAML gives what it takes them for (`1e-6` is a string to YAML, `no` is False), Python
+gives objects. All three end in the same value or in the same words about why not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class UnfitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What an option takes: a base type, one or many of it, whether None is a value, and the words of a choice."""
+    """What an option takes: a base type, one or many of it, whether None is a value, and the words of a
+    choice."""
 
     base: Base
     many: bool = False

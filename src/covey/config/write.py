@@ -1,4 +1,5 @@
-"""config.yaml: the resolved configuration, grouped, each value with a comment that says where it came from."""
+"""config.yaml: the resolved configuration, grouped, each value with a comment that says where it came
+from."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class BatchPlan:
     """A valid batch and what follows from it; None where the size of the data set is not known.
 
     `total_steps` are optimizer steps: max_steps where that is set, else as many whole rollouts as fit into
-    num_train_epochs, each with `steps_per_rollout` steps. Rollouts never straddle two epochs, so an epoch leaves out
-    `dropped_prompts_per_epoch` prompts, others each time if the data set is shuffled.
+    num_train_epochs, each with `steps_per_rollout` steps. Rollouts never straddle two epochs, so an epoch
+    leaves out `dropped_prompts_per_epoch` prompts, others each time if the data set is shuffled.
     """
 
     num_processes: int
@@ -39,7 +39,8 @@ class BatchPlan:
     total_steps: int | None
 
     def equivalent_splits(self) -> tuple[tuple[int, int], ...]:
-        """Return every (B, A) with the same product: the same run, with less or more memory per forward pass."""
+        """Return every (B, A) with the same product: the same run, with less or more memory per forward
+        pass."""
         product = self.per_device_train_batch_size * self.gradient_accumulation_steps
         return tuple((b, product // b) for b in range(1, product + 1) if product % b == 0)
 
@@ -50,21 +51,23 @@ class BatchPlan:
     def in_words(self) -> list[str]:
         """Return the plan as lines for people."""
         rollout = (
-            f"1 rollout = {counted(self.prompts_per_rollout, 'prompt')} x {self.num_generations} completions "
-            f"= {self.completions_per_rollout} completions"
+            f"1 rollout = {counted(self.prompts_per_rollout, 'prompt')} x {self.num_generations} "
+            f"completions = {self.completions_per_rollout} completions"
         )
         prompts = Fraction(self.completions_per_step, self.num_generations)
         step = (
-            f"1 optimizer step = {counted(self.num_processes, 'process', 'es')} x {self.per_device_train_batch_size} "
-            f"completions x {counted(self.gradient_accumulation_steps, 'forward pass', 'es')} "
-            f"= {self.completions_per_step} completions = {_decimal(prompts)} prompts"
+            f"1 optimizer step = {counted(self.num_processes, 'process', 'es')} x "
+            f"{self.per_device_train_batch_size} completions x "
+            f"{counted(self.gradient_accumulation_steps, 'forward pass', 'es')} = "
+            f"{self.completions_per_step} completions = {_decimal(prompts)} prompts"
         )
         policy = "on-policy" if self.on_policy else "the later ones train on samples of an older policy"
         lines = [rollout, step, f"{counted(self.steps_per_rollout, 'optimizer step')} per rollout: {policy}"]
         if self.num_prompts is not None:
             lines.append(
-                f"1 epoch = {counted(self.num_prompts, 'prompt')} = {counted(self.rollouts_per_epoch or 0, 'rollout')} "
-                f"= {counted(self.steps_per_epoch or 0, 'optimizer step')}; "
+                f"1 epoch = {counted(self.num_prompts, 'prompt')} = "
+                f"{counted(self.rollouts_per_epoch or 0, 'rollout')} = "
+                f"{counted(self.steps_per_epoch or 0, 'optimizer step')}; "
                 f"{counted(self.dropped_prompts_per_epoch or 0, 'prompt')} left over"
             )
         if self.total_steps is not None:
@@ -73,7 +76,8 @@ class BatchPlan:
 
 
 def batch_plan(config: Config, num_processes: int, num_prompts: int | None = None) -> BatchPlan:
-    """Return the plan of a configuration's batch; ConfigError says what is wrong with it and what would be right."""
+    """Return the plan of a configuration's batch; ConfigError says what is wrong with it and what would be
+    right."""
     problems = batch_problems(config, num_processes, num_prompts)
     if problems:
         raise ConfigError(problems)

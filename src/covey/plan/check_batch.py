@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from covey.codes import CODES
 from covey.config.schema import Config
 from covey.plan.fixes import batch_fixes
-from covey.plan.shape import COUNTS, Shape, counted, faults, shape_of
+from covey.plan.shape import COUNTS, Shape, counted, faults, in_range, shape_of
 from covey.types import Problem
 
 Words = tuple[str, str, str]
@@ -45,10 +45,21 @@ def _words(code: str, shape: Shape, num_prompts: int | None) -> list[Words]:
 
 def _below_one(shape: Shape) -> list[Words]:
     return [
-        (name, f"{name} is {getattr(shape, name)}.", "A 0 or -1 that stands for `not set` in another tool.")
+        (
+            name,
+            f"{name} is {getattr(shape, name)}.",
+            "A slip of the hand, or a number that stands for `not set` in another tool.",
+        )
         for name in COUNTS
-        if getattr(shape, name) < 1
+        if not in_range(getattr(shape, name)) and not _follows(name, shape)
     ]
+
+
+def _follows(name: str, shape: Shape) -> bool:
+    """Return whether a count is out of range only because another one is."""
+    if name == "steps_per_generation":
+        return shape.steps_per_generation == shape.gradient_accumulation_steps
+    return name == "generation_batch_size" and shape.generation_batch_size == shape.completions_per_rollout
 
 
 def _group_too_small(shape: Shape) -> Words:
@@ -63,8 +74,8 @@ def _group_too_small(shape: Shape) -> Words:
 def _product(shape: Shape) -> str:
     return (
         f"{counted(shape.num_processes, 'process', 'es')} x per_device_train_batch_size "
-        f"{shape.per_device_train_batch_size} x steps_per_generation {shape.steps_per_generation} "
-        f"= {counted(shape.completions_per_rollout, 'completion')} per rollout"
+        f"{shape.per_device_train_batch_size} x steps_per_generation {shape.steps_per_generation} = "
+        f"{counted(shape.completions_per_rollout, 'completion')} per rollout"
     )
 
 
@@ -82,7 +93,8 @@ def _sizes_disagree(shape: Shape) -> Words:
     return (
         "generation_batch_size",
         f"{_product(shape)}, and generation_batch_size is {shape.generation_batch_size}.",
-        "Both are given; one is enough. A configuration file of a run with another number of processes looks so too.",
+        "Both are given; one is enough. A configuration file of a run with another number of processes "
+        "looks so too.",
     )
 
 
@@ -111,7 +123,8 @@ def _step_longer(shape: Shape) -> Words:
         f"steps_per_generation {shape.steps_per_generation} is below gradient_accumulation_steps "
         f"{shape.gradient_accumulation_steps}: one optimizer step would need "
         f"{shape.gradient_accumulation_steps / shape.steps_per_generation:.4g} rollouts.",
-        "steps_per_generation equal to gradient_accumulation_steps is the same run: nothing is updated in between.",
+        "steps_per_generation equal to gradient_accumulation_steps is the same run: nothing is updated in "
+        "between.",
     )
 
 

@@ -1,4 +1,5 @@
-"""What the checks need to know of the machine, the model and the data; gathered elsewhere, so that checks stay pure."""
+"""What the checks need to know of the machine, the model and the data; gathered elsewhere, so that checks
+stay pure."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class MissingColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableFile:
-    """A data file that is there and cannot be read: `UnreadableFile(path="a.jsonl", words="line 3: no JSON")`."""
+    """A data file that is there and cannot be read: `UnreadableFile(path="a.jsonl", words="line 3: no
+    JSON")`."""
 
     path: str
     words: str
@@ -28,8 +30,9 @@ class UnreadableFile:
 class ResumeFacts:
     """What was found where a resume was asked for.
 
-    `problem` says why it is no checkpoint to go on from, or is None; `step` is the checkpoint's; `config_changes` are
-    the options that differ from those of the stopped run as (name, old value, new value).
+    `problem` says why it is no checkpoint to go on from, or is None; `step` is the checkpoint's;
+    `config_changes` are the options that differ from those of the stopped run as (name, old value, new
+    value).
     """
 
     path: str
@@ -40,7 +43,8 @@ class ResumeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known; None means that it is not known, and a check that needs it is silent. Lengths are tokens.
+    """What is known; None means that it is not known, and a check that needs it is silent. Lengths are
+    tokens.
 
     num_processes          training processes over all machines
     num_rows               rows of the data files

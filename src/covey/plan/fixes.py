@@ -1,65 +1,100 @@
 """Ways out of a batch that does not fit: nearby shapes that the rules accept, nearest first.
 
-The generator proposes more than it needs and keeps what `faults` accepts, so a suggestion is never wrong. Where no
-change of a single option helps it changes two or three; with at least one prompt there always is a way out.
+The generator proposes more than it needs and keeps what `faults` accepts, so a suggestion is never wrong.
+Where no change of a single option helps it changes two or three; with at least one prompt there always is a
+way out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import replace
-from math import gcd, log2
+from math import gcd, isqrt, log2
 from typing import Any
 
 from covey.config.derive import ACCUMULATION, GENERATION_BATCH, PER_DEVICE, PER_GENERATION, derive_batch
-from covey.plan.shape import COUNTS, Shape, counted, faults, with_product
+from covey.plan.shape import COUNTS, Shape, counted, faults, in_range, with_product
 from covey.types import Fix
 
 _SHOWN = 3
 _USUAL_GROUPS = (8, 4, 2)
+_TRIED = 10_000  # divisors beyond this are no sizes that anyone types
+_USUAL = {"num_generations": 8, PER_DEVICE: 8}
 
 # What a change costs beside the change in size. Only B takes memory, so raising it is the last resort.
 _CHANGE = {"num_generations": 1.5, PER_DEVICE: 1.2, ACCUMULATION: 0.5, PER_GENERATION: 0.5}
 _MEMORY = 0.8
 _STEP_WEIGHT = 1.0
 _ROLLOUT_WEIGHT = 0.5
+_GROUP_WEIGHT = 1.0
+_POLICY_WEIGHT = 2.0
+_SAME_ROLLOUT = 0.6
+_NEITHER = 4.0  # a rollout size that is neither of two contradicting ones
 
 
-def batch_fixes(shape: Shape, num_prompts: int | None, typed: Collection[str] | None = None) -> tuple[Fix, ...]:
+def batch_fixes(
+    shape: Shape, num_prompts: int | None, typed: Collection[str] | None = None
+) -> tuple[Fix, ...]:
     """Return up to three edits, best first, each of which makes the whole batch valid; never none.
 
-    `typed` are the options that the user gave: an edit then names every option that has to be typed so that the rules
-    for the others lead to this shape. None takes all of the batch for typed but generation_batch_size.
+    `typed` are the options that the user gave: an edit then names every option that has to be typed so that
+    the rules for the others lead to this shape. None takes all of the batch for typed but
+    generation_batch_size.
     """
     if num_prompts is not None and num_prompts < 1:
         num_prompts = None  # an empty data set is a fault of its own
     base = _positive(shape)
-    best: dict[frozenset[str], Shape] = {}
-    for candidate in _candidates(base, num_prompts):
+    best: dict[Hashable, Shape] = {}
+    for candidate in _candidates(base, shape, num_prompts):
         if faults(candidate, num_prompts):
             continue
-        changed = _changed(shape, candidate)
-        if changed not in best or _cost(base, shape, candidate) < _cost(base, shape, best[changed]):
-            best[changed] = candidate
+        key = _kind_of_change(shape, candidate)
+        if key not in best or _cost(base, shape, candidate) < _cost(base, shape, best[key]):
+            best[key] = candidate
     ranked = sorted(best.values(), key=lambda candidate: _cost(base, shape, candidate))
-    few = min(len(_changed(shape, candidate)) for candidate in ranked)
-    # Larger changes are only worth a line where smaller ones leave it free.
-    shown = [c for c in ranked if len(_changed(shape, c)) <= max(few, 2)] or ranked
+    fewest = min(_moves(shape, candidate) for candidate in ranked)
+    shown = _varied(shape, [c for c in ranked if _moves(shape, c) == fewest])
+    if len(shown) == 1:
+        shown += [c for c in _varied(shape, ranked) if _moves(shape, c) == fewest + 1][:1]
     return tuple(Fix(text=_words(shape, c), edits=edits_to(shape, c, typed)) for c in shown[:_SHOWN])
+
+
+def _varied(old: Shape, ranked: list[Shape]) -> list[Shape]:
+    """Return the candidates with the best of each set of options first, so that people have a choice.
+
+    A change of two options is left out where a change of one of them does better.
+    """
+    first: dict[frozenset[str], Shape] = {}
+    kept: list[Shape] = []
+    for candidate in ranked:
+        changed = _changed(old, candidate)
+        if not any(better and better < changed for better in first):
+            kept.append(candidate)
+            first.setdefault(changed, candidate)
+    leaders = list(first.values())
+    return leaders + [candidate for candidate in kept if candidate not in leaders]
 
 
 def edits_to(shape: Shape, wanted: Shape, typed: Collection[str] | None) -> dict[str, Any]:
     """Return the options to type so that, with what is typed already, the batch becomes `wanted`."""
     if typed is None:
-        typed = {*COUNTS} - ({GENERATION_BATCH} if shape.generation_batch_size == shape.completions_per_rollout else set())
+        typed = {*COUNTS} - (
+            {GENERATION_BATCH} if shape.generation_batch_size == shape.completions_per_rollout else set()
+        )
     given = {name: getattr(shape, name) for name in COUNTS if name in typed}
     edits: dict[str, Any] = {
         name: getattr(wanted, name)
         for name in ("num_generations", "num_iterations")
         if getattr(wanted, name) != getattr(shape, name)
     }
-    rollout = GENERATION_BATCH if GENERATION_BATCH in typed and PER_GENERATION not in typed else PER_GENERATION
-    while wrong := [n for n in (PER_DEVICE, ACCUMULATION, rollout, GENERATION_BATCH) if not _leads_to(n, given | edits, wanted)]:
+    rollout = (
+        GENERATION_BATCH if GENERATION_BATCH in typed and PER_GENERATION not in typed else PER_GENERATION
+    )
+    while wrong := [
+        n
+        for n in (PER_DEVICE, ACCUMULATION, rollout, GENERATION_BATCH)
+        if not _leads_to(n, given | edits, wanted)
+    ]:
         # One at a time: an option that is typed changes what the others are derived to.
         edits[wrong[0]] = getattr(wanted, wrong[0])
     return edits
@@ -70,15 +105,33 @@ def _leads_to(name: str, typed: dict[str, Any], wanted: Shape) -> bool:
 
 
 def _positive(shape: Shape) -> Shape:
-    """Return the shape with counts below 1 raised to 1, which is where a search can begin."""
-    return replace(shape, **{name: max(1, getattr(shape, name)) for name in COUNTS})
+    """Return the shape with usual numbers for counts below 1, which is where a search can begin."""
+    usual = {
+        name: getattr(shape, name) if getattr(shape, name) >= 1 else _USUAL.get(name, 1) for name in COUNTS
+    }
+    if not in_range(shape.steps_per_generation):
+        usual[PER_GENERATION] = usual[ACCUMULATION]
+    if usual[ACCUMULATION] > usual[PER_GENERATION]:
+        # Nothing is updated between the rollouts of one step, so they are one rollout.
+        usual[PER_GENERATION] = usual[ACCUMULATION]
+    changed = replace(shape, **usual)
+    size = shape.generation_batch_size
+    says_more = in_range(size) and size != shape.completions_per_rollout
+    return changed if says_more else with_product(changed)
 
 
-def _candidates(shape: Shape, num_prompts: int | None) -> Iterator[Shape]:
-    """Propose shapes around this one, from changes of one option to changes of all."""
+def _candidates(shape: Shape, given: Shape, num_prompts: int | None) -> Iterator[Shape]:
+    """Propose shapes around `shape`, from changes of one option to changes of all; `given` is what was
+    typed."""
+    given_steps = max(1, given.steps_per_generation)
     groups = [shape.num_generations, *_USUAL_GROUPS]
     sized = [with_product(shape, **c) for c in _rollout_sizes(shape)]
-    for start in [with_product(shape), *sized]:
+    shorter = with_product(
+        shape,
+        gradient_accumulation_steps=min(shape.gradient_accumulation_steps, given_steps),
+        steps_per_generation=given_steps,
+    )
+    for start in [with_product(shape), shorter, *sized]:
         yield start
         yield from _other_steps(start, num_prompts)
         yield from _other_groups(start, num_prompts)
@@ -170,7 +223,7 @@ def _nearest(values: Iterable[int], target: int) -> list[int]:
 
 
 def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    small = [d for d in range(1, min(isqrt(number), _TRIED) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 
@@ -178,12 +231,46 @@ def _changed(old: Shape, new: Shape) -> frozenset[str]:
     return frozenset(name for name in _CHANGE if getattr(old, name) != getattr(new, name))
 
 
+def _moves(old: Shape, new: Shape) -> int:
+    """Return how many decisions a change is; both numbers of forward passes made equal are one."""
+    changed = set(_changed(old, new))
+    if {
+        ACCUMULATION,
+        PER_GENERATION,
+    } <= changed and new.gradient_accumulation_steps == new.steps_per_generation:
+        changed.discard(ACCUMULATION)
+    if old.generation_batch_size != old.completions_per_rollout:
+        changed.add(PER_GENERATION)
+    return len(changed)
+
+
+def _kind_of_change(old: Shape, new: Shape) -> Hashable:
+    """Return what makes two candidates alike, so that only the better one is shown: the options and the
+    direction."""
+    smaller = new.generation_batch_size < old.generation_batch_size
+    if old.num_generations < 2:
+        return _changed(old, new), smaller, new.num_generations
+    return _changed(old, new), smaller, new.num_generations < old.num_generations
+
+
 def _cost(base: Shape, old: Shape, new: Shape) -> float:
     cost = sum(_CHANGE[name] for name in _changed(old, new))
-    cost += _STEP_WEIGHT * abs(log2(new.completions_per_step / base.completions_per_step))
-    cost += _ROLLOUT_WEIGHT * abs(log2(new.completions_per_rollout / base.completions_per_rollout))
-    cost += abs(log2(new.num_generations / base.num_generations)) * (base.num_generations > 1)
+    cost += _STEP_WEIGHT * _distance(new.completions_per_step, base.completions_per_step)
+    cost += _ROLLOUT_WEIGHT * _distance(new.completions_per_rollout, base.completions_per_rollout)
+    cost += _GROUP_WEIGHT * _distance(
+        new.num_generations, base.num_generations if base.num_generations > 1 else 8
+    )
+    # Steps per rollout are how far off-policy a run is; a fix for sizes leaves that alone where it can.
+    wanted = max(1, round(base.steps_per_generation / base.gradient_accumulation_steps))
+    cost += _POLICY_WEIGHT * _distance(new.steps_per_generation // new.gradient_accumulation_steps, wanted)
+    if new.generation_batch_size not in (old.generation_batch_size, old.completions_per_rollout):
+        cost += _NEITHER * (old.generation_batch_size != old.completions_per_rollout)
+    cost -= _SAME_ROLLOUT * (new.generation_batch_size == base.generation_batch_size)
     return cost + _MEMORY * max(0.0, log2(new.per_device_train_batch_size / base.per_device_train_batch_size))
+
+
+def _distance(number: int, other: int) -> float:
+    return abs(log2(number / other))
 
 
 def _words(old: Shape, new: Shape) -> str:
@@ -191,7 +278,7 @@ def _words(old: Shape, new: Shape) -> str:
     prompts = new.completions_per_rollout // new.num_generations
     words = (
         f"{counted(prompts, 'prompt')} x {new.num_generations} completions per rollout, "
-        f"{counted(steps, 'optimizer step')} of {new.completions_per_step} completions"
+        f"{counted(steps, 'optimizer step')} of {counted(new.completions_per_step, 'completion')}"
     )
     factor = new.per_device_train_batch_size / max(1, old.per_device_train_batch_size)
     if factor == 1:

@@ -5,8 +5,8 @@
     A  gradient_accumulation_steps        GB  completions per rollout (generation_batch_size) = N * B * S
     S  steps_per_generation
 
-An optimizer step takes N * B * A completions, a rollout holds GB / G prompts and feeds mu * S / A steps. All counts
-are completions unless they say prompts.
+An optimizer step takes N * B * A completions, a rollout holds GB / G prompts and feeds mu * S / A steps. All
+counts are completions unless they say prompts.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ COUNTS: tuple[str, ...] = (
 )
 """The options of a shape, each a whole number of at least 1."""
 
+LARGEST_COUNT = 10**9
+"""Larger counts are slips of the hand."""
+
+
+def in_range(count: int) -> bool:
+    """Return whether a number can be a count of the batch."""
+    return 1 <= count <= LARGEST_COUNT
+
 
 def shape_of(config: Config, num_processes: int) -> Shape:
     """Return the numbers of a configuration on `num_processes` training processes."""
@@ -58,10 +66,11 @@ def shape_of(config: Config, num_processes: int) -> Shape:
 def faults(shape: Shape, num_prompts: int | None) -> tuple[str, ...]:
     """Return the codes of what is wrong with a shape; empty is a batch that trains.
 
-    A count below 1 stands alone, since nothing can be computed from it, and a group of one is named before anything
-    that follows from it. `num_prompts` None: the size of the data set is not known.
+    A count out of range stands alone, since nothing can be computed from it, and a group of one is named
+    before anything that follows from it. `num_prompts` None: the size of the data set is not known.
     """
-    if any(getattr(shape, name) < 1 for name in COUNTS if name != "num_generations"):
+    # A group below two has its own words.
+    if any(not in_range(max(getattr(shape, n), int(n == "num_generations"))) for n in COUNTS):
         return ("E208",)
     found: list[str] = []
     per_pass = shape.num_processes * shape.per_device_train_batch_size

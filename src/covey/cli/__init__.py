@@ -1,0 +1,1 @@
+"""The `covey` command: one file per verb."""

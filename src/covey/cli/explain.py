@@ -1,0 +1,41 @@
+"""`covey explain CODE`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from covey.cli.show import wrapped
+from covey.codes import CODES
+from covey.config.names import nearest
+from covey.errors import ConfigError
+from covey.types import Fix, Problem
+
+_USAGE = "covey explain CODE    say what a code means; the codes are\n\n"
+
+
+def explain(argv: Sequence[str]) -> int:
+    """Print title and reason of each code; without one, or with --help, list them all."""
+    if not argv or argv[0] in ("-h", "--help"):
+        listed = "".join(f"  {code.code}  {code.title}\n" for code in CODES.values())
+        sys.stdout.write(_USAGE + listed)
+        return 0
+    unknown = [_unknown(word) for word in argv if word.upper() not in CODES]
+    if unknown:
+        raise ConfigError(unknown)
+    for word in argv:
+        code = CODES[word.upper()]
+        sys.stdout.write(f"{code.code} {code.title}\n{wrapped(code.why, '  ')}\n")
+    return 0
+
+
+def _unknown(word: str) -> Problem:
+    near = nearest(word, tuple(CODES), cutoff=0.0) or "E101"
+    return Problem(
+        code="E113",
+        option=word,
+        seen=f"There is no code {word}.",
+        why=CODES["E113"].why,
+        cause=f"The nearest code is {near}: {CODES[near].title.lower()}.",
+        fixes=(Fix(text=f"`covey explain {near}`"), Fix(text="`covey explain` lists every code")),
+    )

@@ -1,0 +1,69 @@
+"""`covey train --help`: every option by group, with its default and its other names, from the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.cli.show import flags, wrapped
+from covey.config.names import ALIASES
+from covey.config.schema import GROUPS, OPTIONS, REQUIRED, default_of, doc_of, group_of, rule_of
+from covey.config.values import kind_of
+
+_USAGE: Mapping[str, str] = {
+    "train": """\
+usage: covey train [CONFIG.yaml] --option value ...
+
+  covey train --model DIR --dataset train.jsonl --reward_funcs accuracy format
+  covey train runs/my-run/config.yaml --learning_rate 5e-6 --output_dir runs/my-run-2
+
+CONFIG.yaml holds the same names, flat or under the headings below; flags override it. A list takes several
+words, a repeated flag replaces, a switch is --x, --x true, --x false or --no_x.
+""",
+    "quickstart": """\
+usage: covey quickstart [--option value ...]
+
+The options of `covey train`, over these values:
+""",
+}
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Return whether --help or -h is among the words."""
+    return "--help" in argv or "-h" in argv
+
+
+def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:
+    """Return the help of a verb; `values` are those that it puts in the place of defaults."""
+    lines = [_USAGE[verb]]
+    if values:
+        lines += [f"  {flags({name: value})}" for name, value in values.items()] + [""]
+    for group, heading in GROUPS.items():
+        lines += [heading, ""]
+        lines += [_option(name, (values or {}).get(name)) for name in OPTIONS if group_of(name) == group]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _option(name: str, value: Any) -> str:
+    lines = [f"  --{name} {kind_of(name).placeholder}", wrapped(doc_of(name), "      ")]
+    lines.append(wrapped(_default(name, value), "      "))
+    aliases = [alias for alias, option in ALIASES.items() if option == name]
+    if aliases:
+        lines.append(wrapped("also: " + ", ".join(f"--{alias}" for alias in aliases), "      "))
+    return "\n".join(lines)
+
+
+def _default(name: str, value: Any) -> str:
+    if value is not None:
+        return f"default here: {_words(name, value)}"
+    if name in REQUIRED:
+        return "required"
+    if rule_of(name):
+        return f"default: {rule_of(name)}"
+    default = default_of(name)
+    return "default: not set" if default is None else f"default: {_words(name, default)}"
+
+
+def _words(name: str, value: Any) -> str:
+    return flags({name: value}).partition(" ")[2]

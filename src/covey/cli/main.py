@@ -1,0 +1,140 @@
+"""The verbs of the `covey` command, and what its exit code says.
+
+0 done; 2 the configuration or the input is at fault, and nothing was started; 3 a guard stopped the run; 130
+Ctrl-C; 143 SIGTERM; 1 anything else. Verbs import what they need when they run, so that `covey --help` is
+quick.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import typer
+
+from covey.cli import show
+from covey.cli.ranks import leave, speaks
+from covey.cli.verbs import VERBS, unknown_verb
+from covey.errors import CheckpointError, ConfigError, GuardStop
+from covey.types import Problem
+
+DONE, AT_FAULT, GUARDED, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
+
+# A verb reads its own words: lists of several words and flags of any spelling are beyond typer.
+_OWN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+app = typer.Typer(
+    name="covey",
+    help="Reinforcement learning of language models with GRPO.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class _Terminated(BaseException):
+    """SIGTERM while nothing handles it better."""
+
+
+_VERSION = typer.Option(False, "--version", help="Print the version and exit.")
+
+
+@app.callback(invoke_without_command=True)
+def _covey(context: typer.Context, version: bool = _VERSION) -> int:
+    if version:
+        from importlib.metadata import version as version_of
+
+        sys.stdout.write(f"covey {version_of('covey')}\n")
+    elif context.invoked_subcommand is None:
+        sys.stdout.write(context.get_help() + "\n")
+    return DONE
+
+
+@app.command(context_settings=_OWN_WORDS, help=VERBS["train"])
+def train(context: typer.Context) -> int:
+    """Hand the words to the verb train."""
+    from covey.cli.train import train as verb
+
+    return verb(context.args)
+
+
+@app.command(context_settings=_OWN_WORDS, help=VERBS["quickstart"])
+def quickstart(context: typer.Context) -> int:
+    """Hand the words to the verb quickstart."""
+    from covey.cli.quickstart import quickstart as verb
+
+    return verb(context.args)
+
+
+@app.command(context_settings=_OWN_WORDS, help=VERBS["explain"])
+def explain(context: typer.Context) -> int:
+    """Hand the words to the verb explain."""
+    from covey.cli.explain import explain as verb
+
+    return verb(context.args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code; an error that covey does not foresee is raised as it is."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    with _sigterm_raises():
+        return leave(_run(words))
+
+
+def _run(words: list[str]) -> int:
+    try:
+        if words and words[0] not in VERBS and words[0] not in ("--version", "--help", "-h"):
+            raise ConfigError([unknown_verb(words[0])])
+        code: int = app(args=words, prog_name="covey", standalone_mode=False)
+        return code
+    except ConfigError as error:
+        if speaks():
+            show.problems(error.problems)
+        return AT_FAULT
+    except CheckpointError as error:
+        if speaks():
+            show.problems([_checkpoint(error)])
+        return AT_FAULT
+    except GuardStop as error:
+        if speaks():
+            show.finding(error.finding)
+        return GUARDED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except _Terminated:
+        return TERMINATED
+
+
+def _checkpoint(error: CheckpointError) -> Problem:
+    from covey.codes import CODES
+    from covey.types import Fix
+
+    return Problem(
+        code="E404",
+        option="resume_from_checkpoint",
+        seen=f"{error}",
+        why=CODES["E404"].why,
+        cause="A checkpoint that was cut short, copied in part, or edited.",
+        fixes=(Fix(text="resume from an older checkpoint: --resume_from_checkpoint DIR"),),
+    )
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM end the command with its exit code; a run in training puts its own handler in place."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,25 @@
+"""`covey train [CONFIG.yaml] --option value ...`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from covey.cli.help import asks_for_help, help_text
+from covey.cli.launch import launch
+from covey.cli.options import read, refuse_faults, under_torchrun
+
+
+def train(argv: Sequence[str]) -> int:
+    """Run the verb and return its exit code; ConfigError carries everything that is wrong with the words."""
+    if asks_for_help(argv):
+        sys.stdout.write(help_text("train"))
+        return 0
+    resolved, num_processes = read(argv)
+    several = num_processes > 1 and not under_torchrun()
+    refuse_faults(resolved, num_processes, with_facts=several)
+    if several:
+        return launch("train", argv, num_processes, resolved.config.output_dir)
+    from covey.train.run import train as run
+
+    return int(run(resolved).exit_code)

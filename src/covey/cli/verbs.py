@@ -1,0 +1,61 @@
+"""The verbs, and the words for those that are none."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from covey.codes import CODES
+from covey.types import Fix, Problem
+
+VERBS: Mapping[str, str] = {
+    "train": "Train a model; covey train --help has the options.",
+    "quickstart": "Train the built-in model on its task: a minute.",
+    "explain": "Say what a code such as E201 means.",
+}
+"""Every verb with its help line."""
+
+_SAME_FLAGS = "`covey train` takes the same flags"
+_ELSEWHERE: Mapping[str, str] = {
+    "rlhf": f"{_SAME_FLAGS}, with its own defaults and without --rlhf_type",
+    "grpo": _SAME_FLAGS,
+    "sft": "this version trains with GRPO only: `covey train`",
+    "dpo": "this version trains with GRPO only: `covey train`",
+    "pt": "this version trains with GRPO only: `covey train`",
+    "plan": "`covey train` checks everything before it starts, and writes plan.json",
+    "doctor": "read metrics.jsonl and events.jsonl in the directory of the run",
+    "selftest": "`covey quickstart` shows in a minute that everything works",
+    "verify": "a checkpoint is verified when it is written and when it is resumed from",
+    "export": "a checkpoint directory is a model that transformers loads",
+    "merge": "a checkpoint directory is a model that transformers loads",
+    "eval": "this version has no evaluation",
+    "infer": "a checkpoint directory is a model that transformers loads",
+    "deploy": "a checkpoint directory is a model that transformers and inference servers load",
+    "rollout": "this version samples in the training process",
+    "vllm-serve": "this version samples in the training process",
+    "view": "read metrics.jsonl in the directory of the run",
+}
+
+
+def unknown_verb(word: str) -> Problem:
+    """Return the problem of a first word that is no verb."""
+    plain = word.lower().replace("_", "-")
+    near = difflib.get_close_matches(plain, list(VERBS), n=1)
+    if plain in _ELSEWHERE:
+        fix, cause = Fix(text=_ELSEWHERE[plain]), "A verb of ms-swift, of TRL or of another version of covey."
+    elif word.startswith("-"):
+        fix, cause = Fix(text=f"put the verb first: `covey train {word} ...`"), "The verb is missing."
+    elif word.lower().endswith((".yaml", ".yml")):
+        fix, cause = Fix(text=f"put the verb first: `covey train {word}`"), "The verb is missing."
+    elif near:
+        fix, cause = Fix(text=f"`covey {near[0]}`"), f"The nearest verb is {near[0]}."
+    else:
+        fix, cause = Fix(text="`covey --help` lists the verbs"), "No verb has a name like it."
+    return Problem(
+        code="E112",
+        option=word,
+        seen=f"This version has no `covey {word}`; its verbs are {', '.join(VERBS)}.",
+        why=CODES["E112"].why,
+        cause=cause,
+        fixes=(fix,),
+    )

@@ -1,0 +1,37 @@
+"""The order of prompts, as a pure function of seed and position: a resumed run draws what would have come next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """`num_prompts` prompts, drawn `per_rollout` at a time; an epoch's last partial rollout is left out."""
+
+    num_prompts: int
+    per_rollout: int
+    seed: int
+    shuffle: bool
+
+    @property
+    def rollouts_per_epoch(self) -> int:
+        """Whole rollouts in one pass over the prompts."""
+        return self.num_prompts // self.per_rollout
+
+    def take(self, rollout: int) -> tuple[int, list[int]]:
+        """The epoch of a rollout and the prompt numbers it draws.
+
+        `Order(num_prompts=5, per_rollout=2, seed=0, shuffle=False).take(2)` is `(1, [0, 1])`.
+        """
+        epoch, index = divmod(rollout, self.rollouts_per_epoch)
+        start = index * self.per_rollout
+        return epoch, self._permutation(epoch)[start : start + self.per_rollout]
+
+    def _permutation(self, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(self.num_prompts))
+        generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+        return [int(i) for i in generator.permutation(self.num_prompts)]

@@ -1,0 +1,57 @@
+"""What every training backend is to the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.losses import LossOutput
+from covey.models.policy import Policy
+from covey.types import MicroBatch, StepStats, TokenStats
+
+LossFunction = Callable[[TokenStats, MicroBatch], LossOutput]
+Annotation = Literal["old", "reference"]
+
+
+class Backend(Protocol):
+    """Holds the policy's weights, gradients and optimizer.
+
+    `grad_scale` is what a micro-batch's loss is multiplied by: the number of ranks where gradients are averaged over
+    ranks, 1 where they are summed.
+    """
+
+    policy: Policy
+    world: int
+    grad_scale: float
+
+    def annotate(self, micro: MicroBatch, which: Annotation) -> Tensor:
+        """Logprobs (N,) of the trained tokens, without gradient, from the same forward pass as training uses."""
+        ...
+
+    def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
+        """Forward, loss and backward of one micro-batch; gradients are exchanged in the `last` one of a step."""
+        ...
+
+    def step(self, learning_rate: float) -> StepStats:
+        """Check that the gradient is finite, clip it, step, and clear it."""
+        ...
+
+    def rollout_view(self) -> AbstractContextManager[Policy]:
+        """The policy as an engine may call it: whole weights, no dropout. Collective."""
+        ...
+
+    def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Weights under transformers' names, one at a time. Collective."""
+        ...
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Optimizer state and masters, enough for an exact resume together with the saved model."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state` gave."""
+        ...

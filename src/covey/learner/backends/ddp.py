@@ -1,0 +1,105 @@
+"""Several processes with a whole model each: torch's DistributedDataParallel around the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from covey.algorithm.losses import LossOutput
+from covey.learner.backends.base import Annotation, LossFunction
+from covey.learner.backends.single import SingleBackend
+from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.models.policy import Policy
+from covey.types import MicroBatch, StepStats, TokenStats
+
+
+class DDPBackend:
+    """DDP averages gradients over ranks in the last micro-batch of a step, so losses are scaled by their number."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: OptimizerConfig,
+        *,
+        compute_dtype: torch.dtype = torch.float32,
+        reference: Policy | None = None,
+    ) -> None:
+        self._local = SingleBackend(policy, config, compute_dtype=compute_dtype, reference=reference)
+        self.policy = policy
+        self.world = dist.get_world_size()
+        self.grad_scale = float(self.world)
+        self._wrapped = DistributedDataParallel(policy, broadcast_buffers=False)
+        self._is_low = any(p.dtype != torch.float32 for p in self.masters.params)
+        if self._is_low:
+            self._wrapped.register_comm_hook(self.masters, _reduce_in_float32)
+
+    @property
+    def masters(self) -> Masters:
+        """The optimizer's float32 parameters."""
+        return self._local.masters
+
+    def annotate(self, micro: MicroBatch, which: Annotation) -> Tensor:
+        """Logprobs without gradient; no communication."""
+        return self._local.annotate(micro, which)
+
+    def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
+        """Forward, loss and backward; gradients are reduced over ranks while the `last` backward runs."""
+        quiet: AbstractContextManager[None] = nullcontext() if last else self._wrapped.no_sync()
+        with quiet:
+            stats = self._wrapped(micro)
+            output = loss(stats, micro)
+            (output.loss * self.grad_scale).backward()
+        if last and self._is_low:
+            # The hook has added this backward's gradients to the masters already.
+            for parameter in self.masters.params:
+                parameter.grad = None
+        else:
+            self.masters.absorb()
+        return stats, output
+
+    def step(self, learning_rate: float) -> StepStats:
+        """The same step on every rank."""
+        return self._local.step(learning_rate)
+
+    def rollout_view(self) -> AbstractContextManager[Policy]:
+        """Every rank's own whole copy."""
+        return self._local.rollout_view()
+
+    def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Weights of this rank's copy, equal on all."""
+        return self._local.named_weights(dtype)
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Optimizer state, equal on all ranks."""
+        return self._local.state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore on every rank."""
+        self._local.load_state(tensors)
+
+
+def _reduce_in_float32(masters: Masters, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Reduce a bucket of low-precision gradients through the masters' float32 accumulators.
+
+    Earlier micro-batches are in the accumulators already; the last one's gradient joins them and the sum is averaged
+    over ranks in float32. What DDP writes back into `.grad` is not used.
+    """
+    owners = [masters.master_of(p) for p in bucket.parameters()]
+    flat = torch.cat(
+        [masters.add(m, g).reshape(-1) for m, g in zip(owners, bucket.gradients(), strict=True)]
+    )
+    flat /= dist.get_world_size()
+    future = dist.all_reduce(flat, async_op=True).get_future()
+
+    def write(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+        sizes = [m.numel() for m in owners]
+        for master, part in zip(owners, done.value()[0].split(sizes), strict=True):
+            master.grad = part.view_as(master).clone()
+        return bucket.buffer()
+
+    return future.then(write)  # type: ignore[no-any-return]

@@ -1,0 +1,78 @@
+"""Learn: from scored groups to the batches of this rollout's optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.needs import Needs
+from covey.batching.credit import CreditConfig, credit_samples, needs_forward, row_credits
+from covey.batching.pack import PackPlan, build_micro, micro_batches, step_slices
+from covey.batching.samples import to_samples
+from covey.comm import Comm
+from covey.learner.backends.base import Annotation, Backend
+from covey.types import AnnotatedSample, Sample, ScoredGroup, TrainSample
+
+
+def learn(
+    groups: Sequence[ScoredGroup],
+    backend: Backend,
+    *,
+    credit: CreditConfig,
+    needs: Needs,
+    plan: PackPlan,
+    comm: Comm,
+) -> list[TrainSample]:
+    """Annotate and credit every sample of a rollout; every rank gets all of them.
+
+    The forward passes that annotate are the ones that train: the same rows in the same order, so that before an
+    update the ratio is exactly 1 and the KL to an unchanged reference exactly 0.
+    """
+    samples = to_samples(groups)
+    credits = row_credits(groups, samples, credit)
+    forward = [needs_forward(c, may_skip_rows=needs.may_skip_rows) for c in credits]
+    wanted: list[Annotation] = [w for w, on in (("old", needs.old), ("reference", needs.reference)) if on]  # type: ignore[misc]
+    values = {which: annotate(samples, forward, backend, which, plan, comm) for which in wanted}
+    nothing: list[Tensor | None] = [None] * len(samples)
+    annotated = [
+        AnnotatedSample(sample=s, old_logprob_N=old, ref_logprob_N=ref)
+        for s, old, ref in zip(
+            samples, values.get("old", nothing), values.get("reference", nothing), strict=True
+        )
+    ]
+    return credit_samples(annotated, credits, may_skip_rows=needs.may_skip_rows)
+
+
+def annotate(
+    samples: Sequence[Sample],
+    forward: Sequence[bool],
+    backend: Backend,
+    which: Annotation,
+    plan: PackPlan,
+    comm: Comm,
+) -> list[Tensor | None]:
+    """Logprobs of every sample's trained tokens (float32, CPU); rows that need no forward pass keep zeros.
+
+    Each rank computes the rows that it trains; a sum over ranks, of which all but one hold zeros, shares them.
+    """
+    counts = [len(s.sampler_logprobs) for s in samples]
+    flat = torch.zeros(sum(counts))
+    parts = flat.split(counts)
+    for step in step_slices(len(samples), plan):
+        for numbers in micro_batches(samples, forward, step, plan, plan.rank):
+            rows = [_bare(samples[i]) for i in numbers]
+            logprob_N = backend.annotate(build_micro(rows, plan), which).cpu()
+            for i, values in zip(numbers, logprob_N.split([counts[i] for i in numbers]), strict=True):
+                parts[i].copy_(values)
+    return list(comm.sum_tensor(flat).split(counts))
+
+
+def _bare(sample: Sample) -> TrainSample:
+    """A sample with nothing to train on yet: only its tokens matter to an annotation."""
+    return TrainSample(
+        annotated=AnnotatedSample(sample=sample),
+        advantage=0.0,
+        loss_mask=(True,) * len(sample.sampler_logprobs),
+    )

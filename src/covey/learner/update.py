@@ -1,0 +1,103 @@
+"""Update: one optimizer step over its micro-batches, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.losses import LossConfig, LossInputs, LossOutput, policy_loss
+from covey.comm import Comm
+from covey.errors import GuardStop
+from covey.learner.backends.base import Backend
+from covey.learner.optimizer import NonFiniteGradient
+from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, TokenStats
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over the trained tokens of a step on this rank, kept on the device until the step is over."""
+
+    values: dict[str, Tensor]
+    tokens: int = 0
+
+    def add(self, stats: TokenStats, micro: MicroBatch, output: LossOutput) -> None:
+        logprob_N = stats.logprob_N.detach()
+        gap_N = (logprob_N if micro.old_logprob_N is None else micro.old_logprob_N) - micro.sampler_logprob_N
+        found = {
+            "loss": output.loss.detach().double(),
+            "entropy": stats.entropy_N.detach().sum(dtype=torch.float64),
+            "sampling/sampling_logp_difference/mean": gap_N.abs().sum(dtype=torch.float64),
+            **output.sums,
+        }
+        for name, value in found.items():
+            self.values[name] = self.values[name] + value if name in self.values else value
+        self.tokens += int(micro.target_N.shape[0])
+
+
+def update(
+    batch: Batch, backend: Backend, config: LossConfig, learning_rate: float, comm: Comm
+) -> StepResult:
+    """Take one optimizer step.
+
+    A step whose every row is out of the loss is skipped. One without signal calls the optimizer with a zero gradient,
+    as TRL does. Raises GuardStop (F101) before anything is applied where the gradient is not finite.
+    """
+    if batch.denominators.num_tokens == 0:
+        return StepResult(stats=None, metrics={}, skipped="every row is masked or invalid")
+
+    def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
+        return policy_loss(_inputs(stats, micro, batch), config)
+
+    sums = _Sums({})
+    final = len(batch.micro_batches) - 1
+    for i, micro in enumerate(batch.micro_batches):
+        stats, output = backend.backward(micro, loss, last=i == final)
+        sums.add(stats, micro, output)
+    try:
+        step = backend.step(learning_rate)
+    except NonFiniteGradient as error:
+        raise GuardStop(_non_finite(str(error), sums)) from error
+    return StepResult(stats=step, metrics=_reduce(sums, config, comm))
+
+
+def _inputs(stats: TokenStats, micro: MicroBatch, batch: Batch) -> LossInputs:
+    return LossInputs(
+        logprob_N=stats.logprob_N,
+        old_logprob_N=micro.old_logprob_N,
+        ref_logprob_N=micro.ref_logprob_N,
+        advantage_N=micro.advantage_N,
+        sequence_N=micro.sequence_N,
+        trained_count_S=micro.trained_count_S,
+        denominators=batch.denominators,
+    )
+
+
+def _reduce(sums: _Sums, config: LossConfig, comm: Comm) -> Mapping[str, Metric]:
+    """Means over the tokens that were forwarded on all ranks, in one collective; the loss is a plain sum."""
+    names = sorted(sums.values)
+    local = torch.stack([sums.values[n].double() for n in names]).tolist()
+    *totals, count = comm.sum([*local, float(sums.tokens)])
+    tokens = int(count)
+    metrics = {
+        name: Metric(value=total / tokens if tokens else None, count=tokens)
+        for name, total in zip(names, totals, strict=True)
+        if name != "loss"
+    }
+    metrics["loss"] = Metric(value=totals[names.index("loss")], count=tokens)
+    if config.beta == 0.0:
+        metrics["kl"] = Metric(value=None, count=0)
+    return metrics
+
+
+def _non_finite(seen: str, sums: _Sums) -> Finding:
+    broken = [n for n, v in sums.values.items() if not torch.isfinite(v)]
+    return Finding(
+        code="F101",
+        seen=f"{seen}; not finite in this step: {', '.join(sorted(broken)) or 'only the gradient'}",
+        why="A step with such a gradient turns every weight into NaN. It was not applied.",
+        cause="Overflow of a ratio or logit, most often a learning rate that is too high or weights in bfloat16.",
+        fixes=(Fix(text="a smaller learning rate"), Fix(text="float32", edits={"torch_dtype": "float32"})),
+    )

@@ -1,0 +1,289 @@
+"""What is wrong with the length of the run, its processes, its directory, and what it resumes or replays."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from covey.codes import CODES
+from covey.config.schema import Config
+from covey.plan.batch import plan_of
+from covey.plan.facts import Facts, ResumeFacts
+from covey.plan.shape import counted, faults, shape_of
+from covey.types import Fix, Problem, Severity
+
+FREE_ON_RESUME: frozenset[str] = frozenset(
+    {
+        "allow_changes",
+        "gradient_checkpointing",
+        "keep_trainer_state",
+        "logging_steps",
+        "output_dir",
+        "overwrite_output_dir",
+        "resume_from_checkpoint",
+        "rollout_log",
+        "rollout_log_max_gb",
+        "save_only_model",
+        "save_steps",
+        "save_total_limit",
+        "stop_after_steps",
+    }
+)
+"""Options that alter no sample, gradient or learning rate."""
+
+_LENGTH = frozenset({"max_steps", "num_train_epochs"})
+_SPLIT = frozenset(
+    {"nproc_per_node", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"}
+)
+_CHECKPOINT_SPARE = 1
+_GB = 1e9
+
+
+def run_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what the facts about the machine and the directories say against the configuration."""
+    return [
+        *_no_step(config, facts),
+        *_processes(config, facts),
+        *_precision(config, facts),
+        *_output_dir(config, facts),
+        *_resume(config, facts.resume),
+        *_replay(config, facts),
+        *_disk(config, facts),
+    ]
+
+
+def _problem(
+    code: str, option: str, seen: str, cause: str, *fixes: Fix, severity: Severity = Severity.ERROR
+) -> Problem:
+    return Problem(
+        code=code, option=option, seen=seen, why=CODES[code].why, cause=cause, fixes=fixes, severity=severity
+    )
+
+
+def _no_step(config: Config, facts: Facts) -> list[Problem]:
+    shape = shape_of(config, facts.num_processes)
+    if config.num_train_epochs <= 0 or not facts.num_prompts or faults(shape, facts.num_prompts):
+        return []
+    plan = plan_of(shape, facts.num_prompts, config.num_train_epochs, config.max_steps)
+    if plan.total_steps:
+        return _long_warmup(config, plan.total_steps)
+    return [
+        _problem(
+            "E210",
+            "num_train_epochs",
+            f"num_train_epochs is {config.num_train_epochs:g} of {counted(facts.num_prompts, 'prompt')}, "
+            f"less than one rollout of {counted(plan.prompts_per_rollout, 'prompt')}.",
+            "A part of an epoch, to try things out.",
+            Fix(text="the steps of one rollout", edits={"max_steps": plan.steps_per_rollout}),
+            Fix(text="the whole data once", edits={"num_train_epochs": 1.0}),
+        )
+    ]
+
+
+def _long_warmup(config: Config, total_steps: int) -> list[Problem]:
+    if (
+        config.lr_scheduler_type == "constant"
+        or config.warmup_steps < total_steps
+        or config.warmup_steps == 0
+    ):
+        return []
+    return [
+        _problem(
+            "W107",
+            "warmup_steps",
+            f"warmup_steps is {config.warmup_steps} and the run has "
+            f"{counted(total_steps, 'optimizer step')}.",
+            "A run shortened to try things out.",
+            Fix(text="a tenth of the run", edits={"warmup_steps": total_steps // 10}),
+            severity=Severity.WARNING,
+        )
+    ]
+
+
+def _processes(config: Config, facts: Facts) -> list[Problem]:
+    wanted, available = config.nproc_per_node, facts.nproc_available
+    if available is None or wanted <= available or facts.cuda is None:
+        return []
+    fewer = (
+        (Fix(text="one process per device", edits={"nproc_per_node": available}),) if available >= 1 else ()
+    )
+    cause = "A command from a machine with more devices, or CUDA_VISIBLE_DEVICES hides some."
+    if facts.cuda:
+        seen = f"nproc_per_node is {wanted} and this machine shows {counted(available, 'GPU')}."
+        return [_problem("E209", "nproc_per_node", seen, cause, *fewer)]
+    seen = f"nproc_per_node is {wanted} and this machine has {counted(available, 'core')}, without a GPU."
+    return [_problem("W101", "nproc_per_node", seen, cause, *fewer, severity=Severity.WARNING)]
+
+
+def _precision(config: Config, facts: Facts) -> list[Problem]:
+    if config.torch_dtype != "bfloat16" or facts.cuda is not False:
+        return []
+    return [
+        _problem(
+            "W102",
+            "torch_dtype",
+            "torch_dtype is bfloat16, and training runs on the CPU.",
+            "A command written for a GPU.",
+            Fix(text="float32 here", edits={"torch_dtype": "auto"}),
+            severity=Severity.WARNING,
+        )
+    ]
+
+
+def _output_dir(config: Config, facts: Facts) -> list[Problem]:
+    path, state = config.output_dir, facts.output_dir_state
+    if state == "not_writable":
+        return [
+            _problem(
+                "E403",
+                "output_dir",
+                f"{path} cannot be written.",
+                "No permission, or a file of that name.",
+                Fix(text="a directory of your own: --output_dir DIR"),
+            )
+        ]
+    if config.resume_from_checkpoint is not None or state in (None, "free"):
+        return []
+    other = Fix(text="another directory", edits={"output_dir": _next_name(path)})
+    if state == "not_empty":
+        return [
+            _problem(
+                "E402",
+                "output_dir",
+                f"{path} holds files, and no run.",
+                "The directory is used for something else.",
+                other,
+            )
+        ]
+    if config.overwrite_output_dir:
+        return []
+    return [
+        _problem(
+            "E401",
+            "output_dir",
+            f"{path} already holds a run.",
+            "The same command was started before.",
+            Fix(text="go on with that run", edits={"resume_from_checkpoint": "latest"}),
+            other,
+            Fix(text="delete that run", edits={"overwrite_output_dir": True}),
+        )
+    ]
+
+
+def _next_name(path: str) -> str:
+    """Return the name with its number counted up, or with a first one."""
+    plain = os.path.normpath(path)
+    numbered = re.fullmatch(r"(.*-)(\d{3,})", plain)
+    if numbered is None:
+        return f"{plain}-002"
+    return f"{numbered[1]}{int(numbered[2]) + 1:0{len(numbered[2])}}"
+
+
+def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
+    if resume is None:
+        return []
+    if resume.problem is not None:
+        return [
+            _problem(
+                "E404",
+                "resume_from_checkpoint",
+                f"{resume.path}: {resume.problem}",
+                "Another directory is meant, the run never saved, or the checkpoint kept its weights only.",
+                Fix(
+                    text="resume where there is a checkpoint, and start anew where there is none",
+                    edits={"resume_from_checkpoint": "auto"},
+                ),
+                Fix(text="start from the weights of a checkpoint: --model CHECKPOINT_DIR"),
+            )
+        ]
+    changed = protected_changes(config, resume.config_changes)
+    if not changed or config.allow_changes:
+        return []
+    listed = ", ".join(f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in changed)
+    return [
+        _problem(
+            "E405",
+            "resume_from_checkpoint",
+            f"{resume.path} was made with other options: {listed}.",
+            "The command was edited, or a default follows another option.",
+            Fix(text="as the run was", edits={name: old for name, old, _ in changed}),
+            Fix(text="go on with the change", edits={"allow_changes": True}),
+        )
+    ]
+
+
+def protected_changes(
+    config: Config, changes: tuple[tuple[str, Any, Any], ...]
+) -> tuple[tuple[str, Any, Any], ...]:
+    """Return the changes (name, old, new) that a resume refuses without `allow_changes`.
+
+    The length of the run may change while the learning rate does not depend on it, and the split of a step
+    into processes and forward passes may while steps and rollouts keep their numbers of completions.
+    """
+    old = {name: value for name, value, _ in changes}
+    free = set(FREE_ON_RESUME)
+    if config.lr_scheduler_type in ("constant", "constant_with_warmup") and config.warmup_ratio == 0:
+        free |= _LENGTH
+    if _same_steps(config, old):
+        free |= _SPLIT
+    return tuple(change for change in changes if change[0] not in free)
+
+
+def _same_steps(config: Config, old: Mapping[str, Any]) -> bool:
+    def product(*names: str) -> tuple[int, int]:
+        before = after = 1
+        for name in names:
+            before *= old.get(name, getattr(config, name))
+            after *= getattr(config, name)
+        return before, after
+
+    step = product("nproc_per_node", "per_device_train_batch_size", "gradient_accumulation_steps")
+    rollout = product("nproc_per_node", "per_device_train_batch_size", "steps_per_generation")
+    return step[0] == step[1] and rollout[0] == rollout[1] and "generation_batch_size" not in old
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _replay(config: Config, facts: Facts) -> list[Problem]:
+    if config.replay_rollouts is None or facts.replay_problem is None:
+        return []
+    return [
+        _problem(
+            "E406",
+            "replay_rollouts",
+            f"{config.replay_rollouts}: {facts.replay_problem}",
+            "The rollouts of a run lie in rollouts/ of its output_dir, unless it ran with --rollout_log "
+            "none.",
+            Fix(text="give the directory with the rollout files: --replay_rollouts RUN/rollouts"),
+            Fix(text="sample anew", edits={"replay_rollouts": None}),
+        )
+    ]
+
+
+def _disk(config: Config, facts: Facts) -> list[Problem]:
+    size, free = facts.checkpoint_bytes, facts.free_disk_bytes
+    if size is None or free is None or config.save_total_limit < 1:
+        return []
+    # The new checkpoint is complete before an old one is deleted.
+    needed = size * (config.save_total_limit + _CHECKPOINT_SPARE)
+    if needed <= free:
+        return []
+    fixes = []
+    fewer = free // size - _CHECKPOINT_SPARE if size else 0
+    if 1 <= fewer < config.save_total_limit:
+        fixes.append(Fix(text="keep fewer checkpoints", edits={"save_total_limit": int(fewer)}))
+    fixes.append(Fix(text="an output_dir on a larger disk: --output_dir DIR"))
+    return [
+        _problem(
+            "E407",
+            "save_total_limit",
+            f"{config.save_total_limit} checkpoints and the next one take {needed / _GB:.3g} GB; "
+            f"{free / _GB:.3g} GB are free.",
+            "Each checkpoint holds the weights and, for a resume, twice their size in optimizer state.",
+            *fixes,
+        )
+    ]

@@ -1,0 +1,242 @@
+"""Values out of range, and values that make each other pointless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from covey.codes import CODES
+from covey.config.schema import Config, default_of
+from covey.types import Fix, Problem, Severity
+
+_READABLE = (".jsonl", ".json", ".csv", ".parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """What an option may be: the test, the words for it, why, and a value that is always right."""
+
+    accepts: Callable[[Any], bool]
+    words: str
+    why: str
+    usual: Any
+
+
+def _at_least(lowest: float, why: str, usual: Any) -> Range:
+    return Range(accepts=lambda v: v >= lowest, words=f"{lowest} or more", why=why, usual=usual)
+
+
+def _above(bound: float, why: str, usual: Any) -> Range:
+    return Range(accepts=lambda v: v > bound, words=f"above {bound:g}", why=why, usual=usual)
+
+
+def _share(why: str, usual: Any, closed: bool = False) -> Range:
+    words = "from 0 to 1" if closed else "at least 0 and below 1"
+    return Range(accepts=lambda v: 0 <= v < 1 or (closed and v == 1), words=words, why=why, usual=usual)
+
+
+_RANGES: dict[str, Range] = {
+    "max_length": _at_least(1, "A prompt has at least one token.", None),
+    "max_completion_length": _at_least(1, "A completion has at least one token.", 1024),
+    "epsilon": _above(
+        0, "Without room around 1 every change of the policy is clipped and nothing is learnt.", 0.2
+    ),
+    "epsilon_high": _above(0, "Without room above 1 no good completion can become more likely.", 0.28),
+    "delta": _above(0, "It bounds a ratio of probabilities, which is above 0.", None),
+    "beta": _at_least(0, "Below 0 the KL term would reward drifting away from the first model.", 0.0),
+    "learning_rate": _at_least(0, "Below 0 the optimizer makes good completions less likely.", 1e-6),
+    "warmup_steps": _at_least(0, "It is a number of steps.", 0),
+    "warmup_ratio": _share("It is a share of all steps.", 0.0, closed=True),
+    "adam_beta1": _share("It is the decay of a running mean.", 0.9),
+    "adam_beta2": _share("It is the decay of a running mean.", 0.999),
+    "adam_epsilon": _above(0, "At 0 a gradient of 0 is divided by 0.", 1e-8),
+    "weight_decay": _at_least(0, "Below 0 weights would grow with every step.", 0.0),
+    "max_grad_norm": _at_least(0, "It is a length; 0 turns clipping off.", 1.0),
+    "num_train_epochs": _above(0, "The run would have no step.", 1.0),
+    "max_steps": Range(
+        accepts=lambda v: v == -1 or v >= 1,
+        words="1 or more, or -1 for not set",
+        why="The run would have no step.",
+        usual=-1,
+    ),
+    "stop_after_steps": _at_least(1, "The run would have no step.", None),
+    "seed": Range(
+        accepts=lambda v: 0 <= v < 2**63, words="0 or more, below 2^63", why="A seed is 63 bits.", usual=42
+    ),
+    "data_seed": Range(
+        accepts=lambda v: 0 <= v < 2**63, words="0 or more, below 2^63", why="A seed is 63 bits.", usual=42
+    ),
+    "nproc_per_node": _at_least(1, "At least one process trains.", 1),
+    "save_steps": _at_least(1, "It is a number of steps; the last one is always saved.", 100),
+    "save_total_limit": _at_least(1, "The last checkpoint is the result of the run.", 2),
+    "keep_trainer_state": _at_least(0, "It is a number of checkpoints; 0 keeps nothing to resume from.", 1),
+    "logging_steps": _at_least(1, "It is a number of steps.", 1),
+    "rollout_log": Range(
+        accepts=lambda v: (isinstance(v, int) and v >= 1) or v in ("all", "none"),
+        words="all, none, or 1 or more",
+        why="It says that every N-th rollout is written.",
+        usual="all",
+    ),
+    "rollout_log_max_gb": _above(0, "Nothing would be kept; `--rollout_log none` writes nothing.", 10.0),
+}
+
+
+def value_problems(config: Config) -> list[Problem]:
+    """Return what is wrong with single values and with pairs of them, whatever the machine and the data
+    are."""
+    problems = [
+        _out_of_range(name, getattr(config, name), allowed)
+        for name, allowed in _RANGES.items()
+        if getattr(config, name) is not None and not allowed.accepts(getattr(config, name))
+    ]
+    if config.data_seed == config.seed:
+        problems = [p for p in problems if p.option != "data_seed"]
+    if config.epsilon_high == config.epsilon:
+        problems = [p for p in problems if p.option != "epsilon_high"]
+    return [*_temperature(config), *problems, *_warmup(config), *_warnings(config), *_files(config)]
+
+
+def _out_of_range(name: str, value: Any, allowed: Range) -> Problem:
+    if allowed.usual is None:
+        fix = Fix(text=f"leave out --{name}", edits={name: None})
+    else:
+        word = "default" if allowed.usual == default_of(name) else "usual value"
+        fix = Fix(text=f"the {word}", edits={name: allowed.usual})
+    return Problem(
+        code="E109",
+        option=name,
+        seen=f"{name} is {value}; it takes {allowed.words}.",
+        why=allowed.why,
+        cause="A slip of the hand, or a value that means `not set` in another tool.",
+        fixes=(fix,),
+    )
+
+
+def _temperature(config: Config) -> list[Problem]:
+    if config.temperature > 0:
+        return []
+    return [
+        Problem(
+            code="E110",
+            option="temperature",
+            seen=f"temperature is {config.temperature:g}: sampling is greedy, and all completions of a prompt "
+            "are equal.",
+            why="Equal completions get equal rewards, every advantage is 0, and no weight moves.",
+            cause="A setting for evaluation; training needs completions that differ.",
+            fixes=(
+                Fix(text="sample as the model says; the default", edits={"temperature": 1.0}),
+                Fix(text="a little sharper, as ms-swift has it", edits={"temperature": 0.9}),
+            ),
+        )
+    ]
+
+
+def _warmup(config: Config) -> list[Problem]:
+    steps, ratio = config.warmup_steps > 0, config.warmup_ratio > 0
+    problems = []
+    if steps and ratio:
+        problems.append(
+            _contradiction(
+                "warmup_ratio",
+                f"warmup_steps is {config.warmup_steps} and warmup_ratio is {config.warmup_ratio:g}.",
+                "Both set the length of the warm-up, and only one can.",
+                (
+                    Fix(text="keep the steps", edits={"warmup_ratio": 0.0}),
+                    Fix(text="keep the share of all steps", edits={"warmup_steps": 0}),
+                ),
+            )
+        )
+    if (steps or ratio) and config.lr_scheduler_type == "constant":
+        name = "warmup_steps" if steps else "warmup_ratio"
+        problems.append(
+            _contradiction(
+                name,
+                f"{name} is {getattr(config, name):g} and lr_scheduler_type is constant, which has no "
+                "warm-up.",
+                "The warm-up would be ignored.",
+                (
+                    Fix(
+                        text="warm up, then stay constant",
+                        edits={"lr_scheduler_type": "constant_with_warmup"},
+                    ),
+                    Fix(text="no warm-up", edits={"warmup_steps": 0, "warmup_ratio": 0.0}),
+                ),
+            )
+        )
+    return problems
+
+
+def _contradiction(option: str, seen: str, why: str, fixes: tuple[Fix, ...]) -> Problem:
+    cause = "The default schedule here is constant; in TRL it is linear, in ms-swift cosine."
+    return Problem(code="E111", option=option, seen=seen, why=why, cause=cause, fixes=fixes)
+
+
+def _warnings(config: Config) -> list[Problem]:
+    problems = []
+    if config.learning_rate == 0:
+        problems.append(
+            _warning(
+                "W103",
+                "learning_rate",
+                "learning_rate is 0.",
+                "A dry run, or a number that was rounded to 0.",
+                Fix(text="the default", edits={"learning_rate": 1e-6}),
+            )
+        )
+    if config.delta is not None and 0 < config.delta < 1 + config.epsilon_high:
+        bound = 1 + config.epsilon_high
+        problems.append(
+            _warning(
+                "W104",
+                "delta",
+                f"delta is {config.delta:g}, below 1 + epsilon_high = {bound:g}.",
+                "delta bounds the ratio itself, not its distance from 1.",
+                Fix(text="well above the clipping range", edits={"delta": max(2.0, 2 * bound)}),
+            )
+        )
+    passes = config.num_iterations * config.steps_per_generation // max(1, config.gradient_accumulation_steps)
+    if passes > _MANY_STEPS:
+        problems.append(
+            _warning(
+                "W106",
+                "num_iterations",
+                f"{passes} optimizer steps train on the same rollout.",
+                "num_iterations, or a steps_per_generation far above gradient_accumulation_steps.",
+                Fix(
+                    text="one step per rollout, on-policy",
+                    edits={"num_iterations": 1, "gradient_accumulation_steps": config.steps_per_generation},
+                ),
+            )
+        )
+    return problems
+
+
+_MANY_STEPS = 8
+
+
+def _warning(code: str, option: str, seen: str, cause: str, fix: Fix) -> Problem:
+    why = CODES[code].why
+    return Problem(
+        code=code, option=option, seen=seen, why=why, cause=cause, fixes=(fix,), severity=Severity.WARNING
+    )
+
+
+def _files(config: Config) -> list[Problem]:
+    wrong = [path for path in config.dataset if path != "quickstart" and not path.lower().endswith(_READABLE)]
+    return [
+        Problem(
+            code="E302",
+            option="dataset",
+            seen=f"{path} is no {', '.join(_READABLE[:-1])} or {_READABLE[-1]} file.",
+            why="This version reads data from such files only.",
+            cause="The name of a data set on a hub, or a directory.",
+            fixes=(
+                Fix(
+                    text="save it as a file: `datasets.load_dataset(NAME, "
+                    "split='train').to_json('train.jsonl')`"
+                ),
+            ),
+        )
+        for path in wrong
+    ]

@@ -1,0 +1,159 @@
+"""Collect: prompts in, scored groups out, on every engine alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from covey.comm import Comm
+from covey.data.text import TextCodec
+from covey.rewards.protocol import Scored
+from covey.rollout.engine import Engine
+from covey.rollout.records import groups_of, to_record
+from covey.types import (
+    Completion,
+    GenerationRequest,
+    Group,
+    NoiseKey,
+    Prompt,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    Segment,
+    Source,
+    Trajectory,
+)
+
+Scorer = Callable[[Sequence[Scored]], list[Score]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectPlan:
+    """How completions are drawn: `num_generations` a prompt, under noise keyed by `seed` and `split`."""
+
+    num_generations: int
+    sampling: SamplingParams
+    seed: int
+    split: str = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """The groups of a rollout, known to every rank, and what this rank took for its share in seconds."""
+
+    groups: tuple[ScoredGroup, ...]
+    rollout_s: float
+    reward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One completion to draw: which group and sibling it is."""
+
+    group: int
+    sibling: int
+    prompt: Prompt
+
+
+def collect(
+    prompts: Sequence[Prompt], engine: Engine, score: Scorer, codec: TextCodec, plan: CollectPlan, comm: Comm
+) -> Collected:
+    """Draw and score every completion of a rollout; ranks take equal shares and then exchange what they have.
+
+    A completion depends on its noise key alone, so which rank draws it changes nothing.
+    """
+    slots = [
+        _Slot(number, sibling, prompt)
+        for number, prompt in enumerate(prompts)
+        for sibling in range(plan.num_generations)
+    ]
+    share = -(-len(slots) // comm.world)
+    mine = slots[comm.rank * share : (comm.rank + 1) * share]
+    started = time.perf_counter()
+    completions = _generate(mine, engine, plan)
+    trajectories = [_trajectory(s, c, codec, plan) for s, c in zip(mine, completions, strict=True)]
+    sampled = time.perf_counter()
+    rows = [Scored(prompt=s.prompt, trajectory=t) for s, t in zip(mine, trajectories, strict=True)]
+    scores = score(rows)
+    scored = time.perf_counter()
+    return Collected(
+        groups=tuple(_assemble(mine, trajectories, scores, comm)),
+        rollout_s=sampled - started,
+        reward_s=scored - sampled,
+    )
+
+
+def noise_key(slot: _Slot, plan: CollectPlan) -> NoiseKey:
+    """What the noise of one completion is a function of."""
+    draw = slot.prompt.draw
+    return NoiseKey(
+        seed=plan.seed,
+        split=plan.split,
+        rollout=draw.rollout,
+        attempt=draw.attempt,
+        prompt_id=slot.prompt.id,
+        sibling=slot.sibling,
+    )
+
+
+def _generate(slots: Sequence[_Slot], engine: Engine, plan: CollectPlan) -> list[Completion]:
+    numbers = [
+        engine.submit(
+            GenerationRequest(
+                prompt_token_ids=slot.prompt.token_ids,
+                sampling=plan.sampling,
+                noise_key=noise_key(slot, plan),
+                media=slot.prompt.media,
+            )
+        )
+        for slot in slots
+    ]
+    done = {completion.request_id: completion for completion in engine.results()}
+    return [done[number] for number in numbers]
+
+
+def _trajectory(slot: _Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Trajectory:
+    return Trajectory(
+        segments=(
+            Segment(token_ids=slot.prompt.token_ids, source=Source.PROMPT, trained=False),
+            Segment(
+                token_ids=completion.token_ids,
+                source=Source.MODEL,
+                trained=True,
+                logprobs=completion.logprobs,
+                versions=completion.versions,
+            ),
+        ),
+        sampling=plan.sampling,
+        noise_key=noise_key(slot, plan),
+        finish=completion.finish,
+        text=codec.decode(completion.token_ids),
+        seconds=completion.seconds,
+    )
+
+
+def _assemble(
+    slots: Sequence[_Slot], trajectories: Sequence[Trajectory], scores: Sequence[Score], comm: Comm
+) -> list[ScoredGroup]:
+    """The whole rollout from every rank's share; a group may span ranks."""
+    if comm.world > 1:
+        records = [
+            to_record(s.prompt, t, score, group=s.group)
+            for s, t, score in zip(slots, trajectories, scores, strict=True)
+        ]
+        return groups_of([record for share in comm.gather_json(records) for record in share])
+    by_group: dict[int, list[int]] = {}
+    for i, slot in enumerate(slots):
+        by_group.setdefault(slot.group, []).append(i)
+    return [
+        ScoredGroup(
+            group=Group(
+                prompt=slots[members[0]].prompt,
+                trajectories=tuple(trajectories[i] for i in members),
+                planned=len(members),
+            ),
+            scores=tuple(scores[i] for i in members),
+        )
+        for members in by_group.values()
+    ]

@@ -1,0 +1,154 @@
+"""Trajectories as JSON records, complete enough to train on again.
+
+One form serves the rollout files, replay, resume in the middle of a rollout, and the exchange between ranks. Floats
+survive exactly: a float32 is a Python float, whose repr reads back to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from covey.types import (
+    Draw,
+    Finish,
+    Group,
+    NoiseKey,
+    Prompt,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    ScorePart,
+    Segment,
+    Source,
+    Status,
+    Trajectory,
+)
+
+Record = dict[str, Any]
+
+
+def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: int) -> Record:
+    """One trajectory with its prompt and score; `group` is its group's number within the rollout."""
+    key, sampling = trajectory.noise_key, trajectory.sampling
+    completion = [s for s in trajectory.segments if s.source is not Source.PROMPT]
+    return {
+        "rollout": key.rollout,
+        "group": group,
+        "sibling": key.sibling,
+        "prompt_id": prompt.id,
+        "epoch": prompt.draw.epoch,
+        "attempt": key.attempt,
+        "split": key.split,
+        "seed": key.seed,
+        "temperature": sampling.temperature,
+        "max_new_tokens": sampling.max_new_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "prompt": prompt.text,
+        "text": trajectory.text,
+        "finish": str(trajectory.finish),
+        "reward": score.total,
+        "parts": [
+            {"name": p.name, "value": p.value, "status": str(p.status), "message": p.message} for p in score.parts
+        ],
+        "status": str(score.status),
+        "message": score.message,
+        "columns": dict(prompt.columns),
+        "prompt_ids": list(prompt.token_ids),
+        "completion_ids": list(trajectory.completion_ids),
+        "trained_mask": [int(s.trained) for s in completion for _ in s.token_ids],
+        "sampler_logprobs": [x for s in completion for x in s.logprobs],
+        "versions": [x for s in completion for x in s.versions],
+        "sources": [[str(s.source), len(s.token_ids)] for s in completion],
+        "seconds": trajectory.seconds,
+    }
+
+
+def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
+    """The trajectory of a record."""
+    return Trajectory(
+        segments=(
+            Segment(token_ids=tuple(record["prompt_ids"]), source=Source.PROMPT, trained=False),
+            *_segments(record),
+        ),
+        sampling=SamplingParams(
+            temperature=record["temperature"],
+            max_new_tokens=record["max_new_tokens"],
+            stop_token_ids=tuple(record["stop_token_ids"]),
+        ),
+        noise_key=NoiseKey(
+            seed=record["seed"],
+            split=record["split"],
+            rollout=record["rollout"],
+            attempt=record["attempt"],
+            prompt_id=record["prompt_id"],
+            sibling=record["sibling"],
+        ),
+        finish=Finish(record["finish"]),
+        text=record["text"],
+        seconds=record["seconds"],
+    )
+
+
+def _segments(record: Mapping[str, Any]) -> list[Segment]:
+    segments, token, number = [], 0, 0
+    for source, length in record["sources"]:
+        trained = bool(length) and bool(record["trained_mask"][token])
+        spoken = length if trained else 0
+        segments.append(
+            Segment(
+                token_ids=tuple(record["completion_ids"][token : token + length]),
+                source=Source(source),
+                trained=trained,
+                logprobs=tuple(record["sampler_logprobs"][number : number + spoken]),
+                versions=tuple(record["versions"][number : number + spoken]),
+            )
+        )
+        token += length
+        number += spoken
+    return segments
+
+
+def score_of(record: Mapping[str, Any]) -> Score:
+    """The score of a record."""
+    parts = tuple(
+        ScorePart(name=p["name"], value=p["value"], status=Status(p["status"]), message=p["message"])
+        for p in record["parts"]
+    )
+    return Score(
+        total=record["reward"], parts=parts, status=Status(record["status"]), message=record["message"]
+    )
+
+
+def prompt_of(record: Mapping[str, Any]) -> Prompt:
+    """The prompt of a record; its messages are not kept, only what they rendered to."""
+    return Prompt(
+        id=record["prompt_id"],
+        messages=None,
+        text=record["prompt"],
+        token_ids=tuple(record["prompt_ids"]),
+        columns=record["columns"],
+        draw=Draw(epoch=record["epoch"], rollout=record["rollout"], attempt=record["attempt"]),
+    )
+
+
+def groups_of(records: Sequence[Mapping[str, Any]]) -> list[ScoredGroup]:
+    """Groups of a rollout from its records, in group and sibling order whatever order the records have."""
+    ordered = sorted(records, key=lambda r: (r["group"], r["sibling"]))
+    groups = []
+    for _, found in groupby(ordered, key=lambda r: r["group"]):
+        members = list(found)
+        trajectories = tuple(trajectory_of(r) for r in members)
+        group = Group(prompt=prompt_of(members[0]), trajectories=trajectories, planned=len(members))
+        groups.append(ScoredGroup(group=group, scores=tuple(score_of(r) for r in members)))
+    return groups
+
+
+def records_of(groups: Sequence[ScoredGroup]) -> list[Record]:
+    """The records of a rollout, group by group."""
+    return [
+        to_record(scored.group.prompt, trajectory, score, group=number)
+        for number, scored in enumerate(groups)
+        for trajectory, score in zip(scored.group.trajectories, scored.scores, strict=True)
+    ]

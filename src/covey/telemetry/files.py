@@ -1,0 +1,212 @@
+"""The run directory's records: configuration, plan, metrics, events and rollouts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from covey.errors import CoveyError
+from covey.telemetry.jsonl import append_line, as_float, cut_torn_tail, encode, read_lines, write_text
+from covey.telemetry.rollouts import (
+    RolloutLimits,
+    compress_old,
+    delete_oldest,
+    list_rollouts,
+    read_rollouts,
+    write_rollout,
+)
+from covey.types import Metric, StepRecord
+
+__all__ = ["RunFiles", "Superseded", "read_events", "read_metrics", "read_rollouts"]
+
+_RESERVED = frozenset({"step", "rollout", "pass", "n"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Superseded:
+    """What a resume put aside: where it went, and how many of each."""
+
+    directory: Path
+    num_metrics: int
+    num_events: int
+    num_rollouts: int
+
+
+class RunFiles:
+    """Writes the records of one run; nothing is created before the first of them.
+
+    One process at a time writes to a run directory. `clock` gives seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        *,
+        rollouts: RolloutLimits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.output_dir = output_dir
+        self.metrics_path = output_dir / "metrics.jsonl"
+        self.events_path = output_dir / "events.jsonl"
+        self.rollouts_dir = output_dir / "rollouts"
+        self._limits = rollouts or RolloutLimits()
+        self._clock = clock
+        self._steps: set[int] | None = None
+        self._said_deletion = False
+
+    def write_config(self, text: str) -> None:
+        """Write config.yaml."""
+        write_text(self.output_dir / "config.yaml", text)
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Write plan.json."""
+        write_text(self.output_dir / "plan.json", encode(plan, indent=2) + "\n")
+
+    def append_metrics(self, record: StepRecord) -> None:
+        """Append one step to metrics.jsonl; a step that is already there is a CoveyError.
+
+        The line reads `{"step": 1, "rollout": 0, "pass": 0, "reward": 0.4, "n": {"reward": 64}}`.
+        """
+        steps = self._known_steps()
+        if record.step in steps:
+            raise CoveyError(f"{self.metrics_path} already holds step {record.step}; a step stands once")
+        append_line(self.metrics_path, _metrics_line(record))
+        steps.add(record.step)
+
+    def append_event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
+        """Append one event to events.jsonl, with UTC time and its step (the last recorded one if not given)."""
+        if clash := {"time"} & set(fields):
+            raise CoveyError(f"an event's field cannot be called {', '.join(clash)}")
+        if step is None:
+            step = max(self._known_steps(), default=0)
+        now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        append_line(self.events_path, {"kind": kind, "step": step, "time": now, **fields})
+
+    def append_rollout(self, rollout: int, records: Iterable[Mapping[str, Any]]) -> Path | None:
+        """Write rollouts/rollout-<number>.jsonl and return it, or None where the policy leaves this one out.
+
+        Older files are then compressed and, beyond the size limit, deleted; the first deletion is an event.
+        """
+        if not self._limits.includes(rollout):
+            return None
+        path = write_rollout(self.rollouts_dir, rollout, records)
+        if self._limits.compress_after is not None:
+            compress_old(self.rollouts_dir, self._limits.compress_after)
+        if self._limits.max_gb is not None:
+            deleted = delete_oldest(self.rollouts_dir, self._limits.max_gb)
+            if deleted and not self._said_deletion:
+                self._said_deletion = True
+                names = [p.name for p in deleted]
+                self.append_event("rollouts_deleted", files=names, max_gb=self._limits.max_gb)
+        return path
+
+    def supersede_after(self, step: int, rollout: int) -> Superseded | None:
+        """Move what was recorded after `step` and after `rollout` into superseded/<n>/, and say so as an event.
+
+        A run resumed there writes these steps anew, so each stands once in the live files. Lines are copied
+        before they are cut and files are renamed, so a kill at any moment loses nothing. None means that
+        nothing was there.
+        """
+        self._known_steps()
+        self._steps = None
+        metrics = _split(self.metrics_path, step)
+        events = _split(self.events_path, step)
+        rollouts = [path for number, path in list_rollouts(self.rollouts_dir).items() if number > rollout]
+        if not (metrics.moved or events.moved or rollouts):
+            return None
+        directory = _next_directory(self.output_dir / "superseded")
+        for path, part in ((self.metrics_path, metrics), (self.events_path, events)):
+            if part.moved:
+                write_text(directory / path.name, "".join(part.moved))
+                write_text(path, "".join(part.kept))
+        for path in rollouts:
+            target = directory / "rollouts" / path.name
+            target.parent.mkdir(exist_ok=True)
+            os.rename(path, target)
+        result = Superseded(
+            directory=directory,
+            num_metrics=len(metrics.moved),
+            num_events=len(events.moved),
+            num_rollouts=len(rollouts),
+        )
+        self.append_event(
+            "superseded",
+            step=step,
+            directory=directory.relative_to(self.output_dir),
+            metrics=result.num_metrics,
+            events=result.num_events,
+            rollouts=result.num_rollouts,
+        )
+        return result
+
+    def _known_steps(self) -> set[int]:
+        """Return the recorded steps; the first call also cuts lines that a kill left unfinished."""
+        if self._steps is None:
+            self._steps = set()
+            torn = {path.name: cut_torn_tail(path) for path in (self.metrics_path, self.events_path)}
+            self._steps = {record.step for record in read_metrics(self.metrics_path)}
+            for name, num_bytes in torn.items():
+                if num_bytes:
+                    self.append_event("torn_line_removed", file=name, bytes=num_bytes)
+        return self._steps
+
+
+def read_metrics(path: Path) -> list[StepRecord]:
+    """Return the steps of a metrics.jsonl in the order of the file; none where there is no file."""
+    return [_step_record(line) for line in _read(path)]
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of an events.jsonl in the order of the file; none where there is no file."""
+    return _read(path)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return list(read_lines(file, path))
+
+
+def _metrics_line(record: StepRecord) -> dict[str, Any]:
+    if clash := _RESERVED & set(record.metrics):
+        raise CoveyError(f"a metric cannot be called {', '.join(sorted(clash))}")
+    line: dict[str, Any] = {"step": record.step, "rollout": record.rollout, "pass": record.pass_index}
+    line.update({name: metric.value for name, metric in record.metrics.items()})
+    line["n"] = {name: metric.count for name, metric in record.metrics.items()}
+    return line
+
+
+def _step_record(line: Mapping[str, Any]) -> StepRecord:
+    metrics = {name: Metric(value=as_float(line[name]), count=count) for name, count in line["n"].items()}
+    return StepRecord(step=line["step"], rollout=line["rollout"], pass_index=line["pass"], metrics=metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Split:
+    kept: list[str]
+    moved: list[str]
+
+
+def _split(path: Path, step: int) -> _Split:
+    """Divide the lines of a file into those up to `step` and those after it."""
+    if not path.is_file():
+        return _Split(kept=[], moved=[])
+    with path.open(encoding="utf-8", newline="\n") as file:
+        lines = list(file)
+    after = [record["step"] > step for record in read_lines(lines, path)]
+    pairs = list(zip(lines, after, strict=True))
+    return _Split(kept=[x for x, late in pairs if not late], moved=[x for x, late in pairs if late])
+
+
+def _next_directory(parent: Path) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    taken = [int(path.name) for path in parent.iterdir() if path.name.isdigit()]
+    directory = parent / str(max(taken, default=0) + 1)
+    directory.mkdir()
+    return directory

@@ -1,0 +1,236 @@
+"""The figure of a run: did the reward rise, and what else changed meanwhile."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from covey.errors import CoveyError
+from covey.telemetry.files import read_metrics
+from covey.types import StepRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_INCHES, _DPI = (10.0, 6.25), 160
+_INK, _QUIET, _GRID = "#222222", "#6b6b6b", "#e6e6e6"
+# Okabe and Ito's palette, which colour-blind readers can tell apart; the reward itself is blue.
+_REWARD = "#0072B2"
+_PARTS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
+_MAX_PARTS = len(_PARTS) * len(_DASHES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A metric over steps, without the steps at which it has no finite value."""
+
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
+    """Draw metrics.jsonl as a PNG of 1600 x 1000 pixels.
+
+    Above, the reward of each step with its smoothed course and that of each reward part; below, the length
+    of completions and the share of groups with signal (the entropy, where that is not recorded). `title`
+    names the run. Raises CoveyError where no step has a reward.
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    records = read_metrics(metrics_path)
+    reward = series(records, "reward")
+    if not reward.steps:
+        raise CoveyError(f"{metrics_path} has no step with a reward; there is nothing to draw")
+    style = {
+        "font.family": "DejaVu Sans",
+        "font.size": 10,
+        "text.parse_math": False,
+        "axes.unicode_minus": True,
+    }
+    with rc_context(style):
+        figure = Figure(figsize=_INCHES, dpi=_DPI, facecolor="white")
+        canvas = FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(
+            2,
+            2,
+            height_ratios=(2.6, 1),
+            left=0.075,
+            right=0.845,
+            top=0.845,
+            bottom=0.085,
+            hspace=0.38,
+            wspace=0.25,
+        )
+        top = figure.add_subplot(grid[0, :])
+        _draw_rewards(top, records, reward)
+        _draw_small(
+            figure.add_subplot(grid[1, 0]),
+            series(records, "completions/mean_length"),
+            "Completion length",
+            "tokens",
+        )
+        _draw_signal(figure.add_subplot(grid[1, 1]), records)
+        _head(figure, title or "Reward", summary(reward))
+        png.parent.mkdir(parents=True, exist_ok=True)
+        temporary = png.with_name(f".tmp-{png.name}")
+        canvas.print_png(temporary)
+        os.replace(temporary, png)
+
+
+def series(records: Sequence[StepRecord], name: str) -> Series:
+    """Return a metric over steps; steps without a finite value of it are left out."""
+    points = [(r.step, m.value) for r in records if (m := r.metrics.get(name)) is not None]
+    finite = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
+    return Series(name=name, steps=tuple(s for s, _ in finite), values=tuple(v for _, v in finite))
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Return the mean over a centred window of a fifteenth of the values, which shrinks evenly towards both ends.
+
+    A window that is centred everywhere neither lags behind the values nor invents any.
+    """
+    radius = min(len(values) // 30, 25)
+    result = []
+    for i in range(len(values)):
+        near = min(radius, i, len(values) - 1 - i)
+        window = values[i - near : i + near + 1]
+        result.append(math.fsum(window) / len(window))
+    return result
+
+
+def summary(reward: Series) -> str:
+    """Return the run in a sentence: the mean reward of the first and of the last tenth of its steps."""
+    tenth = max(1, len(reward.values) // 10)
+    first = math.fsum(reward.values[:tenth]) / tenth
+    last = math.fsum(reward.values[-tenth:]) / tenth
+    word = "rose" if last > first else "fell" if last < first else "stayed"
+    course = (
+        f"from {first:.2f} to {last:.2f}"
+        if f"{first:.2f}" != f"{last:.2f}"
+        else f"by {abs(last - first):.1e}"
+    )
+    if word == "stayed":
+        course = f"at {first:.2f}"
+    span = "first and last tenth of the run" if tenth > 1 else "first and last step"
+    return f"Mean reward {word} {course} over {reward.steps[-1]:,} steps ({span})"
+
+
+def part_series(records: Sequence[StepRecord], reward: Series) -> list[Series]:
+    """Return the reward parts by name; a lone part that is the reward itself adds nothing and is left out."""
+    names = sorted(
+        {n for r in records for n in r.metrics if n.startswith("rewards/") and n.endswith("/mean")}
+    )
+    parts = [s for s in (series(records, name) for name in names) if s.steps]
+    if len(parts) == 1 and parts[0].values == reward.values:
+        return []
+    return parts[:_MAX_PARTS]
+
+
+def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
+    """Return heights at least `gap` apart, in the same order, moved as little as a pairwise push allows."""
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    # Labels that touch form a block, and a block stands centred on where its labels would like to be.
+    blocks: list[tuple[float, int]] = []
+    for i in order:
+        blocks.append((heights[i], 1))
+        while len(blocks) > 1:
+            (low, num_low), (high, num_high) = blocks[-2:]
+            if high - low >= gap * (num_low + num_high) / 2:
+                break
+            blocks[-2:] = [((low * num_low + high * num_high) / (num_low + num_high), num_low + num_high)]
+    spread = [centre + gap * (k - (num - 1) / 2) for centre, num in blocks for k in range(num)]
+    result = list(heights)
+    for i, height in zip(order, spread, strict=True):
+        result[i] = height
+    return result
+
+
+def _draw_rewards(axes: Axes, records: Sequence[StepRecord], reward: Series) -> None:
+    parts = part_series(records, reward)
+    lines = [(reward, _REWARD, _DASHES[0], "reward")]
+    for index, part in enumerate(parts):
+        label = part.name.removeprefix("rewards/").removesuffix("/mean")
+        lines.append((part, _PARTS[index % len(_PARTS)], _DASHES[index // len(_PARTS)], label))
+    axes.plot(reward.steps, reward.values, color=_REWARD, linewidth=0.8, alpha=0.35)
+    courses = [smooth(line.values) for line, *_ in lines]
+    for (line, color, dashes, _), course in reversed(list(zip(lines, courses, strict=True))):
+        width = 2.6 if line is reward else 1.6
+        axes.plot(line.steps, course, color=color, linestyle=dashes, linewidth=width, solid_capstyle="round")
+    _finish(axes, reward.steps)
+    low, high = axes.get_ylim()
+    ends = spread_labels([course[-1] for course in courses], gap=(high - low) * 0.055)
+    for (line, color, _, label), course, end in zip(lines, courses, ends, strict=True):
+        axes.annotate(
+            f"{_shorten(label, 17)}  {course[-1]:.2f}",
+            xy=(1, end),
+            xycoords=("axes fraction", "data"),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+            fontweight="bold" if line is reward else "normal",
+            annotation_clip=False,
+        )
+    axes.set_xlabel("optimizer step", color=_QUIET)
+    axes.set_ylabel("mean reward per step", color=_QUIET)
+
+
+def _draw_signal(axes: Axes, records: Sequence[StepRecord]) -> None:
+    """Draw the share of groups with signal, or the entropy where no step records the former."""
+    no_signal = series(records, "frac_reward_zero_std")
+    if no_signal.steps:
+        share = Series(
+            name="signal",
+            steps=no_signal.steps,
+            values=tuple(100 * (1 - value) for value in no_signal.values),
+        )
+        _draw_small(axes, share, "Groups whose rewards differ", "%")
+        axes.set_ylim(0, 103)
+        return
+    _draw_small(axes, series(records, "entropy"), "Entropy", "nats per token")
+
+
+def _draw_small(axes: Axes, line: Series, title: str, unit: str) -> None:
+    axes.set_title(f"{title}, {unit}", loc="left", fontsize=10, color=_INK, pad=6)
+    if not line.steps:
+        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=_QUIET)
+        axes.set_axis_off()
+        return
+    axes.plot(line.steps, line.values, color=_QUIET, linewidth=0.7, alpha=0.4)
+    axes.plot(line.steps, smooth(line.values), color=_INK, linewidth=1.5)
+    _finish(axes, line.steps)
+    axes.set_xlabel("optimizer step", color=_QUIET)
+
+
+def _finish(axes: Axes, steps: Sequence[int]) -> None:
+    """Leave of the frame what helps to read a value."""
+    from matplotlib.ticker import MaxNLocator
+
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_QUIET)
+    axes.grid(axis="y", color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_QUIET, length=0, labelsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.set_xlim(min(0, steps[0]), max(steps[-1], steps[0] + 1))
+
+
+def _head(figure: Figure, title: str, subtitle: str) -> None:
+    left = 0.03
+    figure.text(left, 0.945, _shorten(title, 70), fontsize=16, fontweight="bold", color=_INK, va="center")
+    figure.text(left, 0.9, subtitle, fontsize=11, color=_QUIET, va="center")
+
+
+def _shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

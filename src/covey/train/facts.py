@@ -1,0 +1,214 @@
+"""What is true of the machine, the model, the data and the output directory before a run; torch-free."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from covey.checkpoint.read import find_latest, verify
+from covey.config.file import read_file
+from covey.config.schema import Config
+from covey.data.rows import PROMPT_COLUMNS, DataError, PromptTable, prompt_table, read_rows
+from covey.data.text import TemplateError, TextCodec, load_codec, model_context, model_problem
+from covey.errors import CheckpointError
+from covey.plan.facts import Facts, MissingColumn, OutputDirState, ResumeFacts, UnreadableFile
+from covey.quickstart import task
+from covey.rewards.registry import available
+from covey.telemetry.rollouts import list_rollouts, read_rollouts
+
+QUICKSTART = "quickstart"
+_GOLD_COLUMNS = ("solution", "answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The facts, and what was read to learn them; codec and prompts are None where they could not be had."""
+
+    facts: Facts
+    codec: TextCodec | None
+    prompts: PromptTable | None
+
+
+def model_dir(config: Config) -> Path:
+    """Where the model lies: a directory, or the one that ships with covey."""
+    return task.MODEL_DIR if config.model == QUICKSTART else Path(config.model)
+
+
+def gather(config: Config, num_processes: int) -> Facts:
+    """The facts alone."""
+    return survey(config, num_processes).facts
+
+
+def survey(config: Config, num_processes: int) -> Survey:
+    """Look at everything that the checks ask about; a part that cannot be read leaves its facts unknown."""
+    output = Path(config.output_dir)
+    facts = Facts(
+        num_processes=num_processes,
+        rewards_available=available(),
+        output_dir_state=_output_state(output),
+        resume=_resume(config),
+        free_disk_bytes=shutil.disk_usage(_existing(output)).free,
+        nproc_available=os.cpu_count(),
+    )
+    directory = model_dir(config)
+    problem = model_problem(directory) if config.model else None
+    facts = replace(facts, model_problem=problem, model_context=model_context(directory))
+    codec = None
+    if config.model and problem is None:
+        try:
+            codec = load_codec(directory)
+        except TemplateError as error:
+            facts = replace(facts, model_problem=str(error))
+        facts = replace(facts, checkpoint_bytes=_checkpoint_bytes(directory, config))
+    if config.replay_rollouts is not None:
+        return Survey(facts=_with_replay(facts, config, num_processes), codec=codec, prompts=None)
+    return _with_data(facts, config, codec)
+
+
+def _with_data(facts: Facts, config: Config, codec: TextCodec | None) -> Survey:
+    paths = [Path(p) for p in config.dataset if p != QUICKSTART]
+    missing = tuple(str(p) for p in paths if not p.is_file())
+    facts = replace(facts, dataset_missing=missing)
+    if missing or not config.dataset:
+        return Survey(facts=facts, codec=codec, prompts=None)
+    rows: list[dict[str, Any]] = []
+    unreadable = []
+    for name in config.dataset:
+        try:
+            rows += task.training_rows() if name == QUICKSTART else read_rows(Path(name))
+        except DataError as error:
+            unreadable.append(UnreadableFile(path=name, words=str(error)))
+    facts = replace(facts, dataset_unreadable=tuple(unreadable), num_rows=len(rows))
+    if unreadable:
+        return Survey(facts=facts, codec=codec, prompts=None)
+    columns = {name for row in rows for name in row}
+    facts = replace(
+        facts, columns=tuple(sorted(columns)), missing_columns=_missing_columns(columns, config)
+    )
+    if codec is None or not columns & set(PROMPT_COLUMNS):
+        return Survey(facts=facts, codec=codec, prompts=None)
+    try:
+        table = prompt_table(rows, codec, max_length=config.max_length)
+    except TemplateError as error:
+        return Survey(facts=replace(facts, model_problem=str(error)), codec=codec, prompts=None)
+    facts = replace(
+        facts,
+        num_prompts=len(table.entries),
+        num_prompts_too_long=table.left_out.get("too_long", 0),
+        longest_prompt=table.longest,
+        longest_prompt_in_data=table.longest_in_data,
+    )
+    return Survey(facts=facts, codec=codec, prompts=table)
+
+
+def _missing_columns(columns: set[str], config: Config) -> tuple[MissingColumn, ...]:
+    missing = []
+    if not columns & set(PROMPT_COLUMNS):
+        missing.append(MissingColumn(column=" or ".join(PROMPT_COLUMNS), needed_by="every prompt"))
+    if "accuracy" in config.reward_funcs and not columns & set(_GOLD_COLUMNS):
+        missing.append(MissingColumn(column=" or ".join(_GOLD_COLUMNS), needed_by="the reward accuracy"))
+    return tuple(missing)
+
+
+def _with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
+    directory = Path(str(config.replay_rollouts))
+    if not directory.is_dir():
+        return replace(facts, replay_problem="is not a directory")
+    if not list_rollouts(directory):
+        return replace(facts, replay_problem="holds no rollout-*.jsonl or rollout-*.jsonl.gz file")
+    wanted = num_processes * config.per_device_train_batch_size * config.steps_per_generation
+    try:
+        sizes = {number: len(records) for number, records in read_rollouts(directory)}
+    except (OSError, ValueError) as error:
+        return replace(facts, replay_problem=f"cannot be read: {error}")
+    wrong = [f"rollout {number} holds {size}" for number, size in sizes.items() if size != wanted]
+    if wrong:
+        text = f"a rollout of this configuration is {wanted} completions, and {', '.join(wrong[:3])}"
+        return replace(facts, replay_problem=text)
+    return facts
+
+
+def _existing(path: Path) -> Path:
+    """The nearest ancestor that is there."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _output_state(output: Path) -> OutputDirState:
+    nearest = _existing(output)
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        return "not_writable"
+    if not output.exists() or not any(output.iterdir()):
+        return "free"
+    is_run = any((output / name).exists() for name in ("config.yaml", "metrics.jsonl"))
+    return "run" if is_run else "not_empty"
+
+
+def resume_path(config: Config) -> Path | None:
+    """The checkpoint to resume from; None for a new run, or where `auto` finds none. CheckpointError if none is good."""
+    wanted = config.resume_from_checkpoint
+    if wanted is None:
+        return None
+    if wanted in ("latest", "auto"):
+        latest = find_latest(Path(config.output_dir), with_trainer=True)
+        if latest.path is None and wanted == "latest":
+            reasons = "; ".join(s.reason for s in latest.skipped)
+            raise CheckpointError(
+                f"there is no complete checkpoint with trainer state in it{': ' + reasons if reasons else ''}"
+            )
+        return latest.path
+    path = Path(wanted)
+    if not verify(path).trainer:
+        raise CheckpointError("it keeps the model only (trainer/ is not there), so nothing can go on from it")
+    return path
+
+
+def _resume(config: Config) -> ResumeFacts | None:
+    if config.resume_from_checkpoint is None:
+        return None
+    asked = config.resume_from_checkpoint
+    where = config.output_dir if asked in ("latest", "auto") else asked
+    try:
+        path = resume_path(config)
+    except CheckpointError as error:
+        return ResumeFacts(path=where, problem=str(error))
+    if path is None:
+        return None
+    return ResumeFacts(
+        path=str(path),
+        step=verify(path).step,
+        config_changes=_config_changes(path.parent / "config.yaml", config),
+    )
+
+
+def _config_changes(path: Path, config: Config) -> tuple[tuple[str, Any, Any], ...]:
+    """Options whose value differs from that of the run whose config.yaml is at `path`."""
+    if not path.is_file():
+        return ()
+    old: Mapping[str, Any] = {name: typed.value for name, typed in read_file(str(path)).typed.items()}
+    new = config.model_dump()
+    return tuple((name, old[name], new[name]) for name in sorted(old.keys() & new.keys()) if old[name] != new[name])
+
+
+def _checkpoint_bytes(directory: Path, config: Config) -> int | None:
+    """Weights as they are held, plus twice their float32 size for AdamW; from the sizes of the weight files."""
+    count = 0
+    for file in directory.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                size = 1
+                for width in entry["shape"]:
+                    size *= width
+                count += size
+    weights = 2 if config.torch_dtype == "bfloat16" else 4
+    masters = 4 if config.torch_dtype == "bfloat16" else 0
+    return count * (weights + (0 if config.save_only_model else 8 + masters))

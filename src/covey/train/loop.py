@@ -1,0 +1,33 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+from covey.learner.learn import learn
+from covey.learner.update import update
+from covey.train.job import Job
+
+
+def run(job: Job) -> None:
+    """Collect a rollout, learn from it step by step, record each step; until every planned step is taken.
+
+    A resumed run enters with its buffer filled, in the middle of the rollout that it was stopped in.
+    """
+    while not job.is_done():
+        if not job.buffer.rows:
+            collected = job.source.next(job.progress.rollout)
+            rows = learn(
+                collected.groups,
+                job.backend,
+                credit=job.credit,
+                needs=job.needs,
+                plan=job.pack_plan,
+                comm=job.comm,
+            )
+            job.take_in(collected, rows)
+        for batch in job.remaining_batches():
+            rate = job.schedule.at(job.progress.step)
+            result = update(batch, job.backend, job.loss, rate, job.comm)
+            job.finish_step(batch, result)
+            if job.is_done():
+                break
+    job.save_checkpoint()

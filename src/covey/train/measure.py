@@ -1,0 +1,75 @@
+"""What a rollout says of itself: rewards, lengths, signal, and how far the sampler is from the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from covey.rollout.collect import Collected
+from covey.types import Finish, Metric, ScoredGroup, StepResult, TrainSample
+
+
+def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: int) -> dict[str, Metric]:
+    """Metrics of a whole rollout, under TRL's names where TRL has the thing."""
+    groups = collected.groups
+    samples = [r.annotated.sample for r in rows]
+    lengths = [sum(s.is_trained) for s in samples]
+    ended = [n for n, s in zip(lengths, samples, strict=True) if s.finish is Finish.STOP]
+    cut = sum(s.finish is Finish.LENGTH for s in samples)
+    logprobs = [x for s in samples for x in s.sampler_logprobs]
+    ages = [version - v for s in samples for v in s.versions]
+    return {
+        **_reward_metrics(groups),
+        "completions/mean_length": _mean(lengths),
+        "completions/min_length": Metric(value=min(lengths), count=len(lengths)),
+        "completions/max_length": Metric(value=max(lengths), count=len(lengths)),
+        "completions/mean_terminated_length": _mean(ended),
+        "completions/clipped_ratio": Metric(value=cut / len(samples), count=len(samples)),
+        "entropy_sampled": _mean([-x for x in logprobs]),
+        "policy_age": Metric(value=max(ages, default=0), count=len(ages)),
+        "rows/masked": Metric(value=sum(r.masked is not None for r in rows), count=len(rows)),
+        "rows/invalid": Metric(value=sum(r.masked == "invalid" for r in rows), count=len(rows)),
+        "rows/skipped": Metric(value=sum(not r.needs_forward for r in rows), count=len(rows)),
+        "time/rollout_s": Metric(value=collected.rollout_s),
+        "time/reward_s": Metric(value=collected.reward_s),
+    }
+
+
+def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
+    totals = [s.total for g in groups for s in g.scores if s.total is not None]
+    by_group = [[s.total for s in g.scores if s.total is not None] for g in groups]
+    spreads = [stdev(values) if len(values) > 1 else 0.0 for values in by_group]
+    flat = sum(len(set(values)) <= 1 for values in by_group)
+    metrics = {
+        "reward": _mean(totals),
+        "reward_std": _mean(spreads),
+        "frac_reward_zero_std": Metric(value=flat / len(groups), count=len(groups)),
+    }
+    parts: dict[str, list[float]] = {}
+    for score in (s for g in groups for s in g.scores):
+        for part in score.parts:
+            found = parts.setdefault(part.name, [])
+            if part.value is not None:
+                found.append(part.value)
+    for name, values in parts.items():
+        metrics[f"rewards/{name}/mean"] = _mean(values)
+        spread = stdev(values) if len(values) > 1 else None
+        metrics[f"rewards/{name}/std"] = Metric(value=spread, count=len(values))
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> Metric:
+    return Metric(value=fmean(values) if values else None, count=len(values))
+
+
+def step_metrics(result: StepResult) -> dict[str, Metric]:
+    """Metrics of one optimizer step; a skipped step has no gradient, which is not a gradient of 0."""
+    stats = result.stats
+    return {
+        **result.metrics,
+        "grad_norm": Metric(value=None if stats is None else stats.grad_norm),
+        "grad_norm_clipped": Metric(value=None if stats is None else stats.grad_norm_clipped),
+        "learning_rate": Metric(value=None if stats is None else stats.learning_rate),
+        "update_ratio": Metric(value=None if stats is None else stats.update_ratio),
+        "frac_params_changed": Metric(value=None if stats is None else stats.frac_params_changed),
+    }

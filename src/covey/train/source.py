@@ -1,0 +1,85 @@
+"""Where rollouts come from: sampled now, or read from files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from covey.comm import Comm
+from covey.data.order import Order
+from covey.data.rows import PromptTable
+from covey.data.text import TextCodec
+from covey.learner.backends.base import Backend
+from covey.rewards.protocol import Reward, Scored
+from covey.rewards.registry import score_rows, total
+from covey.rollout.collect import Collected, CollectPlan, collect
+from covey.rollout.engine import Engine
+from covey.rollout.records import groups_of
+from covey.telemetry.rollouts import read_rollouts
+from covey.types import Draw, Score, ScoredGroup
+
+
+class Source(Protocol):
+    """Gives the scored groups of a rollout by its number, whatever was asked for before."""
+
+    def next(self, rollout: int) -> Collected: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSource:
+    """Prompts in the data's order, sampled by the engine on the backend's weights and scored."""
+
+    prompts: PromptTable
+    order: Order
+    engine: Engine
+    backend: Backend
+    rewards: Sequence[Reward]
+    weights: Sequence[float]
+    codec: TextCodec
+    plan: CollectPlan
+    comm: Comm
+
+    def next(self, rollout: int) -> Collected:
+        """Sample and score rollout number `rollout`."""
+        epoch, numbers = self.order.take(rollout)
+        prompts = [self.prompts.take(i, Draw(epoch=epoch, rollout=rollout)) for i in numbers]
+        view: AbstractContextManager[object] = self.backend.rollout_view()
+        with view:
+            return collect(prompts, self.engine, self._score, self.codec, self.plan, self.comm)
+
+    def _score(self, rows: Sequence[Scored]) -> list[Score]:
+        return score_rows(self.rewards, self.weights, rows)
+
+
+class ReplaySource:
+    """Rollouts of a directory, in the order of their numbers; rewards are weighted anew, nothing is sampled."""
+
+    def __init__(self, directory: Path, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._rollouts = [records for _, records in read_rollouts(directory)]
+
+    @property
+    def num_rollouts(self) -> int:
+        """How many rollouts the directory holds."""
+        return len(self._rollouts)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt of any rollout."""
+        return max(len(record["prompt_ids"]) for records in self._rollouts for record in records)
+
+    def next(self, rollout: int) -> Collected:
+        """The rollout at this place of the directory's order."""
+        groups = tuple(self._weighted(g) for g in groups_of(self._rollouts[rollout]))
+        return Collected(groups=groups, rollout_s=0.0, reward_s=0.0)
+
+    def _weighted(self, scored: ScoredGroup) -> ScoredGroup:
+        return replace(scored, scores=tuple(self._total(s) for s in scored.scores))
+
+    def _total(self, score: Score) -> Score:
+        if not score.parts:
+            return score
+        return total(score.parts, [self._weights.get(p.name, 1.0) for p in score.parts])

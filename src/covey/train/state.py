@@ -1,0 +1,175 @@
+"""The stateful components of a run, each giving JSON and tensors to a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.checkpoint.registry import State
+from covey.comm import Comm
+from covey.errors import CheckpointError
+from covey.learner.backends.base import Backend
+from covey.types import AnnotatedSample, Finish, Metric, Sample, TrainSample
+
+
+class Progress:
+    """Where the run stands: optimizer steps taken, rollouts finished, and running totals."""
+
+    name = "progress"
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.rollout = 0
+        self.num_tokens = 0
+
+    def state(self) -> State:
+        """The counters."""
+        return State(json={"step": self.step, "rollout": self.rollout, "num_tokens": self.num_tokens})
+
+    def load_state(self, state: State) -> None:
+        """Go on from these counters."""
+        values: Any = state.json
+        self.step, self.rollout = values["step"], values["rollout"]
+        self.num_tokens = values["num_tokens"]
+
+
+class OptimizerState:
+    """AdamW's moments and the masters, through the backend."""
+
+    name = "optimizer"
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def state(self) -> State:
+        """The backend's tensors."""
+        return State(tensors=dict(self._backend.state()))
+
+    def load_state(self, state: State) -> None:
+        """Give them back to the backend."""
+        self._backend.load_state(state.tensors)
+
+
+class RandomState:
+    """torch's generators, one a rank. Sampling needs none of them; dropout, where it is on, does."""
+
+    name = "rng"
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def state(self) -> State:
+        """Every rank's generator. Collective."""
+        mine = [bytes(torch.get_rng_state().tolist()).hex()]
+        if torch.cuda.is_available():
+            mine.append(bytes(torch.cuda.get_rng_state().tolist()).hex())
+        return State(json={"ranks": self._comm.gather_json(mine)})
+
+    def load_state(self, state: State) -> None:
+        """This rank's generator, where the stopped run had as many ranks."""
+        ranks: Any = state.json["ranks"]
+        if len(ranks) != self._comm.world:
+            return
+        torch.set_rng_state(_bytes(ranks[self._comm.rank][0]))
+        if torch.cuda.is_available() and len(ranks[self._comm.rank]) > 1:
+            torch.cuda.set_rng_state(_bytes(ranks[self._comm.rank][1]))
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+class RolloutBuffer:
+    """The samples of the rollout being trained on, so that a resume in its middle goes on with the same ones."""
+
+    name = "rollout"
+
+    def __init__(self) -> None:
+        self.rows: tuple[TrainSample, ...] = ()
+        self.metrics: dict[str, Metric] = {}
+        self.done = 0
+
+    def fill(self, rows: Sequence[TrainSample], metrics: dict[str, Metric]) -> None:
+        """Take a new rollout, none of whose steps is done."""
+        self.rows, self.metrics, self.done = tuple(rows), metrics, 0
+
+    def clear(self) -> None:
+        """The rollout's steps are all done."""
+        self.rows, self.metrics, self.done = (), {}, 0
+
+    def state(self) -> State:
+        """The samples as JSON, and their annotations as one flat tensor a kind."""
+        tensors = {}
+        for kind in ("old", "ref"):
+            parts = [getattr(r.annotated, f"{kind}_logprob_N") for r in self.rows]
+            present = [p for p in parts if p is not None]
+            if present:
+                tensors[kind] = torch.cat(present)
+        return State(
+            json={
+                "done": self.done,
+                "rows": [_row_json(r) for r in self.rows],
+                "metrics": {name: [m.value, m.count] for name, m in self.metrics.items()},
+            },
+            tensors=tensors,
+        )
+
+    def load_state(self, state: State) -> None:
+        """Go on with these samples, `done` of whose steps are taken."""
+        values: Any = state.json
+        counts = [len(r["sampler_logprobs"]) for r in values["rows"]]
+        split: dict[str, list[Tensor | None]] = {}
+        for kind in ("old", "ref"):
+            if kind in state.tensors and state.tensors[kind].numel() != sum(counts):
+                raise CheckpointError(f"the rollout's {kind} logprobs do not fit its samples")
+            whole = state.tensors.get(kind)
+            split[kind] = [None] * len(counts) if whole is None else list(whole.split(counts))
+        self.rows = tuple(
+            _row(r, old, ref)
+            for r, old, ref in zip(values["rows"], split["old"], split["ref"], strict=True)
+        )
+        self.metrics = {name: Metric(value=v, count=c) for name, (v, c) in values["metrics"].items()}
+        self.done = values["done"]
+
+
+def _row_json(row: TrainSample) -> dict[str, Any]:
+    sample = row.annotated.sample
+    return {
+        "group": sample.group,
+        "sibling": sample.sibling,
+        "token_ids": list(sample.token_ids),
+        "prompt_length": sample.prompt_length,
+        "is_trained": [int(x) for x in sample.is_trained],
+        "sampler_logprobs": list(sample.sampler_logprobs),
+        "versions": list(sample.versions),
+        "temperature": sample.temperature,
+        "finish": str(sample.finish),
+        "advantage": row.advantage,
+        "loss_mask": [int(x) for x in row.loss_mask],
+        "masked": row.masked,
+        "needs_forward": row.needs_forward,
+    }
+
+
+def _row(values: dict[str, Any], old: Tensor | None, ref: Tensor | None) -> TrainSample:
+    sample = Sample(
+        group=values["group"],
+        sibling=values["sibling"],
+        token_ids=tuple(values["token_ids"]),
+        prompt_length=values["prompt_length"],
+        is_trained=tuple(bool(x) for x in values["is_trained"]),
+        sampler_logprobs=tuple(values["sampler_logprobs"]),
+        versions=tuple(values["versions"]),
+        temperature=values["temperature"],
+        finish=Finish(values["finish"]),
+    )
+    return TrainSample(
+        annotated=AnnotatedSample(sample=sample, old_logprob_N=old, ref_logprob_N=ref),
+        advantage=values["advantage"],
+        loss_mask=tuple(bool(x) for x in values["loss_mask"]),
+        masked=values["masked"],
+        needs_forward=values["needs_forward"],
+    )

@@ -1,0 +1,220 @@
+"""The command line and the YAML file: spellings, lists, switches, aliases, and every way to get them wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from covey.config import Parsed, parse
+from covey.types import Problem
+
+
+def values(*argv: str) -> dict[str, Any]:
+    parsed = parse(argv)
+    assert parsed.problems == ()
+    return {name: typed.value for name, typed in parsed.typed.items()}
+
+
+def one(parsed: Parsed) -> Problem:
+    (problem,) = parsed.problems
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--reward_funcs accuracy format", {"reward_funcs": ["accuracy", "format"]}),
+        ("--reward-funcs accuracy", {"reward_funcs": ["accuracy"]}),
+        ("--Reward_Weights 1 0.5", {"reward_weights": [1.0, 0.5]}),
+        ("--reward_funcs=accuracy format", {"reward_funcs": ["accuracy", "format"]}),
+        ("--seed 1 --seed 2", {"seed": 2}),
+        ("--dataset a.csv b.csv --dataset c.csv", {"dataset": ["c.csv"]}),
+        ("--max_steps -1", {"max_steps": -1}),
+        ("--beta -.5e-3", {"beta": -0.0005}),
+        ("--max_steps=-1", {"max_steps": -1}),
+        ("--learning_rate 1e-6", {"learning_rate": 1e-6}),
+        ("--max_steps 1e3", {"max_steps": 1000}),
+        ("--disable_dropout", {"disable_dropout": True}),
+        ("--disable_dropout false", {"disable_dropout": False}),
+        ("--no_disable_dropout", {"disable_dropout": False}),
+        ("--no-dataset-shuffle --seed 3", {"dataset_shuffle": False, "seed": 3}),
+        ("--save_only_model --seed 3", {"save_only_model": True, "seed": 3}),
+        ("--scale_rewards true", {"scale_rewards": "group"}),
+        ("--scale_rewards False", {"scale_rewards": "none"}),
+        ("--loss_type DAPO", {"loss_type": "dapo"}),
+        ("--rollout_log 5", {"rollout_log": 5}),
+        ("--rollout_log none", {"rollout_log": "none"}),
+        ("--resume_from_checkpoint", {"resume_from_checkpoint": "latest"}),
+        ("--resume_from_checkpoint true", {"resume_from_checkpoint": "latest"}),
+        ("--resume_from_checkpoint auto", {"resume_from_checkpoint": "auto"}),
+        ("--resume_from_checkpoint Runs/A", {"resume_from_checkpoint": "Runs/A"}),
+        ("--max_length none", {"max_length": None}),
+        ("--delta null", {"delta": None}),
+    ],
+)
+def test_spellings(words: str, expected: dict[str, Any]) -> None:
+    assert values(*words.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--model_name_or_path m", {"model": "m"}),
+        ("--dtype fp32", {"torch_dtype": "float32"}),
+        ("--torch_dtype bf16", {"torch_dtype": "bfloat16"}),
+        ("--torch_dtype torch.bfloat16", {"torch_dtype": "bfloat16"}),
+        ("--bf16", {"torch_dtype": "bfloat16"}),
+        ("--bf16 true", {"torch_dtype": "bfloat16"}),
+        ("--bf16 false", {"torch_dtype": "float32"}),
+        ("--no_bf16", {"torch_dtype": "float32"}),
+        ("--dataset_name a.jsonl b.jsonl", {"dataset": ["a.jsonl", "b.jsonl"]}),
+        ("--max_prompt_length 512", {"max_length": 512}),
+        ("--max_new_tokens 64", {"max_completion_length": 64}),
+        ("--overlong_filter true", {"mask_truncated_completions": True}),
+        ("--shuffle_dataset false", {"dataset_shuffle": False}),
+    ],
+)
+def test_names_of_trl_and_ms_swift(words: str, expected: dict[str, Any]) -> None:
+    assert values(*words.split()) == expected
+
+
+def test_the_source_names_the_flag_that_was_typed() -> None:
+    assert parse(["--Dtype", "bf16"]).typed["torch_dtype"].source == "flag --dtype"
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest", "edits"),
+    [
+        ("--num_generation", "num_generations", {"num_generations": 4}),
+        ("--num-genrations", "num_generations", {"num_generations": 4}),
+        ("--lr", "learning_rate", {"learning_rate": 4.0}),
+        ("--maxsteps", "max_steps", {"max_steps": 4}),
+        ("--batch_size", "per_device_train_batch_size", {"per_device_train_batch_size": 4}),
+        ("--model_nam_or_path", "model", {"model": "4"}),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(typed: str, nearest: str, edits: dict[str, Any]) -> None:
+    problem = one(parse([typed, "4"]))
+    assert problem.code == "E101"
+    assert nearest in problem.cause
+    assert problem.fixes[0].edits == edits
+
+
+def test_an_unknown_name_like_no_other_points_to_the_list() -> None:
+    problem = one(parse(["--xyzzy", "1"]))
+    assert problem.code == "E101"
+    assert "--help" in problem.fixes[0].text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--train_type lora", "trains all weights"),
+        ("--lora_rank 8", "trains all weights"),
+        ("--use_vllm true", "its own engine"),
+        ("--vLLM_max_model_len 4096", "its own engine"),
+        ("--deepspeed zero3", "does not shard"),
+        ("--attn_impl flash_attn", "attention"),
+        ("--top_p 0.9", "whole distribution"),
+        ("--report_to wandb", "metrics.jsonl"),
+        ("--eval_steps 50", "no evaluation"),
+        ("--system You are", "system message"),
+        ("--no_use_vllm", "its own engine"),
+        ("--rlhf_type grpo", "GRPO"),
+    ],
+)
+def test_names_this_version_does_not_have_say_what_it_does(words: str, says: str) -> None:
+    problem = one(parse(words.split()))
+    assert problem.code == "E102"
+    assert says in problem.why
+    assert "leave out" in problem.fixes[0].text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "option"),
+    [
+        ("--num_generations abc", "E103", "num_generations"),
+        ("--num_generations 2.5", "E103", "num_generations"),
+        ("--learning_rate nan", "E103", "learning_rate"),
+        ("--learning_rate inf", "E103", "learning_rate"),
+        ("--seed", "E103", "seed"),
+        ("--max_length", "E103", "max_length"),
+        ("--reward_funcs", "E103", "reward_funcs"),
+        ("--disable_dropout maybe", "E103", "disable_dropout"),
+        ("--reward_weights 1 x", "E103", "reward_weights"),
+        ("--rollout_log some", "E103", "rollout_log"),
+        ("--loss_type dapp", "E104", "loss_type"),
+        ("--fp16", "E102", "fp16"),
+        ("--torch_dtype float16", "E104", "torch_dtype"),
+        ("--seed 1 2", "E108", "--seed"),
+        ("--save_only_model a.yaml", "E108", "--save_only_model"),
+        ("--no_save_only_model x", "E108", "--no_save_only_model"),
+        ("--dtype bf16 --torch_dtype fp32", "E106", "torch_dtype"),
+        ("absent.yaml", "E107", "config file"),
+        ("-x 3", "E101", "x"),
+    ],
+)
+def test_faults(words: str, code: str, option: str) -> None:
+    problem = one(parse(words.split()))
+    assert (problem.code, problem.option) == (code, option)
+    assert problem.seen and problem.why and problem.cause and problem.fixes
+
+
+def test_a_wrong_choice_names_the_nearest() -> None:
+    assert one(parse(["--loss_type", "dapp"])).fixes[0].edits == {"loss_type": "dapo"}
+    assert one(parse(["--lr_scheduler_type", "cosin"])).fixes[0].edits == {"lr_scheduler_type": "cosine"}
+
+
+def test_every_fault_is_reported() -> None:
+    parsed = parse("--lr 1 --use_vllm true --seed x --loss_type y --temperature 0.7 extra".split())
+    assert [problem.code for problem in parsed.problems] == ["E101", "E102", "E103", "E104", "E108"]
+    assert parsed.typed["temperature"].value == 0.7
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_grouped_or_flat_and_flags_over_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", "seed: 1\nmodel:\n  model: m\n  dtype: bf16\noptimizer:\n  learning-rate: 1e-6\n")
+    parsed = parse([path, "--seed", "7"])
+    assert parsed.problems == ()
+    assert {name: (t.value, t.source) for name, t in parsed.typed.items()} == {
+        "seed": (7, "flag --seed"),
+        "model": ("m", f"{path}: model.model"),
+        "torch_dtype": ("bfloat16", f"{path}: model.dtype"),
+        "learning_rate": (1e-6, f"{path}: optimizer.learning-rate"),
+    }
+
+
+def test_a_file_can_also_be_a_flag(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", "model: m\nreward_funcs: accuracy\nresume_from_checkpoint: true\nrun:\n")
+    assert values("--seed", "7", "--config", path) == {
+        "model": "m", "reward_funcs": ["accuracy"], "resume_from_checkpoint": "latest", "seed": 7,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("seed: 1\nseed: 2\n", "E107", "stands twice"),
+        ("- seed\n", "E107", "not a mapping"),
+        ("seed: [1\n", "E107", "line 2"),
+        ("run:\n  seed: 1\nseed: 2\n", "E106", "seed is 1"),
+        ("optimiser:\n  seed: 1\n", "E101", "optimiser"),
+        ("run:\n  sed: 1\n", "E101", "sed"),
+        ("vllm_mode: colocate\n", "E102", "vllm_mode"),
+        ("seed: ~\n", "E103", "nothing"),
+        ("seed: true\n", "E103", "True"),
+        ("seed: {a: 1}\n", "E101", "seed"),
+    ],
+)
+def test_faults_of_a_file(tmp_path: Path, text: str, code: str, words: str) -> None:
+    problem = one(parse([write(tmp_path / "c.yaml", text)]))
+    assert problem.code == code
+    assert words in problem.seen
+
+
+def test_two_files_are_one_too_many(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", "seed: 1\n")
+    assert one(parse([path, "other.yaml"])).code == "E108"
