@@ -39,20 +39,15 @@ def _words(code: str, shape: Shape, num_prompts: int | None) -> list[Words]:
     if code == "E207":
         return [_too_few_prompts(shape, num_prompts or 0)]
     if code == "E208":
-        return _below_one(shape)
+        return _out_of_range(shape)
     return [_ONE[code](shape)]
 
 
-def _below_one(shape: Shape) -> list[Words]:
-    return [
-        (
-            name,
-            f"{name} is {getattr(shape, name)}.",
-            "A slip of the hand, or a number that stands for `not set` in another tool.",
-        )
-        for name in COUNTS
-        if not in_range(getattr(shape, name)) and not _follows(name, shape)
-    ]
+def _out_of_range(shape: Shape) -> list[Words]:
+    wrong = [name for name in COUNTS if not in_range(getattr(shape, name))]
+    own = [name for name in wrong if not _follows(name, shape)]
+    cause = "A slip of the hand, or a number that stands for `not set` in another tool."
+    return [(name, f"{name} is {getattr(shape, name)}.", cause) for name in own or wrong]
 
 
 def _follows(name: str, shape: Shape) -> bool:

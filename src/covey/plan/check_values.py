@@ -120,8 +120,8 @@ def _temperature(config: Config) -> list[Problem]:
         Problem(
             code="E110",
             option="temperature",
-            seen=f"temperature is {config.temperature:g}: sampling is greedy, and all completions of a prompt "
-            "are equal.",
+            seen=f"temperature is {config.temperature:g}: sampling is greedy, and all completions of a "
+            "prompt are equal.",
             why="Equal completions get equal rewards, every advantage is 0, and no weight moves.",
             cause="A setting for evaluation; training needs completions that differ.",
             fixes=(

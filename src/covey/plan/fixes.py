@@ -106,9 +106,7 @@ def _leads_to(name: str, typed: dict[str, Any], wanted: Shape) -> bool:
 
 def _positive(shape: Shape) -> Shape:
     """Return the shape with usual numbers for counts below 1, which is where a search can begin."""
-    usual = {
-        name: getattr(shape, name) if getattr(shape, name) >= 1 else _USUAL.get(name, 1) for name in COUNTS
-    }
+    usual = {n: v if in_range(v := getattr(shape, n)) else _USUAL.get(n, 1) for n in COUNTS}
     if not in_range(shape.steps_per_generation):
         usual[PER_GENERATION] = usual[ACCUMULATION]
     if usual[ACCUMULATION] > usual[PER_GENERATION]:

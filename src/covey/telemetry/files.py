@@ -79,7 +79,7 @@ class RunFiles:
         steps.add(record.step)
 
     def append_event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
-        """Append one event to events.jsonl, with UTC time and its step (the last recorded one if not given)."""
+        """Append one event to events.jsonl, with UTC time and its step (by default the last recorded one)."""
         if clash := {"time"} & set(fields):
             raise CoveyError(f"an event's field cannot be called {', '.join(clash)}")
         if step is None:
@@ -106,7 +106,7 @@ class RunFiles:
         return path
 
     def supersede_after(self, step: int, rollout: int) -> Superseded | None:
-        """Move what was recorded after `step` and after `rollout` into superseded/<n>/, and say so as an event.
+        """Move what was recorded after `step` and `rollout` into superseded/<n>/, and say so as an event.
 
         A run resumed there writes these steps anew, so each stands once in the live files. Lines are copied
         before they are cut and files are renamed, so a kill at any moment loses nothing. None means that

@@ -123,7 +123,7 @@ class Accumulator:
         return sums, maxima
 
     def from_vector(self, sums: list[float], maxima: list[float]) -> Accumulator:
-        """Return an accumulator of this schema with the reduced numbers; other schemas on other ranks raise."""
+        """Return an accumulator of this schema with the reduced numbers; unequal schemas raise CoveyError."""
         if len(maxima) < 2 or maxima[0] != -maxima[1]:
             raise CoveyError(f"the ranks do not record the same metrics; here they are {list(self.schema)}")
         reduced = Accumulator(self.schema)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from covey.errors import CoveyError
 from covey.telemetry.files import read_metrics
@@ -22,7 +22,8 @@ _INK, _QUIET, _GRID = "#222222", "#6b6b6b", "#e6e6e6"
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the reward itself is blue.
 _REWARD = "#0072B2"
 _PARTS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)))
+_LONGEST_LABEL = 16
 _MAX_PARTS = len(_PARTS) * len(_DASHES)
 
 
@@ -50,7 +51,8 @@ def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
     reward = series(records, "reward")
     if not reward.steps:
         raise CoveyError(f"{metrics_path} has no step with a reward; there is nothing to draw")
-    style = {
+    parts = part_series(records, reward)
+    style: Any = {
         "font.family": "DejaVu Sans",
         "font.size": 10,
         "text.parse_math": False,
@@ -64,14 +66,14 @@ def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
             2,
             height_ratios=(2.6, 1),
             left=0.075,
-            right=0.845,
+            right=_right_edge(parts),
             top=0.845,
             bottom=0.085,
             hspace=0.38,
             wspace=0.25,
         )
         top = figure.add_subplot(grid[0, :])
-        _draw_rewards(top, records, reward)
+        _draw_rewards(top, reward, parts)
         _draw_small(
             figure.add_subplot(grid[1, 0]),
             series(records, "completions/mean_length"),
@@ -94,24 +96,35 @@ def series(records: Sequence[StepRecord], name: str) -> Series:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the mean over a centred window of a fifteenth of the values, which shrinks evenly towards both ends.
+    """Return a line fitted around each value, near ones counting most, within the range of what was fitted.
 
-    A window that is centred everywhere neither lags behind the values nor invents any.
+    Unlike a running mean it neither lags while values rise nor clings to the very first and last of them.
+    The window reaches a twelfth of the values to each side; fewer than 24 values come back as they are.
     """
-    radius = min(len(values) // 30, 25)
-    result = []
-    for i in range(len(values)):
-        near = min(radius, i, len(values) - 1 - i)
-        window = values[i - near : i + near + 1]
-        result.append(math.fsum(window) / len(window))
-    return result
+    radius = min(len(values) // 12, 60)
+    if radius < 2:
+        return list(values)
+    kernel = [(1 - (distance / (radius + 1)) ** 3) ** 3 for distance in range(radius + 1)]
+    return [_fit(values, i, kernel) for i in range(len(values))]
+
+
+def _fit(values: Sequence[float], centre: int, kernel: Sequence[float]) -> float:
+    """Return the height at `centre` of the weighted least-squares line through its neighbours."""
+    radius = len(kernel) - 1
+    window = range(max(centre - radius, 0), min(centre + radius + 1, len(values)))
+    weights = [kernel[abs(i - centre)] for i in window]
+    total = math.fsum(weights)
+    mean_x = math.fsum(w * i for w, i in zip(weights, window, strict=True)) / total
+    mean_y = math.fsum(w * values[i] for w, i in zip(weights, window, strict=True)) / total
+    spread = math.fsum(w * (i - mean_x) ** 2 for w, i in zip(weights, window, strict=True))
+    slope = math.fsum(w * (i - mean_x) * values[i] for w, i in zip(weights, window, strict=True)) / spread
+    near = [values[i] for i in window]
+    return min(max(mean_y + slope * (centre - mean_x), min(near)), max(near))
 
 
 def summary(reward: Series) -> str:
     """Return the run in a sentence: the mean reward of the first and of the last tenth of its steps."""
-    tenth = max(1, len(reward.values) // 10)
-    first = math.fsum(reward.values[:tenth]) / tenth
-    last = math.fsum(reward.values[-tenth:]) / tenth
+    first, last = _tenths(reward)
     word = "rose" if last > first else "fell" if last < first else "stayed"
     course = (
         f"from {first:.2f} to {last:.2f}"
@@ -120,8 +133,14 @@ def summary(reward: Series) -> str:
     )
     if word == "stayed":
         course = f"at {first:.2f}"
-    span = "first and last tenth of the run" if tenth > 1 else "first and last step"
+    span = "first and last tenth of the run" if len(reward.steps) >= 20 else "first and last step"
     return f"Mean reward {word} {course} over {reward.steps[-1]:,} steps ({span})"
+
+
+def _tenths(line: Series) -> tuple[float, float]:
+    """Return the means of the first and of the last tenth of the values."""
+    tenth = max(1, len(line.values) // 10)
+    return math.fsum(line.values[:tenth]) / tenth, math.fsum(line.values[-tenth:]) / tenth
 
 
 def part_series(records: Sequence[StepRecord], reward: Series) -> list[Series]:
@@ -154,23 +173,24 @@ def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
     return result
 
 
-def _draw_rewards(axes: Axes, records: Sequence[StepRecord], reward: Series) -> None:
-    parts = part_series(records, reward)
+def _draw_rewards(axes: Axes, reward: Series, parts: Sequence[Series]) -> None:
     lines = [(reward, _REWARD, _DASHES[0], "reward")]
     for index, part in enumerate(parts):
-        label = part.name.removeprefix("rewards/").removesuffix("/mean")
-        lines.append((part, _PARTS[index % len(_PARTS)], _DASHES[index // len(_PARTS)], label))
+        lines.append((part, _PARTS[index % len(_PARTS)], _DASHES[index // len(_PARTS)], _label(part)))
     axes.plot(reward.steps, reward.values, color=_REWARD, linewidth=0.8, alpha=0.35)
     courses = [smooth(line.values) for line, *_ in lines]
     for (line, color, dashes, _), course in reversed(list(zip(lines, courses, strict=True))):
         width = 2.6 if line is reward else 1.6
         axes.plot(line.steps, course, color=color, linestyle=dashes, linewidth=width, solid_capstyle="round")
-    _finish(axes, reward.steps)
+    _finish(axes, reward.steps, num_ticks=8)
+    lowest, highest = (pick(pick(line.values) for line, *_ in lines) for pick in (min, max))
+    if 0 <= lowest < highest / 2:
+        axes.set_ylim(bottom=0)
     low, high = axes.get_ylim()
     ends = spread_labels([course[-1] for course in courses], gap=(high - low) * 0.055)
-    for (line, color, _, label), course, end in zip(lines, courses, ends, strict=True):
+    for (line, color, _, label), end in zip(lines, ends, strict=True):
         axes.annotate(
-            f"{_shorten(label, 17)}  {course[-1]:.2f}",
+            f"{_shorten(label, _LONGEST_LABEL)}  {_tenths(line)[1]:.2f}",
             xy=(1, end),
             xycoords=("axes fraction", "data"),
             xytext=(8, 0),
@@ -180,8 +200,19 @@ def _draw_rewards(axes: Axes, records: Sequence[StepRecord], reward: Series) -> 
             fontweight="bold" if line is reward else "normal",
             annotation_clip=False,
         )
-    axes.set_xlabel("optimizer step", color=_QUIET)
-    axes.set_ylabel("mean reward per step", color=_QUIET)
+    key = " (pale: each step; dark: smoothed)" if courses[0] != list(reward.values) else ""
+    axes.set_xlabel("optimizer step" + key, color=_QUIET)
+    axes.set_ylabel("mean reward", color=_QUIET)
+
+
+def _label(part: Series) -> str:
+    return part.name.removeprefix("rewards/").removesuffix("/mean")
+
+
+def _right_edge(parts: Sequence[Series]) -> float:
+    """Return where the panels end: what is right of them belongs to the names of the lines."""
+    longest = max((len(_label(part)) for part in parts), default=0)
+    return 0.845 if longest <= len("accuracy_") else 0.785
 
 
 def _draw_signal(axes: Axes, records: Sequence[StepRecord]) -> None:
@@ -207,11 +238,11 @@ def _draw_small(axes: Axes, line: Series, title: str, unit: str) -> None:
         return
     axes.plot(line.steps, line.values, color=_QUIET, linewidth=0.7, alpha=0.4)
     axes.plot(line.steps, smooth(line.values), color=_INK, linewidth=1.5)
-    _finish(axes, line.steps)
+    _finish(axes, line.steps, num_ticks=5)
     axes.set_xlabel("optimizer step", color=_QUIET)
 
 
-def _finish(axes: Axes, steps: Sequence[int]) -> None:
+def _finish(axes: Axes, steps: Sequence[int], num_ticks: int) -> None:
     """Leave of the frame what helps to read a value."""
     from matplotlib.ticker import MaxNLocator
 
@@ -221,7 +252,7 @@ def _finish(axes: Axes, steps: Sequence[int]) -> None:
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_QUIET, length=0, labelsize=9)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=num_ticks, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_xlim(min(0, steps[0]), max(steps[-1], steps[0] + 1))
 

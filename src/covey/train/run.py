@@ -78,6 +78,7 @@ def train(resolved: Resolved) -> Outcome:
     with ExitStack() as stack:
         comm = stack.enter_context(_ranks(world))
         job = build_job(resolved, found, comm)
+        stack.callback(job.backend.close)
         if job.console is not None:
             stack.enter_context(job.console)
             _announce(job.console, job, found, problems)

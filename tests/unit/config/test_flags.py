@@ -1,9 +1,10 @@
-"""The command line and the YAML file: spellings, lists, switches, aliases, and every way to get them wrong."""
+"""The command line and the YAML file: spellings, lists, switches, aliases, and ways to get them wrong."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from covey.config import Parsed, parse
 from covey.types import Problem
 
@@ -165,7 +166,8 @@ def test_a_wrong_choice_names_the_nearest() -> None:
 
 
 def test_every_fault_is_reported() -> None:
-    parsed = parse("--lr 1 --use_vllm true --seed x --loss_type y --temperature 0.7 extra".split())
+    words = "--lr 1 --use_vllm true --seed x --loss_type y --temperature 0.7 extra"
+    parsed = parse(words.split())
     assert [problem.code for problem in parsed.problems] == ["E101", "E102", "E103", "E104", "E108"]
     assert parsed.typed["temperature"].value == 0.7
 
@@ -176,7 +178,9 @@ def write(path: Path, text: str) -> str:
 
 
 def test_a_file_grouped_or_flat_and_flags_over_it(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.yaml", "seed: 1\nmodel:\n  model: m\n  dtype: bf16\noptimizer:\n  learning-rate: 1e-6\n")
+    path = write(
+        tmp_path / "c.yaml", "seed: 1\nmodel:\n  model: m\n  dtype: bf16\noptimizer:\n  learning-rate: 1e-6\n"
+    )
     parsed = parse([path, "--seed", "7"])
     assert parsed.problems == ()
     assert {name: (t.value, t.source) for name, t in parsed.typed.items()} == {
@@ -188,7 +192,9 @@ def test_a_file_grouped_or_flat_and_flags_over_it(tmp_path: Path) -> None:
 
 
 def test_a_file_can_also_be_a_flag(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.yaml", "model: m\nreward_funcs: accuracy\nresume_from_checkpoint: true\nrun:\n")
+    path = write(
+        tmp_path / "c.yaml", "model: m\nreward_funcs: accuracy\nresume_from_checkpoint: true\nrun:\n"
+    )
     assert values("--seed", "7", "--config", path) == {
         "model": "m", "reward_funcs": ["accuracy"], "resume_from_checkpoint": "latest", "seed": 7,
     }  # fmt: skip

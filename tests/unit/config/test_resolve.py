@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from covey.config import Resolved, from_dict, parse, resolve, to_yaml
 from covey.config.quickstart import QUICKSTART, quickstart_typed
 
@@ -42,7 +43,12 @@ def test_batch(world_size: int, options: dict[str, int], expected: tuple[int, ..
 
 @pytest.mark.parametrize(
     ("options", "high"),
-    [({}, 0.28), ({"epsilon": 0.1}, 0.1), ({"epsilon": 0.2}, 0.2), ({"epsilon": 0.1, "epsilon_high": 0.3}, 0.3)],
+    [
+        ({}, 0.28),
+        ({"epsilon": 0.1}, 0.1),
+        ({"epsilon": 0.2}, 0.2),
+        ({"epsilon": 0.1, "epsilon_high": 0.3}, 0.3),
+    ],
 )
 def test_epsilon_high(options: dict[str, float], high: float) -> None:
     assert resolved(**options).config.epsilon_high == high
@@ -125,7 +131,9 @@ def again(tmp_path: Path, first: Resolved, *argv: str, world_size: int = 1) -> R
         ("--num_generations 4", {"num_generations": 4}),
     ],
 )  # fmt: skip
-def test_flags_over_a_resolved_file_change_what_follows(tmp_path: Path, argv: str, changed: dict[str, Any]) -> None:
+def test_flags_over_a_resolved_file_change_what_follows(
+    tmp_path: Path, argv: str, changed: dict[str, Any]
+) -> None:
     first = resolved()
     second = again(tmp_path, first, *argv.split())
     assert second.problems == ()

@@ -4,13 +4,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from covey.config import from_dict, parse, resolve, to_yaml
-from covey.config.schema import GROUPS, OPTIONS
-from covey.config.values import Kind, kind_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda s: s.strip() != "")
+from covey.config import from_dict, parse, resolve, to_yaml
+from covey.config.schema import GROUPS, OPTIONS
+from covey.config.values import Kind, kind_of
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
+    lambda s: s.strip() != ""
+)
 
 
 def strategy(kind: Kind) -> st.SearchStrategy[Any]:
@@ -45,7 +48,8 @@ def test_round_trip(options: dict[str, Any], world_size: int) -> None:
 
 
 def test_the_file_is_grouped_and_says_where_values_came_from() -> None:
-    parsed = parse("--model m --dataset a.jsonl --reward_funcs accuracy --seed 7 --output_dir o".split())
+    words = "--model m --dataset a.jsonl --reward_funcs accuracy --seed 7 --output_dir o"
+    parsed = parse(words.split())
     lines = to_yaml(resolve(parsed.typed, 1)).splitlines()
     assert [line.rstrip(":") for line in lines if line and line[0] not in " #"] == list(GROUPS)
     assert "  seed: 7  # flag --seed" in lines

@@ -55,3 +55,7 @@ class Backend(Protocol):
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state` gave."""
         ...
+
+    def close(self) -> None:
+        """Let go of what must end before the process group does."""
+        ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
@@ -16,6 +17,13 @@ from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
+
+# Rotary frequencies are the only buffers and are equal on every rank; torch 2.13 renames the option.
+_NO_BUFFERS = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    else {"broadcast_buffers": False}
+)
 
 
 class DDPBackend:
@@ -33,7 +41,7 @@ class DDPBackend:
         self.policy = policy
         self.world = dist.get_world_size()
         self.grad_scale = float(self.world)
-        self._wrapped = DistributedDataParallel(policy, broadcast_buffers=False)
+        self._wrapped = DistributedDataParallel(policy, **_NO_BUFFERS)  # type: ignore[arg-type]
         self._is_low = any(p.dtype != torch.float32 for p in self.masters.params)
         if self._is_low:
             self._wrapped.register_comm_hook(self.masters, _reduce_in_float32)
@@ -77,6 +85,10 @@ class DDPBackend:
     def state(self) -> Mapping[str, Tensor]:
         """Optimizer state, equal on all ranks."""
         return self._local.state()
+
+    def close(self) -> None:
+        """Let go of DDP, whose reducer must not outlive the process group."""
+        del self._wrapped
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore on every rank."""

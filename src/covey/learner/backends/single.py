@@ -72,6 +72,9 @@ class SingleBackend:
         """AdamW's moments and the masters."""
         return self.masters.state()
 
+    def close(self) -> None:
+        """Nothing to let go of."""
+
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore moments and masters."""
         self.masters.load_state(tensors)

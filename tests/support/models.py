@@ -1,0 +1,92 @@
+"""Tiny models with random weights, one of each family that the tests speak of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from covey.quickstart.task import MODEL_DIR
+
+VOCAB = 320
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 315,
+    "bos_token_id": 313,
+    "eos_token_id": 314,
+}
+
+
+def config_of(family: str) -> Any:
+    """A small configuration of a family; sliding windows are short enough to matter."""
+    kv = {**_SIZES, "head_dim": 16}
+    match family:
+        case "qwen2":
+            return transformers.Qwen2Config(**_SIZES, tie_word_embeddings=True)
+        case "qwen3":
+            return transformers.Qwen3Config(**kv)
+        case "llama":
+            return transformers.LlamaConfig(**_SIZES)
+        case "mistral":
+            return transformers.MistralConfig(**kv, sliding_window=7)
+        case "gemma2":
+            return transformers.Gemma2Config(**kv, sliding_window=7, query_pre_attn_scalar=16)
+        case "gpt2":
+            return transformers.GPT2Config(
+                vocab_size=VOCAB,
+                n_embd=64,
+                n_layer=3,
+                n_head=4,
+                n_positions=512,
+                bos_token_id=313,
+                eos_token_id=314,
+            )
+        case "mixtral":
+            return transformers.MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2)
+        case "lfm2":
+            layers = ["conv", "full_attention", "conv"]
+            return transformers.Lfm2Config(**_SIZES, layer_types=layers, block_ff_dim=96)
+        case "qwen3_5":
+            linear = {
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+            }
+            return transformers.Qwen3_5TextConfig(**{**kv, "num_hidden_layers": 4}, **linear)
+    raise ValueError(family)
+
+
+STREAM_FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gpt2", "mixtral")
+LEAKING_FAMILIES = ("lfm2", "qwen3_5")
+
+
+def random_model(family: str, seed: int = 1) -> PreTrainedModel:
+    """A model whose weights are large enough for its attention to be far from uniform."""
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config_of(family), dtype=torch.float32)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.08)
+    return model
+
+
+def save_model(family: str, directory: Path, seed: int = 1) -> Path:
+    """Save a random model with the built-in tokenizer beside it."""
+    random_model(family, seed).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        source = MODEL_DIR / name
+        if source.is_file():
+            (directory / name).write_bytes(source.read_bytes())
+    return directory

@@ -1,0 +1,232 @@
+"""Runs for tests: replayed rollouts, gradients of every step, one process or several."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from covey.comm import Comm, LocalComm
+from covey.config.resolve import from_dict
+from covey.train.facts import survey
+from covey.train.loop import run
+from covey.train.run import _ranks, build_job
+
+GROUPS, SIBLINGS = 2, 4
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left: per-step gradients, the weights before and after, and its metrics."""
+
+    gradients: list[dict[str, Tensor]]
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    metrics: list[dict[str, Any]]
+
+
+def write_rollouts(directory: Path, *, rollouts: int = 5, seed: int = 0) -> Path:
+    """Rollouts of 2 groups x 4 completions: ragged, one row invalid, one truncated, uneven work.
+
+    The second half of a rollout has long completions and the first short ones, so that two ranks never have equal
+    work.
+    """
+    draw = random.Random(seed)
+    directory.mkdir(parents=True, exist_ok=True)
+    for rollout in range(rollouts):
+        lines = []
+        for group in range(GROUPS):
+            prompt = [draw.randrange(300) for _ in range(draw.choice((5, 9, 14)))]
+            for sibling in range(SIBLINGS):
+                length = draw.randrange(1, 6) if group == 0 else draw.randrange(8, 31)
+                is_cut = group == 1 and sibling == 2
+                is_broken = group == 0 and sibling == 1
+                lines.append(_record(draw, rollout, group, sibling, prompt, length, is_cut, is_broken))
+        path = directory / f"rollout-{rollout:06d}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return directory
+
+
+def _record(
+    draw: random.Random,
+    rollout: int,
+    group: int,
+    sibling: int,
+    prompt: list[int],
+    length: int,
+    is_cut: bool,
+    is_broken: bool,
+) -> dict[str, Any]:
+    reward = None if is_broken else draw.choice((0.0, 0.5, 1.0)) + 0.01 * sibling
+    part = {"name": "accuracy", "value": reward, "status": "error" if is_broken else "ok", "message": ""}
+    return {
+        "rollout": rollout,
+        "group": group,
+        "sibling": sibling,
+        "prompt_id": group,
+        "epoch": 0,
+        "attempt": 0,
+        "split": "train",
+        "seed": 0,
+        "temperature": 0.8,
+        "max_new_tokens": 32,
+        "stop_token_ids": [314],
+        "prompt": "",
+        "text": "",
+        "finish": "length" if is_cut else "stop",
+        "reward": reward,
+        "parts": [part],
+        "status": part["status"],
+        "message": "",
+        "columns": {},
+        "prompt_ids": prompt,
+        "completion_ids": [draw.randrange(300) for _ in range(length)],
+        "trained_mask": [1] * length,
+        "sampler_logprobs": [-draw.uniform(0.1, 6.0) for _ in range(length)],
+        "versions": [rollout] * length,
+        "sources": [["model", length]],
+        "seconds": 0.0,
+    }
+
+
+def options(model: Path, output: Path, replay: Path | None = None, **changes: Any) -> dict[str, Any]:
+    """Options of a small run: one optimizer step of 8 completions a rollout."""
+    base: dict[str, Any] = {
+        "model": str(model),
+        "dataset": ["quickstart"],
+        "reward_funcs": ["accuracy"],
+        "num_generations": SIBLINGS,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "max_completion_length": 32,
+        "learning_rate": 1e-3,
+        "torch_dtype": "float32",
+        "max_steps": 5,
+        "save_steps": 0,
+        "mask_truncated_completions": True,
+        "output_dir": str(output),
+    }
+    if replay is not None:
+        base["replay_rollouts"] = str(replay)
+    return {**base, **changes}
+
+
+def train_and_watch(
+    opts: Mapping[str, Any], *, stream: str | None = None, comm: Comm | None = None
+) -> Result:
+    """Run in this process and keep the gradient of every optimizer step."""
+    comm = comm or LocalComm()
+    resolved = from_dict(opts, comm.world)
+    job = build_job(resolved, survey(resolved.config, comm.world), comm)
+    job.console = None
+    if stream is not None:
+        job.backend.policy.use_stream(stream)
+        job.pack_plan = replace(job.pack_plan, stream=stream)
+    masters = job.backend.masters
+    before = _weights(masters)
+    gradients: list[dict[str, Tensor]] = []
+    step = job.backend.step
+
+    def watched(rate: float) -> Any:
+        gradients.append(masters.gradients())
+        return step(rate)
+
+    job.backend.step = watched
+    run(job)
+    after = _weights(masters)
+    job.backend.close()
+    path = Path(opts["output_dir"]) / "metrics.jsonl"
+    lines = [json.loads(x) for x in path.read_text().splitlines()] if path.is_file() else []
+    return Result(gradients, before, after, lines)
+
+
+def _weights(masters: Any) -> dict[str, Tensor]:
+    return {n: m.detach().clone() for n, m in zip(masters.names, masters.masters, strict=True)}
+
+
+def save_result(result: Result, path: Path) -> None:
+    """Write a result's tensors; metrics are in the run directory."""
+    tensors = {f"before/{k}": v for k, v in result.before.items()}
+    tensors |= {f"after/{k}": v for k, v in result.after.items()}
+    for i, gradient in enumerate(result.gradients):
+        tensors |= {f"gradient{i}/{k}": v for k, v in gradient.items()}
+    save_file({k: v.contiguous().clone() for k, v in tensors.items()}, str(path))
+
+
+def load_result(path: Path, output: Path) -> Result:
+    """Read what `save_result` wrote, and the metrics of the run in `output`."""
+    tensors = load_file(str(path))
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {k[len(prefix) + 1 :]: v for k, v in tensors.items() if k.startswith(prefix + "/")}
+
+    count = len({k.split("/")[0] for k in tensors if k.startswith("gradient")})
+    lines = [json.loads(x) for x in (output / "metrics.jsonl").read_text().splitlines()]
+    return Result([part(f"gradient{i}") for i in range(count)], part("before"), part("after"), lines)
+
+
+def train_in_processes(
+    runs: Sequence[Mapping[str, Any]], work: Path, *, processes: int = 2
+) -> list[Result]:
+    """Runs, one after the other, in several gloo processes; the tensors are rank 0's."""
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "runs.json").write_text(json.dumps([dict(r) for r in runs]))
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)),
+        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
+        *(__file__, str(work)),
+    ]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [
+        load_result(work / f"result{i}.safetensors", Path(opts["output_dir"])) for i, opts in enumerate(runs)
+    ]
+
+
+def total_norm(tensors: Mapping[str, Tensor]) -> float:
+    """The norm over all tensors."""
+    return float(torch.sqrt(sum(t.double().square().sum() for t in tensors.values())))
+
+
+def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """a - b, tensor by tensor; the names must agree."""
+    assert a.keys() == b.keys()
+    return {k: a[k] - b[k] for k in a}
+
+
+def relative_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[float, float]:
+    """‖a − b‖/‖b‖ over all tensors, and the worst single tensor among those above 1e-6 of the total norm."""
+    total = total_norm(b)
+    gap = difference(a, b)
+    worst = max(
+        (float(gap[k].norm() / b[k].norm()) for k in b if float(b[k].norm()) > 1e-6 * total), default=0.0
+    )
+    return total_norm(gap) / total, worst
+
+
+def _main(work: Path) -> None:
+    torch.set_num_threads(1)
+    with _ranks(int(os.environ["WORLD_SIZE"])) as comm:
+        for i, opts in enumerate(json.loads((work / "runs.json").read_text())):
+            outcome = train_and_watch(opts, comm=comm)
+            if comm.rank == 0:
+                save_result(outcome, work / f"result{i}.safetensors")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

@@ -1,0 +1,119 @@
+"""Group-relative advantages: hand-worked numbers, rows that are not valid, and groups that say nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from covey.algorithm.advantages import STD_EPSILON, group_advantages, has_signal
+
+EPSILON = 1e-4
+
+
+def rewards(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def everywhere(reward: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(reward, dtype=torch.bool)
+
+
+def test_the_constant_is_the_papers_codes():
+    assert STD_EPSILON == EPSILON
+
+
+def test_group_by_hand(assert_close_guarded):
+    # (1, 0, 0, 1): mean 1/2, sample variance 4 (1/4) / 3 = 1/3. (2, 4, 6, 8): mean 5, variance (9+1+1+9) / 3 = 20/3.
+    reward = rewards([1, 0, 0, 1], [2, 4, 6, 8])
+    one = 0.5 / (math.sqrt(1 / 3) + EPSILON)
+    two = math.sqrt(20 / 3) + EPSILON
+    expected = [[one, -one, -one, one], [-3 / two, -1 / two, 1 / two, 3 / two]]
+    assert_close_guarded(group_advantages(reward, everywhere(reward), "group"), expected, rtol=1e-12)
+
+
+def test_a_group_of_two(assert_close_guarded):
+    # (3, 1): mean 2, variance (1 + 1) / 1 = 2.
+    reward = rewards([3, 1])
+    value = 1 / (math.sqrt(2) + EPSILON)
+    assert_close_guarded(group_advantages(reward, everywhere(reward), "group"), [[value, -value]], rtol=1e-12)
+
+
+def test_batch_by_hand(assert_close_guarded):
+    # Rewards 1, 0, 3, 3: mean 1.75, squares 0.5625 + 3.0625 + 2 (1.5625) = 6.75, over 3 is 2.25: std 1.5.
+    reward = rewards([1, 0], [3, 3])
+    value = 0.5 / (1.5 + EPSILON)
+    expected = [[value, -value], [0.0, 0.0]]
+    assert_close_guarded(group_advantages(reward, everywhere(reward), "batch"), expected, rtol=1e-12)
+
+
+def test_none_by_hand(assert_close_guarded):
+    reward = rewards([1, 0, 0], [5, 5, 8])
+    expected = [[2 / 3, -1 / 3, -1 / 3], [-1, -1, 2]]
+    assert_close_guarded(group_advantages(reward, everywhere(reward), "none"), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("junk", [100.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_rows_that_are_not_valid_enter_no_statistic(scale, junk, assert_close_guarded):
+    reward = rewards([1, junk, 0, 2], [4, 6, junk, junk])
+    valid = reward != junk if junk == junk else ~reward.isnan()
+    got = group_advantages(reward, valid, scale)
+    assert got[~valid].count_nonzero() == 0
+    # (1, 0, 2): mean 1, variance 1. (4, 6): mean 5, variance 2. All five: mean 2.6, squares 2.56 + 6.76 + 0.36 +
+    # 1.96 + 11.56 = 23.2, over 4 is 5.8.
+    divisors = {"group": (1.0, math.sqrt(2)), "batch": (math.sqrt(5.8),) * 2, "none": (1 - EPSILON,) * 2}
+    first, second = (d + EPSILON for d in divisors[scale])
+    expected = [[0, 0, -1 / first, 1 / first], [-1 / second, 1 / second, 0, 0]]
+    assert_close_guarded(got, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_one_valid_row_and_none(scale):
+    reward = rewards([7, 1, 2], [3, 4, 5])
+    valid = torch.tensor([[True, False, False], [False, False, False]])
+    assert group_advantages(reward, valid, scale).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_equal_rewards_have_no_advantage(scale):
+    reward = rewards([1, 1, 1, 1], [0, 0, 0, 0])
+    assert group_advantages(reward, everywhere(reward), scale).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_order_shift_and_sum(scale, assert_close_guarded):
+    generator = torch.Generator().manual_seed(3)
+    reward = torch.randn(5, 6, dtype=torch.float64, generator=generator)
+    got = group_advantages(reward, everywhere(reward), scale)
+    order = torch.randperm(6, generator=generator)
+    again = group_advantages(reward[:, order], everywhere(reward), scale)
+    assert_close_guarded(again, got[:, order], rtol=1e-12)
+    if scale != "batch":  # the batch's spread changes when groups move apart
+        shifted = reward + torch.arange(5, dtype=torch.float64)[:, None]
+        assert_close_guarded(group_advantages(shifted, everywhere(reward), scale), got, rtol=1e-12)
+    assert float(got.sum(dim=1).abs().max()) < 1e-12
+
+
+def test_no_advantage_can_pass_the_bound_of_its_group_size():
+    # One 1 among G: (1 - 1/G) / sqrt(1/G) is below sqrt(G - 1) + 1/G; a larger one is a bug.
+    for size in (2, 4, 8, 64):
+        reward = torch.zeros(1, size, dtype=torch.float64)
+        reward[0, 0] = 1.0
+        largest = float(group_advantages(reward, everywhere(reward), "group").abs().max())
+        assert 0.5 < largest < math.sqrt(size - 1) + 0.01
+
+
+def test_signal():
+    reward = rewards([1, 1, 1], [1, 0, 1], [5, 9, 5], [2, 3, 4], [0.1, 0.1, 0.1])
+    valid = torch.tensor([[True] * 3, [True] * 3, [True, False, True], [False] * 3, [True] * 3])
+    assert has_signal(reward, valid).tolist() == [False, True, False, False, False]
+
+
+def test_what_is_refused():
+    reward = rewards([1, 2])
+    with pytest.raises(AssertionError):
+        group_advantages(reward.float(), everywhere(reward), "group")
+    with pytest.raises(AssertionError):
+        group_advantages(reward[0], everywhere(reward)[0], "group")

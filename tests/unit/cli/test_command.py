@@ -1,0 +1,99 @@
+"""The command as a shell sees it: exit codes, what is printed, and that nothing heavy is imported for it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from covey.cli.verbs import VERBS
+
+
+def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.CompletedProcess[str]":
+    clean = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
+    return subprocess.run(
+        [sys.executable, "-m", "covey", *argv],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**clean, **env},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "codes", "words"),
+    [
+        ("train --num_generation 8", ["E101"], ["--num_generations 8"]),
+        ("train --num_generations 1 --temperature 0 --use_vllm true", ["E102", "E201", "E110"],
+         ["stands alone", "greedy", "its own engine", "4 problems"]),
+        ("train --temperature 0", ["E110"], ["--temperature 1"]),
+        ("train --num_generations 7", ["E202"], ["no multiple of num_generations 7", "--num_generations 8"]),
+        ("train --loss_type dapp --beta -1", ["E104", "E109"], ["--loss_type dapo"]),
+        ("train absent.yaml", ["E107"], ["absent.yaml"]),
+        ("quickstart --num_generations 7", ["E202"], ["E202 num_generations"]),
+        ("quickstart --num_generations many", ["E103"], ["a whole number"]),
+        ("plan --model m", ["E112"], ["no `covey plan`", "`covey train` checks"]),
+        ("rlhf --rlhf_type grpo", ["E112"], ["no `covey rlhf`", "`covey train` takes the same flags"]),
+        ("trian", ["E112"], ["nearest verb is train"]),
+        ("--model m", ["E112"], ["put the verb first"]),
+        ("run.yaml", ["E112"], ["covey train run.yaml"]),
+        ("explain E999", ["E113"], ["covey explain E"]),
+    ],
+)  # fmt: skip
+def test_faults_end_with_two_and_everything_that_is_wrong(
+    argv: str, codes: list[str], words: list[str], tmp_path: Path
+) -> None:
+    given = argv.replace("train --", "train --dataset d.jsonl --reward_funcs accuracy --")
+    if "quickstart" in given:
+        given += " --model="  # without a model nothing else is gathered
+    done = covey(*given.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    for part in [*codes, *words, "seen", "why", "nothing was started"]:
+        assert part in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_version_import_nothing_heavy_and_are_quick() -> None:
+    heavy = "{'torch', 'transformers', 'numpy', 'datasets', 'matplotlib', 'rich'}"
+    for argv in (["--help"], ["--version"], ["train", "--help"], ["quickstart", "-h"], ["explain", "E201"]):
+        program = (
+            f"import sys; from covey.cli.main import main; code = main({argv!r}); "
+            f"sys.stderr.write(str(sorted({heavy} & set(sys.modules)))); sys.exit(code)"
+        )
+        start = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "[]")
+        assert time.monotonic() - start < 3  # far above what it takes, for a busy machine
+
+
+def test_help_names_the_verbs_and_no_others() -> None:
+    shown = covey("--help").stdout
+    listed = shown[shown.index("Commands:") :].splitlines()[1:]
+    assert [line.split()[0] for line in listed if line] == list(VERBS)
+
+
+def test_a_file_and_flags_over_it(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("dataset: d.csv\nreward_funcs: [accuracy]\nnum_generations: 1\n")
+    done = covey("train", "c.yaml", "--temperature", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert [line.split()[0] for line in done.stderr.splitlines() if line.startswith("E")] == [
+        "E105",
+        "E201",
+        "E110",
+    ]
+
+
+def test_without_a_terminal_the_text_is_plain_and_at_most_100_wide(tmp_path: Path) -> None:
+    done = covey("train", "--num_generations", "7", "--lr", "1", cwd=tmp_path)
+    assert "\x1b" not in done.stderr
+    assert max(map(len, done.stderr.splitlines())) <= 100
+
+
+def test_other_ranks_are_silent(tmp_path: Path) -> None:
+    done = covey("train", cwd=tmp_path, RANK="1", WORLD_SIZE="2")
+    assert (done.returncode, done.stderr) == (2, "")

@@ -1,0 +1,57 @@
+"""How problems and options look."""
+
+from covey.cli.help import help_text
+from covey.cli.show import flags, problem_text
+from covey.config.names import ALIASES
+from covey.config.quickstart import QUICKSTART
+from covey.config.schema import OPTIONS
+from covey.types import Fix, Problem, Severity
+
+
+def test_four_parts_and_what_to_type() -> None:
+    problem = Problem(
+        code="W103", option="learning_rate", seen="learning_rate is 0.", why="word " * 30, cause="A dry run.",
+        fixes=(
+            Fix(text="the default", edits={"learning_rate": 1e-6}),
+            Fix(text="leave it out"),
+        ),
+        severity=Severity.WARNING,
+    )  # fmt: skip
+    assert problem_text(problem).splitlines() == [
+        "W103 learning_rate (warning)",
+        "  seen   learning_rate is 0.",
+        "  why    " + ("word " * 18).strip(),
+        "         " + ("word " * 12).strip(),
+        "  cause  A dry run.",
+        "  type   --learning_rate 1e-06",
+        "         the default",
+        "  or     leave it out",
+    ]
+
+
+def test_flags() -> None:
+    assert flags({"num_generations": 8}) == "--num_generations 8"
+    assert flags({"overwrite_output_dir": True}) == "--overwrite_output_dir true"
+    assert flags({"reward_funcs": ["a", "b c"]}) == "--reward_funcs a 'b c'"
+    assert flags({"max_length": None, "temperature": 1.0}) == "--max_length none --temperature 1"
+
+
+def test_help_has_every_option_with_its_default_and_other_names() -> None:
+    text = help_text("train")
+    shown = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert shown == [f"--{name}" for name in OPTIONS]
+
+    for alias in ALIASES:
+        assert f"--{alias}" in text
+    for part in (
+        "default: 1024", "default: 1e-06", "default: all 1", "default: not set", "required", "auto|float32|bfloat16",
+        "[true|false]", "Batch: every number counts completions, not prompts",
+    ):  # fmt: skip
+        assert part in text
+    assert "vllm" not in text
+
+
+def test_help_of_quickstart_has_its_values() -> None:
+    text = help_text("quickstart", QUICKSTART)
+    assert "default here: 400" in text
+    assert "  --reward_funcs accuracy format\n" in text

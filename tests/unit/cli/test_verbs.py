@@ -1,0 +1,257 @@
+"""What the verbs hand to a run, what they make of how it ends, and how several processes start.
+
+The run itself is a stand-in; its module is looked up when the verb runs.
+"""
+
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli import launch, ranks
+from covey.cli.main import main
+from covey.config import Resolved
+from covey.errors import CheckpointError, ConfigError, GuardStop
+from covey.plan import Facts
+from covey.types import Finding, Fix, Problem
+
+WORDS = ["--model", "m", "--dataset", "d.jsonl", "--reward_funcs", "accuracy"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    exit_code: int
+
+
+class Run:
+    """Stands in for the modules of a run and remembers what it was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.got: list[Resolved] = []
+        self.gathered: list[int] = []
+        self.ends: Callable[[], int] = lambda: 0
+        self.facts = Facts()
+        modules = {
+            "covey.train.run": {"train": self._run},
+            "covey.train.quickstart": {"quickstart": self._run},
+            "covey.train.facts": {"gather": self._gather},
+        }
+        for name, content in modules.items():
+            module = types.ModuleType(name)
+            module.__dict__.update(content)
+            monkeypatch.setitem(sys.modules, name, module)
+
+    def _run(self, resolved: Resolved) -> Outcome:
+        self.got.append(resolved)
+        return Outcome(self.ends())
+
+    def _gather(self, config: Any, num_processes: int) -> Facts:
+        self.gathered.append(num_processes)
+        return replace(self.facts, num_processes=num_processes)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    for name in ("WORLD_SIZE", "RANK", ranks.EXIT_FILE, launch.OUTPUT_DIR):
+        monkeypatch.delenv(name, raising=False)
+    return Run(monkeypatch)
+
+
+def test_the_run_gets_the_configuration(run: Run) -> None:
+    assert main(["train", *WORDS, "--max_steps", "-1", "--temperature", "0.5"]) == 0
+    (resolved,) = run.got
+    assert (resolved.config.max_steps, resolved.config.temperature) == (-1, 0.5)
+    assert resolved.sources["temperature"] == "flag --temperature"
+    assert run.gathered == []  # the run gathers its own
+
+
+def test_quickstart_fills_in_its_values(run: Run) -> None:
+    assert main(["quickstart", "--max_steps", "3"]) == 0
+    (resolved,) = run.got
+    assert (resolved.config.model, resolved.config.max_steps) == ("quickstart", 3)
+    assert resolved.config.output_dir == "runs/quickstart-001"
+
+
+def raises(error: BaseException) -> Callable[[], int]:
+    def end() -> int:
+        raise error
+
+    return end
+
+
+PROBLEM = Problem(code="E301", option="model", seen="s", why="w", cause="c", fixes=(Fix(text="f"),))
+FINDING = Finding(code="F101", seen="loss is nan", why="w", cause="c", fixes=(Fix(text="f"),), step=7)
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "shown"),
+    [
+        (lambda: 0, 0, ""),
+        (lambda: 143, 143, ""),
+        (raises(ConfigError([PROBLEM])), 2, "E301 model"),
+        (raises(CheckpointError("weights.safetensors is cut short")), 2, "cut short"),
+        (
+            raises(GuardStop(FINDING)),
+            3,
+            "F101 at step 7\n  seen   loss is nan\n  why    w\n  cause  c\n  do     f",
+        ),
+        (raises(KeyboardInterrupt()), 130, ""),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM) or 0, 143, ""),
+    ],
+)
+def test_exit_codes(
+    run: Run, ends: Callable[[], int], code: int, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.ends = ends
+    assert main(["train", *WORDS]) == code
+    err = capsys.readouterr().err
+    assert shown in err
+    assert bool(err) == bool(shown)
+
+
+def test_an_error_nobody_foresaw_is_raised_as_it_is(run: Run) -> None:
+    run.ends = raises(RuntimeError("boom"))
+    with pytest.raises(RuntimeError, match="boom"):
+        main(["train", *WORDS])
+
+
+def test_where_words_are_wrong_facts_are_shown_too(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.facts = Facts(model_problem="no config.json")
+    assert main(["train", *WORDS, "--num_generations", "1", "--lr", "1"]) == 2
+    err = capsys.readouterr().err
+    assert [line.split()[0] for line in err.splitlines() if line.startswith("E")] == ["E101", "E301", "E201"]
+    assert "3 problems; nothing was started or written. More: covey explain E101 E301 E201" in err
+    assert run.got == []
+
+
+def test_a_value_nobody_could_read_brings_no_second_problem(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *WORDS, "--num_generations", "x", "--per_device_train_batch_size", "3"]) == 2
+    assert "1 problem;" in capsys.readouterr().err
+
+
+class Launched:
+    """Stands in for the launching of processes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        for verb in ("train", "quickstart"):
+            monkeypatch.setattr(f"covey.cli.{verb}.launch", self._launch)
+
+    def _launch(self, *arguments: Any) -> int:
+        self.calls.append(arguments)
+        return 3
+
+
+def test_several_processes_are_checked_then_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Launched(monkeypatch)
+    words = [*WORDS, "--nproc_per_node", "2"]
+    assert main(["train", *words]) == 3
+    assert launched.calls == [("train", words, 2, "runs/m-d-001")]
+    assert run.gathered == [2]
+    assert run.got == []
+
+
+def test_several_processes_are_not_launched_with_faults(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Launched(monkeypatch)
+    run.facts = Facts(dataset_missing=("d.jsonl",))
+    assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 2
+    assert launched.calls == []
+
+
+def test_under_torchrun_nothing_is_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Launched(monkeypatch)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv(launch.OUTPUT_DIR, "runs/shared-001")
+    assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 0
+    assert launched.calls == []
+    assert run.got[0].config.output_dir == "runs/shared-001"
+    assert run.got[0].config.generation_batch_size == 64
+    assert run.got[0].config.gradient_accumulation_steps == 4
+
+
+def test_the_command_of_several_processes() -> None:
+    command = launch.command("train", ["--seed", "1"], 2)
+    assert command == [
+        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d",
+        "--rdzv_endpoint", "127.0.0.1:0", "-m", "covey", "train", "--seed", "1",
+    ]  # fmt: skip
+
+
+def launched_program(monkeypatch: pytest.MonkeyPatch, program: str) -> int:
+    def command(verb: str, argv: Any, num_processes: int) -> list[str]:
+        return [sys.executable, "-c", "import os, sys, signal, time\n" + program]
+
+    monkeypatch.setattr(launch, "command", command)
+    return launch.launch("train", [], 2, "o")
+
+
+LEAVE = "open(os.environ['COVEY_EXIT_FILE'], 'w').write('{0}'); sys.exit({1})"
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(7)", 1),
+        (LEAVE.format(2, 0), 2),
+        (LEAVE.format(3, 0), 3),
+        (LEAVE.format(0, 0), 0),
+        (LEAVE.format(0, 1), 1),
+        (LEAVE.format(143, 1), 1),  # ended by torchrun, not by a signal to the command
+        (f"os.kill(os.getppid(), signal.SIGTERM); time.sleep(30)\n{LEAVE.format(0, 0)}", 143),
+        ("signal.signal(2, lambda *a: (open(os.environ['COVEY_EXIT_FILE'], 'w').write('130'), os._exit(1)))\n"
+         "os.kill(os.getppid(), signal.SIGINT); time.sleep(30)", 130),
+        ("assert os.environ['COVEY_OUTPUT_DIR'] == 'o' and os.environ['OMP_NUM_THREADS']", 0),
+    ],
+)  # fmt: skip
+def test_the_exit_code_of_several_processes(monkeypatch: pytest.MonkeyPatch, program: str, code: int) -> None:
+    assert launched_program(monkeypatch, program) == code
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "first_left", "exits", "written"),
+    [
+        ("0", 2, None, 0, "2"),
+        ("0", 3, None, 0, "3"),
+        ("0", 0, None, 0, "0"),
+        ("0", 143, None, 143, "143"),
+        ("1", 0, None, 0, None),
+        ("1", 3, "3", 0, "3"),
+        ("1", 3, None, 3, None),
+    ],
+)
+def test_what_a_rank_leaves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: str, code: int, first_left: str | None, exits: int,
+    written: str | None,
+) -> None:  # fmt: skip
+    path = tmp_path / "exit"
+    if first_left is not None:
+        path.write_text(first_left)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv(ranks.EXIT_FILE, str(path))
+    monkeypatch.setattr(ranks, "_PATIENCE_S", 0.0)
+    assert ranks.leave(code) == exits
+    assert (path.read_text() if path.exists() else None) == written
+
+
+def test_a_rank_speaks_up_where_the_first_one_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "exit"
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(ranks, "_PATIENCE_S", 0.0)
+    assert not ranks.speaks()
+    monkeypatch.setenv(ranks.EXIT_FILE, str(path))
+    assert ranks.speaks()
+    path.write_text("2")
+    assert not ranks.speaks()

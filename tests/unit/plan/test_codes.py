@@ -1,0 +1,42 @@
+"""The registry of codes: complete, used, and printed as docs/codes.md has it."""
+
+import re
+from pathlib import Path
+
+import covey
+from covey.codes import CODES, markdown
+
+SOURCE = Path(covey.__file__).parent
+REPOSITORY = SOURCE.parent.parent
+
+# Findings are registered ahead of the guards that name them.
+FINDINGS = {"F101", "F102", "F103", "F104", "F105", "F106", "F107"}
+
+
+def used() -> set[str]:
+    text = "".join(
+        path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py") if path.name != "codes.py"
+    )
+    return set(re.findall(r"""["']([EWF]\d{3})["']""", text))
+
+
+def test_each_code_that_is_used_is_registered() -> None:
+    assert used() - set(CODES) == set()
+
+
+def test_each_code_that_is_registered_is_used() -> None:
+    assert set(CODES) - used() - FINDINGS == set()
+
+
+def test_codes_are_complete_and_in_order() -> None:
+    for code in CODES.values():
+        assert code.title and not code.title.endswith(".")
+        assert code.why.endswith(".")
+    for letter in "EWF":
+        numbers = [code for code in CODES if code.startswith(letter)]
+        assert numbers == sorted(set(numbers))
+
+
+def test_the_page_is_the_registry() -> None:
+    page = REPOSITORY / "docs" / "codes.md"
+    assert page.read_text(encoding="utf-8") == markdown(), "run: python -m covey.codes > docs/codes.md"
