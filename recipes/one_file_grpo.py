@@ -6,8 +6,8 @@
 The idea: sample several completions of one prompt, score them, and make those that beat the average of their
 own group more likely and the others less likely. That average does the work of PPO's value network.
 
-A row of the data holds chat `messages` and a `solution`. covey does the same work faster and with checks; a
-test holds the two to the same tokens, losses and weights, step for step.
+A row of the data holds chat `messages` and a `solution`. The package covey does the same, and a test holds
+the two to the same tokens, losses and weights, step for step.
 
 The last letters of a tensor's name are its axes, so `reward_PG[p, g]` is sibling g of prompt p:
 
@@ -50,6 +50,13 @@ def draw_prompts(num_rows, num_prompts, rollout, seed):
     return order[place * num_prompts : (place + 1) * num_prompts].tolist()
 
 
+def encode_prompts(chats, tokenizer, device):
+    """Tokens through the model's chat template; padding on the left makes all completions start side by side."""
+    form = {"padding": True, "padding_side": "left", "return_dict": True, "return_tensors": "pt"}
+    encoded = tokenizer.apply_chat_template(chats, add_generation_prompt=True, **form).to(device)
+    return encoded["input_ids"], encoded["attention_mask"]
+
+
 # ---- 2. Sampling: completions as a function of the seed ----
 
 
@@ -82,10 +89,7 @@ def gumbel_noise(key_B, position, num_tokens):
 
 
 def next_logits(model, token_ids, is_real_BT, keep, temperature, cache=None):
-    """Logits (B, keep, V) after the last `keep` tokens, for sampling and learning alike.
-
-    `is_real_BT` covers the whole rows; `token_ids` are what the cache does not hold of them yet.
-    """
+    """Logits (B, keep, V) after the last tokens of rows; `token_ids` is what the cache does not hold of them."""
     position_BT = (is_real_BT.cumsum(dim=1) - 1).clamp(min=0)
     out = model(
         input_ids=token_ids,
@@ -124,34 +128,32 @@ def sample(model, prompt_BL, is_real_BL, key_B, stop_ids, args):
 
 FORMAT = re.compile(r"\s*<think>[^<]*</think>\s*<answer>[^<]*</answer>\s*")
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
 def reward_of(text, solution):
     """One point for the right number and one for the form, so that either can be learned before the other."""
     # Without tags the last number counts: a model that does not know the form yet still gets a signal.
     answers = ANSWER.findall(text) or NUMBER.findall(text)
-    is_right = bool(answers) and number_of(answers[-1]) == number_of(solution)
+    is_right = bool(answers) and is_equal(answers[-1], solution)
     return float(is_right) + float(FORMAT.fullmatch(text) is not None)
 
 
-def number_of(text):
+def is_equal(answer, solution):
     try:
-        return Fraction(text.strip().rstrip(".").replace(",", ""))
+        return Fraction(answer) == Fraction(solution)
     except (ValueError, ZeroDivisionError):
-        return None
+        return answer.strip() == solution.strip()
 
 
 # ---- 4. Advantages: better or worse than the siblings ----
 
 
 def group_advantages(reward_PG):
-    """How far a completion stands out from its siblings, in standard deviations.
-
-    Where all rewards of a group are equal its advantages are 0 and it teaches nothing; 1e-4 stands for 0 / 0.
-    """
-    mean_P1 = reward_PG.mean(dim=1, keepdim=True)
-    return (reward_PG - mean_P1) / (reward_PG.std(dim=1, keepdim=True) + 1e-4)
+    """How far a completion stands out from its siblings; a group with equal rewards teaches nothing."""
+    # 1e-4 keeps 0 / 0 away.
+    std_P1 = reward_PG.std(dim=1, keepdim=True)
+    return (reward_PG - reward_PG.mean(dim=1, keepdim=True)) / (std_P1 + 1e-4)
 
 
 # ---- 5. Loss: a policy gradient on a leash ----
@@ -195,8 +197,7 @@ def token_weights(counts_BC, loss_type):
 def main(argv=None):
     args = parse(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Padding on the left makes all completions start side by side.
-    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
     # eval() turns dropout off: a token is as likely when it is learned as when it was sampled.
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
     reference = copy.deepcopy(model).requires_grad_(False) if args.beta else None
@@ -210,18 +211,14 @@ def main(argv=None):
             rollout = step // args.num_iterations
             prompt_ids = draw_prompts(len(rows), args.prompts_per_step, rollout, args.seed)
             key_B = torch.tensor([row_key(args.seed, rollout, i, g) for i in prompt_ids for g in range(G)])
-            chats = [rows[i]["messages"] for i in prompt_ids for _ in range(G)]
-            prompt = tokenizer.apply_chat_template(
-                chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
-            ).to(device)
-            prompt_BL, is_real_BL = prompt["input_ids"], prompt["attention_mask"]
+            asked = [rows[i] for i in prompt_ids for _ in range(G)]
+            prompt_BL, is_real_BL = encode_prompts([row["messages"] for row in asked], tokenizer, device)
             completion_BC, counts_BC = sample(model, prompt_BL, is_real_BL, key_B.to(device), stop_ids, args)
 
             # Score.
             completion_ids = [ids[n].tolist() for ids, n in zip(completion_BC, counts_BC, strict=True)]
             texts = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
-            golds = [rows[i]["solution"] for i in prompt_ids for _ in range(G)]
-            rewards = [reward_of(text, gold) for text, gold in zip(texts, golds, strict=True)]
+            rewards = [reward_of(text, row["solution"]) for text, row in zip(texts, asked, strict=True)]
             reward_PG = torch.tensor(rewards, dtype=torch.float64).view(-1, G)
             advantage_B = group_advantages(reward_PG).flatten().float().to(device)
 

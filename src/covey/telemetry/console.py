@@ -29,6 +29,13 @@ _PLAIN_LINES = 20
 logger = logging.getLogger(__name__)
 
 
+class Terminal(rich.console.Console):
+    """A terminal that reports a reader who has gone; rich itself would end the whole process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError("nobody reads the terminal any more")
+
+
 class Console:
     """Shows step records as they come.
 
@@ -47,7 +54,7 @@ class Console:
         every: int = 1,
         stream: TextIO | None = None,
         *,
-        terminal: rich.console.Console | None = None,
+        terminal: Terminal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_steps
@@ -114,7 +121,7 @@ class Console:
 
     def _draw(self) -> Text:
         if self._terminal is None or self._record is None:
-            waiting = f"step 0/{self._total}  the first rollout is being sampled"
+            waiting = f"{self._total} steps in all; the first rollout is being sampled"
             return Text(waiting, no_wrap=True, overflow="ellipsis")
         line = self._line(self._record, width=self._terminal.width)
         return Text(line, no_wrap=True, overflow="ellipsis")
@@ -158,11 +165,11 @@ class Console:
             logger.warning("the terminal view is off (%s: %s); the run goes on", type(error).__name__, error)
 
 
-def _find_terminal(stream: TextIO) -> rich.console.Console | None:
+def _find_terminal(stream: TextIO) -> Terminal | None:
     """Return a terminal that can redraw a line, or None for files, pipes and dumb terminals."""
     if not stream.isatty():
         return None
-    terminal = rich.console.Console(file=stream, force_terminal=True, highlight=False)
+    terminal = Terminal(file=stream, force_terminal=True, highlight=False)
     return None if terminal.is_dumb_terminal else terminal
 
 

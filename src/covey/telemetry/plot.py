@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.errors import CoveyError
 from covey.telemetry.files import read_metrics
+from covey.telemetry.line import format_number
 from covey.types import StepRecord
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ _INK, _QUIET, _GRID = "#222222", "#6b6b6b", "#e6e6e6"
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the reward itself is blue.
 _REWARD = "#0072B2"
 _PARTS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# For names and titles in Chinese, Japanese or Korean, where one of these is installed.
+_WIDE_FONTS = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _LONGEST_LABEL = 16
 _MAX_PARTS = len(_PARTS) * len(_DASHES)
@@ -53,7 +57,7 @@ def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
         raise CoveyError(f"{metrics_path} has no step with a reward; there is nothing to draw")
     parts = part_series(records, reward)
     style: Any = {
-        "font.family": "DejaVu Sans",
+        "font.family": _fonts(),
         "font.size": 10,
         "text.parse_math": False,
         "axes.unicode_minus": True,
@@ -84,8 +88,14 @@ def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
         _head(figure, title or "Reward", summary(reward))
         png.parent.mkdir(parents=True, exist_ok=True)
         temporary = png.with_name(f".tmp-{png.name}")
-        canvas.print_png(temporary)
-        os.replace(temporary, png)
+        try:
+            with warnings.catch_warnings():
+                # A letter that no installed font has is drawn as a box; that is worth no warning in a run.
+                warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+                canvas.print_png(temporary)
+            os.replace(temporary, png)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def series(records: Sequence[StepRecord], name: str) -> Series:
@@ -125,16 +135,15 @@ def _fit(values: Sequence[float], centre: int, kernel: Sequence[float]) -> float
 def summary(reward: Series) -> str:
     """Return the run in a sentence: the mean reward of the first and of the last tenth of its steps."""
     first, last = _tenths(reward)
-    word = "rose" if last > first else "fell" if last < first else "stayed"
-    course = (
-        f"from {first:.2f} to {last:.2f}"
-        if f"{first:.2f}" != f"{last:.2f}"
-        else f"by {abs(last - first):.1e}"
-    )
-    if word == "stayed":
-        course = f"at {first:.2f}"
+    start, end = format_number(first), format_number(last)
+    if first == last:
+        course = f"stayed at {start}"
+    else:
+        word = "rose" if last > first else "fell"
+        size = f"from {start} to {end}" if start != end else f"by {format_number(abs(last - first))} to {end}"
+        course = f"{word} {size}"
     span = "first and last tenth of the run" if len(reward.steps) >= 20 else "first and last step"
-    return f"Mean reward {word} {course} over {reward.steps[-1]:,} steps ({span})"
+    return f"Mean reward {course} over {reward.steps[-1]:,} steps ({span})"
 
 
 def _tenths(line: Series) -> tuple[float, float]:
@@ -190,7 +199,7 @@ def _draw_rewards(axes: Axes, reward: Series, parts: Sequence[Series]) -> None:
     ends = spread_labels([course[-1] for course in courses], gap=(high - low) * 0.055)
     for (line, color, _, label), end in zip(lines, ends, strict=True):
         axes.annotate(
-            f"{_shorten(label, _LONGEST_LABEL)}  {_tenths(line)[1]:.2f}",
+            f"{_shorten(label, _LONGEST_LABEL)}  {format_number(_tenths(line)[1])}",
             xy=(1, end),
             xycoords=("axes fraction", "data"),
             xytext=(8, 0),
@@ -255,6 +264,13 @@ def _finish(axes: Axes, steps: Sequence[int], num_ticks: int) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=num_ticks, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_xlim(min(0, steps[0]), max(steps[-1], steps[0] + 1))
+
+
+def _fonts() -> list[str]:
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in _WIDE_FONTS if name in installed)]
 
 
 def _head(figure: Figure, title: str, subtitle: str) -> None:

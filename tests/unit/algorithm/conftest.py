@@ -19,7 +19,9 @@ def _assert_close(actual: torch.Tensor, expected: torch.Tensor, rtol: float) -> 
     if not expected.numel():
         return
     error, largest = (actual - expected).abs().max(), expected.abs().max()
-    assert error <= rtol * largest, f"off by {float(error):.3e} where the largest value is {float(largest):.3e}"
+    assert error <= rtol * largest, (
+        f"off by {float(error):.3e} where the largest value is {float(largest):.3e}"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,9 @@ KL_GAP = (0.0, LN2, -LN2, 0.0)  # reference less policy
 
 
 def hand_inputs(*, reference: bool = False) -> LossInputs:
-    logprob = torch.tensor([old + math.log(r) for old, r in zip(OLD, RATIO, strict=True)], dtype=torch.float64)
+    logprob = torch.tensor(
+        [old + math.log(r) for old, r in zip(OLD, RATIO, strict=True)], dtype=torch.float64
+    )
     gap = torch.tensor(KL_GAP, dtype=torch.float64)
     return LossInputs(
         logprob_N=logprob.float().requires_grad_(),
@@ -146,15 +148,18 @@ class Case:
 def oracle(inputs: LossInputs, config: LossConfig, logprob: torch.Tensor) -> torch.Tensor:
     """The definition, token by token, in float64; differentiable in `logprob`."""
     d = inputs.denominators
-    total = torch.zeros((), dtype=torch.float64)
+    total = 0.0 * logprob.sum()
     for n in range(logprob.shape[0]):
         a = float(inputs.advantage_N[n])
         old = logprob[n].detach() if inputs.old_logprob_N is None else inputs.old_logprob_N[n].double()
         r = torch.exp(logprob[n] - old)
-        one = r if config.delta is None or float(r) < config.delta else torch.tensor(config.delta).double()
+        value = float(r.detach())
         low, high = 1.0 - config.epsilon, 1.0 + config.epsilon_high
-        two = r if low <= float(r) <= high else torch.tensor(low if float(r) < low else high).double()
-        token = -(one * a if float(one) * a <= float(two) * a else two * a)
+        is_bounded = config.delta is not None and value > config.delta
+        one, one_value = (config.delta, config.delta) if is_bounded else (r, value)
+        clipped = min(max(value, low), high)
+        two, two_value = (r, value) if clipped == value else (clipped, clipped)
+        token = -(one * a if one_value * a <= two_value * a else two * a)
         if config.beta:
             gap = inputs.ref_logprob_N[n].double() - logprob[n]
             kl = torch.exp(gap) - gap - 1.0
@@ -273,7 +278,9 @@ def test_the_sum_over_micro_batches_is_the_whole_loss(loss_type, assert_close_gu
         (cut_gradient,) = torch.autograd.grad(sum(out.loss for out in losses), leaf)
         whole = policy_loss(case.inputs, case.config)
         (gradient,) = torch.autograd.grad(whole.loss, leaf)
-        assert_close_guarded(sum(out.loss.detach().double() for out in losses), whole.loss.detach(), rtol=1e-5)
+        assert_close_guarded(
+            sum(out.loss.detach().double() for out in losses), whole.loss.detach(), rtol=1e-5
+        )
         assert_close_guarded(cut_gradient, gradient, rtol=1e-6)
         for name, value in whole.sums.items():
             assert_close_guarded(sum(out.sums[name] for out in losses), value, rtol=1e-6)
@@ -411,6 +418,8 @@ def test_the_kl_term_reaches_rows_without_advantage():
 
 def test_what_the_loss_refuses():
     with pytest.raises(AssertionError, match="float32"):
-        policy_loss(replace(hand_inputs(), logprob_N=torch.zeros(4, dtype=torch.float64)), hand_config("dapo"))
+        policy_loss(
+            replace(hand_inputs(), logprob_N=torch.zeros(4, dtype=torch.float64)), hand_config("dapo")
+        )
     with pytest.raises(AssertionError, match="reference"):
         policy_loss(hand_inputs(), hand_config("dapo", beta=0.1))

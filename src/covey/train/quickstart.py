@@ -1,0 +1,132 @@
+"""`covey quickstart`: the built-in model on the built-in task, measured on held-out prompts before and after."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from covey.comm import LocalComm
+from covey.config.resolve import Resolved
+from covey.data.rows import prompt_table
+from covey.data.text import load_codec
+from covey.models.load import choose_stream, load_policy
+from covey.quickstart import task
+from covey.rewards.registry import build, score_rows
+from covey.rollout.collect import CollectPlan, collect
+from covey.rollout.native.engine import NativeEngine
+from covey.train.facts import model_dir
+from covey.train.run import Outcome, train
+from covey.types import Draw, SamplingParams, ScoredGroup
+
+_SHOWN = 4
+_EVAL_SEED = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One sampled completion of every held-out prompt, at temperature 1."""
+
+    groups: tuple[ScoredGroup, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers."""
+        return sum(_accuracy(g) for g in self.groups) / len(self.groups)
+
+
+def _accuracy(scored: ScoredGroup) -> float:
+    return scored.scores[0].total or 0.0
+
+
+def measure(directory: Path, max_new_tokens: int) -> Measured:
+    """Sample the 512 held-out prompts from a model directory and score them, under fixed noise."""
+    policy = load_policy(
+        directory, device=torch.device("cpu"), disable_dropout=True, gradient_checkpointing=False
+    )
+    choose_stream(policy)
+    policy.eval()
+    codec = load_codec(directory)
+    table = prompt_table(task.held_out_rows(), codec, max_length=None)
+    rewards = build(["accuracy"])
+    found = collect(
+        [table.take(i, Draw(epoch=0, rollout=0)) for i in range(len(table.entries))],
+        NativeEngine(policy),
+        lambda rows: score_rows(rewards, [1.0], rows),
+        codec,
+        CollectPlan(
+            num_generations=1,
+            sampling=SamplingParams(
+                temperature=1.0, max_new_tokens=max_new_tokens, stop_token_ids=codec.stop_token_ids
+            ),
+            seed=_EVAL_SEED,
+            split="eval",
+        ),
+        LocalComm(),
+    )
+    return Measured(groups=found.groups)
+
+
+def quickstart(resolved: Resolved) -> Outcome:
+    """Measure, train, measure again, and say what to type next."""
+    config = resolved.config
+    speaks = os.environ.get("RANK", "0") == "0"
+    before = None
+    if speaks and config.resume_from_checkpoint is None and not resolved.problems:
+        before = measure(model_dir(config), config.max_completion_length)
+        _say(f"held-out accuracy before training: {before.accuracy:.3f} (512 prompts, one sample each)")
+    started = time.perf_counter()
+    outcome = train(resolved)
+    seconds = time.perf_counter() - started
+    if speaks and outcome.exit_code == 0:
+        after = measure(outcome.checkpoint, config.max_completion_length)
+        _say(_report(outcome, before, after, seconds))
+    return outcome
+
+
+def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds: float) -> str:
+    first = f"{before.accuracy:.3f} -> " if before is not None else ""
+    run = os.path.relpath(outcome.output_dir)
+    return "\n".join(
+        [
+            "",
+            f"held-out accuracy  {first}{after.accuracy:.3f}   ({outcome.step} steps, {seconds:.1f} s)",
+            "",
+            *_samples(before.groups if before is not None else None, after.groups),
+            "",
+            f"run directory      {run}",
+            f"reward plot        {run}/reward.png",
+            f"model              {os.path.relpath(outcome.checkpoint)}   (AutoModelForCausalLM.from_pretrained)",
+            "",
+            "next:",
+            f"  covey quickstart --max_steps {2 * outcome.total_steps} --output_dir {run} "
+            "--resume_from_checkpoint latest",
+            "  covey train --model DIR --dataset FILE.jsonl --reward_funcs accuracy format",
+            "  covey train --help",
+            "",
+        ]
+    )
+
+
+def _samples(before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup]) -> list[str]:
+    """The first held-out prompts with what the model said of them then and now."""
+    lines = []
+    for number in range(_SHOWN):
+        row = task.held_out_rows()[number]
+        lines.append(f"{row['messages'][0]['content']}  (gold {row['solution']})")
+        for name, groups in (("before", before), ("after", after)):
+            if groups is not None:
+                scored = groups[number]
+                mark = "right" if _accuracy(scored) else "wrong"
+                lines.append(f"  {name:<7} {mark}  {scored.group.trajectories[0].text}")
+    return lines
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,134 @@
+"""2N steps are N steps, a save, a new process's resume, and N steps: bit for bit, records included.
+
+Bit for bit means every weight, AdamW moment, drawn token and recorded metric but the times. In one process the run
+stops at the end of a rollout and in the middle of one (two passes a rollout); the same holds for two DDP processes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.runs import options, train_and_watch, train_in_processes
+
+TIMES = ("time/", "throughput/")
+
+
+def opts(output: Path, **changes: Any) -> dict[str, Any]:
+    """Options of a sampled run of 6 steps, saved every 3."""
+    base = options(
+        Path("quickstart"),
+        output,
+        max_steps=6,
+        save_steps=3,
+        learning_rate=1e-4,
+        num_generations=8,
+        per_device_train_batch_size=16,
+        keep_trainer_state=2,
+    )
+    return {**base, "mask_truncated_completions": False, "reward_funcs": ["accuracy", "format"], **changes}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """The metrics of every step, without what a clock says."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in lines]
+
+
+def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint: the model's and the trainer's."""
+    found = {}
+    for file in sorted(checkpoint.rglob("*.safetensors")):
+        for name, tensor in load_file(str(file)).items():
+            found[f"{file.relative_to(checkpoint)}:{name}"] = tensor
+    return found
+
+
+def assert_same_run(actual: Path, expected: Path, step: int) -> None:
+    """Equal records, completions, and checkpoints at `step`, to the bit."""
+    assert records(actual) == records(expected)
+    ours, theirs = (tensors(run / f"checkpoint-{step}") for run in (actual, expected))
+    assert ours.keys() == theirs.keys()
+    assert any(name.startswith("trainer/optimizer") for name in ours)
+    different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert different == []
+    states = [(run / f"checkpoint-{step}/trainer/state.json").read_text() for run in (actual, expected)]
+    assert states[0] == states[1]
+    ids = [
+        [
+            json.loads(line)["completion_ids"]
+            for f in sorted((run / "rollouts").iterdir())
+            for line in f.read_text().splitlines()
+        ]
+        for run in (actual, expected)
+    ]
+    assert ids[0] == ids[1]
+
+
+CASES = {
+    "end of a rollout": {},
+    "middle of a rollout": {"num_iterations": 2, "beta": 0.02},
+    "linear schedule and warm-up": {"lr_scheduler_type": "linear", "warmup_steps": 2},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_process(case: str, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_and_watch(opts(whole, **CASES[case]))
+    train_and_watch(opts(cut, stop_after_steps=3, **CASES[case]))
+    assert len(records(cut)) == 3
+    train_and_watch(opts(cut, resume_from_checkpoint="latest", **CASES[case]))
+    assert_same_run(cut, whole, 6)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("case", ["end of a rollout", "middle of a rollout"])
+def test_two_processes(case: str, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    changes = {"per_device_train_batch_size": 8, **CASES[case]}
+    train_in_processes(
+        [opts(whole, **changes), opts(cut, stop_after_steps=3, **changes)], tmp_path / "first"
+    )
+    assert len(records(cut)) == 3
+    train_in_processes([opts(cut, resume_from_checkpoint="latest", **changes)], tmp_path / "second")
+    assert_same_run(cut, whole, 6)
+
+
+def test_bfloat16_keeps_its_masters(tmp_path: Path) -> None:
+    """What is computed in bfloat16 resumes from float32 masters, bit for bit."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_and_watch(opts(whole, torch_dtype="bfloat16"))
+    train_and_watch(opts(cut, torch_dtype="bfloat16", stop_after_steps=3))
+    train_and_watch(opts(cut, torch_dtype="bfloat16", resume_from_checkpoint="latest"))
+    assert_same_run(cut, whole, 6)
+    saved = tensors(whole / "checkpoint-6")
+    masters = {n: t for n, t in saved.items() if "master/" in n}
+    assert masters and all(t.dtype == torch.float32 for t in masters.values())
+
+
+def test_steps_after_the_checkpoint_stand_once(tmp_path: Path) -> None:
+    """A run that was killed after its checkpoint repeats steps; the first version of them moves aside."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_and_watch(opts(whole))
+    train_and_watch(opts(cut, stop_after_steps=5))
+    train_and_watch(
+        opts(cut, resume_from_checkpoint=str(cut / "checkpoint-3")),
+    )
+    assert [r["step"] for r in records(cut)] == [1, 2, 3, 4, 5, 6]
+    moved = [json.loads(x) for x in (cut / "superseded/1/metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in moved] == [4, 5]
+    assert_same_run(cut, whole, 6)
+
+
+def test_guard(tmp_path: Path) -> None:
+    """The comparison is not blind: a run with another seed, and one with a moment changed by one bit, fail."""
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    train_and_watch(opts(whole, max_steps=3))
+    train_and_watch(opts(other, max_steps=3, seed=43, data_seed=42))
+    with pytest.raises(AssertionError):
+        assert_same_run(other, whole, 3)

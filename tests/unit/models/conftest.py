@@ -1,0 +1,164 @@
+"""One thread, tiny random models of several families, and a comparison that proves of itself that it can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from covey.models.stream import Row
+
+VOCAB = 96
+WINDOW = 7
+
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+
+
+def _config(family: str) -> Any:
+    t = transformers
+    match family:
+        case "qwen2":
+            return t.Qwen2Config(tie_word_embeddings=True, **_SIZES)
+        case "qwen3":
+            return t.Qwen3Config(head_dim=8, **_SIZES)
+        case "llama":
+            return t.LlamaConfig(**_SIZES)
+        case "mistral":
+            return t.MistralConfig(head_dim=8, sliding_window=WINDOW, **_SIZES)
+        case "gemma2":
+            return t.Gemma2Config(
+                head_dim=8,
+                sliding_window=WINDOW,
+                query_pre_attn_scalar=8,
+                attn_logit_softcapping=2.0,
+                final_logit_softcapping=1.0,
+                **_SIZES,
+            )
+        case "gpt2":
+            return t.GPT2Config(
+                vocab_size=VOCAB,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                n_positions=128,
+                bos_token_id=1,
+                eos_token_id=2,
+            )
+        case "mixtral":
+            return t.MixtralConfig(num_local_experts=4, num_experts_per_tok=2, **_SIZES)
+        case "qwen3_moe":
+            return t.Qwen3MoeConfig(
+                head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, **_SIZES
+            )
+        case "gpt_oss":
+            return t.GptOssConfig(
+                head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW, **_SIZES
+            )
+        case "cohere":
+            return t.CohereConfig(logit_scale=0.25, **_SIZES)
+        case "granite":
+            return t.GraniteConfig(logits_scaling=4.0, attention_multiplier=0.5, **_SIZES)
+        case "lfm2":
+            sizes = {**_SIZES, "num_hidden_layers": 4}
+            kinds = ["conv", "full_attention", "conv", "full_attention"]
+            return t.Lfm2Config(layer_types=kinds, block_ff_dim=48, **sizes)
+        case "qwen3_5":
+            return t.Qwen3_5TextConfig(head_dim=8, **_LINEAR, **{**_SIZES, "num_hidden_layers": 4})
+    raise KeyError(family)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Callable[[str], Any]:
+    """A family's config at a size that runs in milliseconds; sliding windows are shorter than the rows."""
+    return _config
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., Any]:
+    """A new model of a family; weights are large enough for a leak between rows to show in the outputs."""
+
+    def make(family: str, seed: int = 1) -> Any:
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(_config(family), dtype=torch.float32).eval()
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.05)
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def random_rows() -> Callable[..., list[Row]]:
+    """Rows of two prompts: `random_rows((11, (7, 4)), (6, (9, 5)))` has four, in two families."""
+
+    def make(*families: tuple[int, Sequence[int]], seed: int = 5) -> list[Row]:
+        generator = torch.Generator().manual_seed(seed)
+        rows = []
+        for key, (prompt, lengths) in enumerate(families):
+            shared = torch.randint(3, VOCAB, (prompt,), generator=generator).tolist()
+            for length in lengths:
+                own = torch.randint(3, VOCAB, (length,), generator=generator).tolist()
+                trained = [False] * prompt + [True] * length
+                rows.append(
+                    Row(token_ids=shared + own, is_trained=trained, prompt_length=prompt, prompt_key=key)
+                )
+        return rows
+
+    return make
+
+
+def _assert_close(actual: torch.Tensor, expected: torch.Tensor, rtol: float) -> None:
+    assert actual.shape == expected.shape, f"{tuple(actual.shape)} against {tuple(expected.shape)}"
+    if not expected.numel():
+        return
+    error, largest = (actual - expected).abs().max(), expected.abs().max()
+    assert error <= rtol * largest, (
+        f"off by {float(error):.3e} where the largest value is {float(largest):.3e}"
+    )
+
+
+@pytest.fixture(scope="session")
+def assert_close_guarded() -> Callable[..., None]:
+    """Equal within `rtol` of the largest expected value; the outputs of a broken maths must fail the same comparison.
+
+    Zeros are compared exactly.
+    """
+
+    def check(actual: Any, expected: Any, rtol: float) -> None:
+        assert rtol <= 1e-4, "a comparison this loose proves nothing"
+        actual = torch.as_tensor(actual, dtype=torch.float64)
+        expected = torch.as_tensor(expected, dtype=torch.float64)
+        _assert_close(actual, expected, rtol)
+        if expected.count_nonzero():
+            for factor in (0.0, -1.0, 2.0):
+                with pytest.raises(AssertionError):
+                    _assert_close(factor * actual, expected, rtol)
+
+    return check

@@ -1,0 +1,155 @@
+"""The chunked head against a plain log_softmax in float64: values, all gradients, any chunk size."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from covey.models import head
+from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
+
+N, D, V = 13, 8, 37
+
+
+def make(has_bias: bool, seed: int = 0) -> dict[str, torch.Tensor | None]:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "hidden": torch.randn(N, D, generator=g).requires_grad_(),
+        "weight": torch.randn(V, D, generator=g).requires_grad_(),
+        "bias": torch.randn(V, generator=g).requires_grad_() if has_bias else None,
+        "target": torch.randint(V, (N,), generator=g),
+        "temperature": 0.5 + torch.rand(N, generator=g),
+    }
+
+
+def plain(
+    x: dict[str, torch.Tensor | None], spec: HeadSpec
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """The definition in float64, with its own leaves."""
+    leaves = {
+        k: x[k].detach().double().requires_grad_() for k in ("hidden", "weight", "bias") if x[k] is not None
+    }
+    logits = leaves["hidden"] @ leaves["weight"].t()
+    if "bias" in leaves:
+        logits = logits + leaves["bias"]
+    logits = logits * spec.scale
+    if spec.softcap is not None:
+        logits = spec.softcap * torch.tanh(logits / spec.softcap)
+    logprobs = (logits / x["temperature"].double()[:, None]).log_softmax(-1)
+    chosen = logprobs[torch.arange(N), x["target"]]
+    return chosen, -(logprobs.exp() * logprobs).sum(-1), list(leaves.values())
+
+
+SPECS = [HeadSpec(), HeadSpec(scale=0.3), HeadSpec(softcap=5.0), HeadSpec(scale=2.0, softcap=3.0)]
+
+
+@pytest.mark.parametrize("cells", [1, V, 4 * V, 13 * V, 1 << 24])  # 1, 1, 4, all and all tokens a chunk
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_values_and_gradients(cells, spec, has_bias, monkeypatch, assert_close_guarded):
+    monkeypatch.setattr(head, "_CHUNK_CELLS", cells)
+    x = make(has_bias)
+    g = torch.Generator().manual_seed(9)
+    # Only logprobs, only entropy, both: a loss may use either.
+    weights = [torch.randn(2, N, generator=g) * torch.tensor([[a], [b]]) for a, b in ((1, 0), (0, 1), (1, 1))]
+    for on_logprob, on_entropy in weights:
+        leaves = [x[k] for k in ("hidden", "weight", "bias") if x[k] is not None]
+        logprob, entropy = token_stats(
+            x["hidden"], x["weight"], x["bias"], x["target"], x["temperature"], spec
+        )
+        assert logprob.dtype == entropy.dtype == torch.float32
+        expected_logprob, expected_entropy, slow = plain(x, spec)
+        assert_close_guarded(logprob.detach(), expected_logprob.detach(), rtol=1e-6)
+        assert_close_guarded(entropy.detach(), expected_entropy.detach(), rtol=2e-6)
+        got = torch.autograd.grad((on_logprob * logprob + on_entropy * entropy).sum(), leaves)
+        loss = (on_logprob.double() * expected_logprob + on_entropy.double() * expected_entropy).sum()
+        for actual, expected in zip(got, torch.autograd.grad(loss, slow), strict=True):
+            assert_close_guarded(actual, expected, rtol=1e-5)
+
+
+def test_a_loss_on_one_output_alone(assert_close_guarded):
+    x = make(False)
+    for index in (0, 1):
+        outputs = token_stats(x["hidden"], x["weight"], None, x["target"], x["temperature"], HeadSpec())
+        (got,) = torch.autograd.grad(outputs[index].sum(), x["hidden"])
+        *expected, slow = plain(x, HeadSpec())
+        assert_close_guarded(got, torch.autograd.grad(expected[index].sum(), slow[0])[0], rtol=1e-5)
+
+
+def test_by_hand(assert_close_guarded):
+    # Logits (ln 3, 0) at temperature 1: probabilities 3/4 and 1/4, entropy 2 ln 2 - (3/4) ln 3.
+    # At temperature 1/2 the logits double: probabilities 9/10 and 1/10, entropy ln 10 - 0.9 ln 9.
+    hidden = torch.ones(2, 1)
+    weight = torch.tensor([[math.log(3)], [0.0]])
+    logprob, entropy = token_stats(
+        hidden, weight, None, torch.tensor([0, 1]), torch.tensor([1.0, 0.5]), HeadSpec()
+    )
+    assert_close_guarded(logprob, [math.log(0.75), math.log(0.1)], rtol=1e-6)
+    expected = [2 * math.log(2) - 0.75 * math.log(3), math.log(10) - 0.9 * math.log(9)]
+    assert_close_guarded(entropy, expected, rtol=1e-6)
+
+
+def test_no_tokens_give_no_values_but_a_gradient():
+    x = make(True)
+    empty = torch.zeros(0, D, requires_grad=True)
+    nothing = torch.zeros(0, dtype=torch.long)
+    logprob, entropy = token_stats(empty, x["weight"], x["bias"], nothing, torch.zeros(0), HeadSpec())
+    (logprob.sum() + entropy.sum()).backward()
+    assert logprob.shape == entropy.shape == (0,)
+    assert x["weight"].grad.shape == (V, D)
+    assert x["weight"].grad.count_nonzero() == x["bias"].grad.count_nonzero() == 0
+
+
+def test_large_logits_stay_finite(assert_close_guarded):
+    hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
+    weight = torch.tensor([[1.0], [0.0]])
+    logprob, entropy = token_stats(hidden, weight, None, torch.tensor([1, 1]), torch.ones(2), HeadSpec())
+    (logprob + entropy).sum().backward()
+    # exp(-1e4) is 0: the second token has probability 0 in the first row and 1 in the second.
+    assert_close_guarded(logprob.detach(), [-1e4, 0.0], rtol=1e-7)
+    assert entropy.tolist() == [0.0, 0.0]
+    assert_close_guarded(hidden.grad, [[-1.0], [0.0]], rtol=1e-7)
+
+
+def test_low_precision_weights_keep_float32_outputs():
+    x = make(True)
+    low = [x[k].detach().bfloat16().requires_grad_() for k in ("hidden", "weight", "bias")]
+    logprob, entropy = token_stats(*low, x["target"], x["temperature"], HeadSpec())
+    (logprob.sum() + entropy.sum()).backward()
+    assert logprob.dtype == entropy.dtype == torch.float32
+    assert {t.grad.dtype for t in low} == {torch.bfloat16}
+    # bfloat16 logits of size 10 are off by up to 0.03; a wrong row or scale is off by whole units.
+    expected = plain({**x, **dict(zip(("hidden", "weight", "bias"), low, strict=True))}, HeadSpec())[0]
+    assert float((logprob - expected).abs().max()) < 0.15
+    assert float((2 * logprob - expected).abs().max()) > 0.15
+
+
+def test_spec_of_a_config():
+    def model(**fields: object) -> SimpleNamespace:
+        return SimpleNamespace(config=SimpleNamespace(**fields))
+
+    assert head_spec(model()) == HeadSpec()
+    assert head_spec(model(final_logit_softcapping=30)) == HeadSpec(softcap=30.0)
+    assert head_spec(model(final_logit_softcapping=None)) == HeadSpec()
+    assert head_spec(model(logit_scale=0.25)) == HeadSpec(scale=0.25)
+    assert head_spec(model(logits_scaling=8)) == HeadSpec(scale=0.125)
+
+
+def test_logits_by_hand(assert_close_guarded):
+    # Hidden 2, weight 3, bias 1: 7; times 2 is 14; capped at 10: 10 tanh(1.4).
+    logits = logits_of(
+        torch.tensor([[2.0]]), torch.tensor([[3.0]]), torch.tensor([1.0]), HeadSpec(scale=2.0, softcap=10.0)
+    )
+    assert_close_guarded(logits, [[10 * math.tanh(1.4)]], rtol=1e-6)
+
+
+def test_chunks_cover_every_token_once(monkeypatch):
+    for cells, num, vocab in itertools.product((1, 10, 100), (0, 1, 7, 20), (1, 3, 1000)):
+        monkeypatch.setattr(head, "_CHUNK_CELLS", cells)
+        chunks = head._chunks(num, vocab)
+        assert [i for c in chunks for i in range(num)[c]] == list(range(num))
+        assert all(len(range(num)[c]) * vocab <= max(cells, vocab) for c in chunks)

@@ -1,0 +1,67 @@
+"""The probe passes attention models and catches models that carry state from row to row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from covey.models import attention
+from covey.models.policy import Policy
+from covey.models.probe import micro_of, probe, widest_stream
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt2", "mixtral"])
+def test_attention_models_share_prompts(family, tiny_model):
+    stream, results = widest_stream(Policy(tiny_model(family), stream="padded"))
+    assert stream == "prefix"
+    assert [r.stream for r in results] == ["prefix"]
+    assert results[0].passed
+    assert 0 <= results[0].value_difference < 1e-5
+    assert 0 <= results[0].gradient_difference < 1e-5
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
+def test_convolution_and_recurrence_end_on_padded_rows(family, tiny_model):
+    policy = Policy(tiny_model(family), stream="padded")
+    stream, results = widest_stream(policy)
+    assert stream == "padded"
+    assert [(r.stream, r.passed) for r in results] == [("prefix", False), ("packed", False)]
+    # Far from the limit of 1e-3 on either side, so that the verdict does not hang on rounding.
+    assert all(max(r.value_difference, r.gradient_difference) > 1e-2 for r in results)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
+def test_such_models_are_right_on_padded_rows(family, tiny_model, random_rows, assert_close_guarded):
+    model = tiny_model(family)
+    rows = random_rows((9, (5, 2)), (4, (6, 1)))
+    expected = []
+    with torch.no_grad():
+        for row in rows:
+            ids = torch.tensor([list(row.token_ids)])
+            table = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+            expected.append(table[row.prompt_length - 1 : -1].gather(1, ids[0, row.prompt_length :, None])[:, 0])
+        got = Policy(model, stream="padded")(micro_of(rows, "padded", torch.device("cpu"))).logprob_N
+    assert_close_guarded(got, torch.cat(expected), rtol=1e-5)
+
+
+def test_an_attention_that_leaks_is_caught(tiny_model, monkeypatch):
+    def ignores_segments(layout, layer, query, key, value, options):
+        return attention.attend_masked(query, key, value, None, options)
+
+    policy = Policy(tiny_model("qwen2"), stream="padded")
+    monkeypatch.setattr(attention.StreamLayout, "attend", ignores_segments)
+    stream, results = widest_stream(policy)
+    assert stream == "padded"
+    assert not any(r.passed for r in results)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("before", ["padded", "packed", "prefix"])
+def test_the_probe_leaves_the_policy_as_it_was(before, training, tiny_model):
+    policy = Policy(tiny_model("llama"), stream=before).train(training)
+    weights = {n: p.detach().clone() for n, p in policy.named_parameters()}
+    assert probe(policy, "prefix").passed
+    assert (policy.stream, policy.training) == (before, training)
+    assert all(torch.equal(p, weights[n]) for n, p in policy.named_parameters())
+    assert all(p.grad is None for p in policy.parameters())
+    assert not policy.model.get_input_embeddings()._forward_hooks
