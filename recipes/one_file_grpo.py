@@ -24,16 +24,14 @@ import importlib.util
 import json
 import os
 import re
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+
 # ---- 1. Data: which prompts come when ----
-
-
 def read_rows(path):
     if path is not None:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -50,16 +48,7 @@ def draw_prompts(num_rows, num_prompts, rollout, seed):
     return order[place * num_prompts : (place + 1) * num_prompts].tolist()
 
 
-def encode_prompts(chats, tokenizer, device):
-    """Tokens through the model's chat template; padding on the left makes all completions start side by side."""
-    form = {"padding": True, "padding_side": "left", "return_dict": True, "return_tensors": "pt"}
-    encoded = tokenizer.apply_chat_template(chats, add_generation_prompt=True, **form).to(device)
-    return encoded["input_ids"], encoded["attention_mask"]
-
-
 # ---- 2. Sampling: completions as a function of the seed ----
-
-
 def row_key(seed, rollout, prompt_id, sibling):
     """32 bits that name one completion; "train" and 0 are the data split and the first attempt at it."""
     name = f"{seed}/train/{rollout}/0/{prompt_id}/{sibling}"
@@ -89,7 +78,7 @@ def gumbel_noise(key_B, position, num_tokens):
 
 
 def next_logits(model, token_ids, is_real_BT, keep, temperature, cache=None):
-    """Logits (B, keep, V) after the last tokens of rows; `token_ids` is what the cache does not hold of them."""
+    """Logits (B, keep, V) after the last tokens of rows, of which the cache holds all but `token_ids`."""
     position_BT = (is_real_BT.cumsum(dim=1) - 1).clamp(min=0)
     out = model(
         input_ids=token_ids,
@@ -126,7 +115,8 @@ def sample(model, prompt_BL, is_real_BL, key_B, stop_ids, args):
 
 # ---- 3. Rewards: a number for a text ----
 
-FORMAT = re.compile(r"\s*<think>[^<]*</think>\s*<answer>[^<]*</answer>\s*")
+UNTAGGED = r"(?:(?!</?(?:think|answer)>).)*"
+FORMAT = re.compile(rf"\s*<think>{UNTAGGED}</think>\s*<answer>{UNTAGGED}</answer>\s*", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
@@ -141,24 +131,19 @@ def reward_of(text, solution):
 
 def is_equal(answer, solution):
     try:
-        return Fraction(answer) == Fraction(solution)
-    except (ValueError, ZeroDivisionError):
+        return float(answer) == float(solution)
+    except ValueError:
         return answer.strip() == solution.strip()
 
 
 # ---- 4. Advantages: better or worse than the siblings ----
-
-
 def group_advantages(reward_PG):
     """How far a completion stands out from its siblings; a group with equal rewards teaches nothing."""
-    # 1e-4 keeps 0 / 0 away.
-    std_P1 = reward_PG.std(dim=1, keepdim=True)
-    return (reward_PG - reward_PG.mean(dim=1, keepdim=True)) / (std_P1 + 1e-4)
+    mean_P1, std_P1 = reward_PG.mean(dim=1, keepdim=True), reward_PG.std(dim=1, keepdim=True)
+    return (reward_PG - mean_P1) / (std_P1 + 1e-4)  # equal rewards give 0 and not 0 / 0
 
 
 # ---- 5. Loss: a policy gradient on a leash ----
-
-
 def token_logprobs(model, token_MT, is_real_MT, num_completion, temperature):
     """Log-probability (M, C) of every completion token, at the temperature that it was sampled with."""
     # Each place predicts the token after it, so the last prompt token is needed and the last of all is not.
@@ -182,22 +167,19 @@ def token_losses(logprob_MC, old_MC, reference_MC, advantage_M, args):
 
 
 def token_weights(counts_BC, loss_type):
-    """What each token's loss is multiplied with; they add up to 1 over a whole step.
-
-    dapo: all tokens of the step alike. grpo: all completions alike, so the tokens of a long one weigh less.
-    """
-    if loss_type == "dapo":
+    """What each token's loss is multiplied with; the weights of a whole step add up to 1."""
+    if loss_type == "dapo":  # all tokens of the step alike
         return counts_BC / counts_BC.sum()
+    # grpo: all completions alike, so the tokens of a long one weigh less
     return counts_BC / counts_BC.sum(dim=1, keepdim=True) / len(counts_BC)
 
 
 # ---- 6. Training: sample, score, learn, repeat ----
-
-
 def main(argv=None):
     args = parse(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    # Padding on the left makes all completions start side by side.
+    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     # eval() turns dropout off: a token is as likely when it is learned as when it was sampled.
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
     reference = copy.deepcopy(model).requires_grad_(False) if args.beta else None
@@ -212,7 +194,11 @@ def main(argv=None):
             prompt_ids = draw_prompts(len(rows), args.prompts_per_step, rollout, args.seed)
             key_B = torch.tensor([row_key(args.seed, rollout, i, g) for i in prompt_ids for g in range(G)])
             asked = [rows[i] for i in prompt_ids for _ in range(G)]
-            prompt_BL, is_real_BL = encode_prompts([row["messages"] for row in asked], tokenizer, device)
+            chats = [row["messages"] for row in asked]
+            prompt = tokenizer.apply_chat_template(
+                chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+            ).to(device)
+            prompt_BL, is_real_BL = prompt["input_ids"], prompt["attention_mask"]
             completion_BC, counts_BC = sample(model, prompt_BL, is_real_BL, key_B.to(device), stop_ids, args)
 
             # Score.

@@ -83,6 +83,4 @@ class GroupComm:
         padded[: data.numel()] = data
         parts = [torch.zeros_like(padded) for _ in range(self.world)]
         dist.all_gather(parts, padded)
-        return [
-            json.loads(p[:n].numpy().tobytes().decode()) for p, n in zip(parts, lengths, strict=True)
-        ]
+        return [json.loads(p[:n].numpy().tobytes().decode()) for p, n in zip(parts, lengths, strict=True)]

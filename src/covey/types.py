@@ -1,7 +1,7 @@
 """The carriers: what one stage of the data flow hands to the next.
 
-Every type is frozen, slotted and built by keyword. A stage that learns a new fact builds the next type; no field is
-filled in later. Tensor fields carry axis suffixes:
+Every type is frozen, slotted and built by keyword. A stage that learns a new fact builds the next type; no
+field is filled in later. Tensor fields carry axis suffixes:
 
     T  tokens of a stream        N  trained tokens of a micro-batch      S  sequences of a micro-batch
 """
@@ -53,7 +53,8 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-# -- collect ---------------------------------------------------------------------------------------------------------
+# -- collect
+# ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +70,9 @@ class Draw:
 class Prompt:
     """One row of the data set, rendered and tokenised.
 
-    `Prompt(id=7, messages=({"role": "user", "content": "What is 1+2?"},), text="<|im_start|>user…", token_ids=(256, 5),
-    columns={"solution": "3"}, draw=Draw(epoch=0, rollout=0))`. `id` is the row's number in its source; `columns` goes
-    to the rewards.
+    `Prompt(id=7, messages=({"role": "user", "content": "What is 1+2?"},), text="<|im_start|>user…",
+    token_ids=(256, 5), columns={"solution": "3"}, draw=Draw(epoch=0, rollout=0))`. `id` is the row's number
+    in its source; `columns` goes to the rewards.
     """
 
     id: int
@@ -86,7 +87,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64, stop_token_ids=(257,))`."""
+    """How a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64,
+    stop_token_ids=(257,))`."""
 
     temperature: float
     max_new_tokens: int
@@ -95,7 +97,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseKey:
-    """What the sampling noise of one completion is a pure function of, together with position and token id."""
+    """What the sampling noise of one completion is a pure function of, together with position and token
+    id."""
 
     seed: int
     split: str
@@ -117,7 +120,8 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine gives back for one request; `logprobs` are of the sampled tokens at the sampling temperature."""
+    """What an engine gives back for one request; `logprobs` are of the sampled tokens at the sampling
+    temperature."""
 
     request_id: int
     token_ids: tuple[int, ...]
@@ -129,7 +133,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """An engine's word that it serves `version`; fingerprints are empty where weights are shared, not copied."""
+    """An engine's word that it serves `version`; fingerprints are empty where weights are shared, not
+    copied."""
 
     version: int
     fingerprints: Mapping[str, str] = field(default_factory=dict)
@@ -169,7 +174,8 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt and its trajectories, in sibling order; `invalid` maps a sibling to the reason it is left out."""
+    """A prompt and its trajectories, in sibling order; `invalid` maps a sibling to the reason it is left
+    out."""
 
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
@@ -205,17 +211,18 @@ class ScoredGroup:
     scores: tuple[Score, ...]
 
 
-# -- learn -----------------------------------------------------------------------------------------------------------
+# -- learn
+# -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One trainable sequence.
 
-    `Sample(group=3, sibling=0, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False, False, True, True),
-    sampler_logprobs=(-0.1, -0.2), versions=(4, 4), temperature=1.0, finish=Finish.STOP)`. `group` counts within the
-    rollout. The first `prompt_length` tokens are the same for every sibling; `sampler_logprobs` and `versions` have
-    one entry per trained token.
+    `Sample(group=3, sibling=0, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False, False, True,
+    True), sampler_logprobs=(-0.1, -0.2), versions=(4, 4), temperature=1.0, finish=Finish.STOP)`. `group`
+    counts within the rollout. The first `prompt_length` tokens are the same for every sibling;
+    `sampler_logprobs` and `versions` have one entry per trained token.
     """
 
     group: int
@@ -231,7 +238,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatedSample:
-    """A sample with what the learner said of its trained tokens without gradient; None where nothing asked for it."""
+    """A sample with what the learner said of its trained tokens without gradient; None where nothing asked
+    for it."""
 
     sample: Sample
     old_logprob_N: Tensor | None = None
@@ -242,9 +250,9 @@ class AnnotatedSample:
 class TrainSample:
     """An annotated sample with its advantage and its final mask.
 
-    `loss_mask` has one entry per trained token; a False token enters neither numerator nor token count. `masked` says
-    why a whole row is out of the loss (it still counts as a sequence), and `needs_forward` is False where the row's
-    gradient is exactly zero.
+    `loss_mask` has one entry per trained token; a False token enters neither numerator nor token count.
+    `masked` says why a whole row is out of the loss (it still counts as a sequence), and `needs_forward` is
+    False where the row's gradient is exactly zero.
     """
 
     annotated: AnnotatedSample
@@ -256,7 +264,8 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSegment:
-    """A run of a stream: tokens [start, start + length), seeing itself causally and all of segment `parent`."""
+    """A run of a stream: tokens [start, start + length), seeing itself causally and all of segment
+    `parent`."""
 
     start: int
     length: int
@@ -267,9 +276,10 @@ class StreamSegment:
 class MicroBatch:
     """One forward pass: a stream of tokens and the trained tokens as flat vectors.
 
-    `predictor_N` is the stream index whose hidden state predicts token n; with a shared prompt the first token of
-    every sibling is predicted by the prompt's last position. `num_rows` is 1 for a stream; above 1 the stream is
-    `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens of each sequence.
+    `predictor_N` is the stream index whose hidden state predicts token n; with a shared prompt the first
+    token of every sibling is predicted by the prompt's last position. `num_rows` is 1 for a stream; above 1
+    the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
+    of each sequence.
     """
 
     tokens_T: Tensor
@@ -310,7 +320,8 @@ class Denominators:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """This rank's share of one optimizer step; `dropped` counts rows left out of the forward pass, by reason."""
+    """This rank's share of one optimizer step; `dropped` counts rows left out of the forward pass, by
+    reason."""
 
     micro_batches: tuple[MicroBatch, ...]
     denominators: Denominators
@@ -321,7 +332,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What a backend says of one optimizer step; norms are of the whole gradient, before and after clipping."""
+    """What a backend says of one optimizer step; norms are of the whole gradient, before and after
+    clipping."""
 
     grad_norm: float
     grad_norm_clipped: float
@@ -349,7 +361,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One line of metrics.jsonl: `StepRecord(step=1, rollout=0, pass_index=0, metrics={"reward": Metric(value=0.4, count=64)})`."""
+    """One line of metrics.jsonl: `StepRecord(step=1, rollout=0, pass_index=0, metrics={"reward":
+    Metric(value=0.4, count=64)})`."""
 
     step: int
     rollout: int
@@ -357,7 +370,8 @@ class StepRecord:
     metrics: Mapping[str, Metric]
 
 
-# -- words to people -------------------------------------------------------------------------------------------------
+# -- words to people
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Padded, packed and prefix-shared streams give the same gradients and updates, family by family.
 
-A run on replayed rollouts is repeated with each layout forced. A model with convolutions or linear attention is put on
-padded rows by the probe and trains there.
+A run on replayed rollouts is repeated with each layout forced. A model with convolutions or linear attention
+is put on padded rows by the probe and trains there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from covey.comm import LocalComm
+from covey.config.resolve import from_dict
+from covey.rollout.generate import GenerateEngine
+from covey.rollout.native.engine import NativeEngine
+from covey.train.facts import survey
+from covey.train.run import build_job
 from support.models import LEAKING_FAMILIES, STREAM_FAMILIES, save_model
 from support.runs import (
     difference,
@@ -18,13 +25,6 @@ from support.runs import (
     train_and_watch,
     write_rollouts,
 )
-
-from covey.config.resolve import from_dict
-from covey.comm import LocalComm
-from covey.rollout.generate import GenerateEngine
-from covey.rollout.native.engine import NativeEngine
-from covey.train.facts import survey
-from covey.train.run import build_job
 
 
 @pytest.mark.parametrize("family", STREAM_FAMILIES)

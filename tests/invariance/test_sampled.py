@@ -1,4 +1,5 @@
-"""Sampled runs: another split draws the same completions, and learning reaches the weights however it is cut."""
+"""Sampled runs: another split draws the same completions, and learning reaches the weights however it is
+cut."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.runs import options, train_and_watch, train_in_processes
 
 SPLITS = ((16, 2), (4, 8), (1, 32))
@@ -57,7 +59,7 @@ def test_two_ranks_draw_the_same(whole: Path, tmp_path: Path) -> None:
 
 def test_flips_are_counted(whole: Path) -> None:
     found = completions(whole)
-    spoiled = [found[0][:-1] + [0], *found[1:]]
+    spoiled = [[*found[0][:-1], 0], *found[1:]]
     assert flips(spoiled, found) == 1
 
 
@@ -68,7 +70,8 @@ def test_both_engines_draw_the_same(whole: Path, tmp_path: Path) -> None:
 
 
 def test_batch_1_accumulation_32_learns(tmp_path: Path) -> None:
-    """The case that fails silently elsewhere: weights move at once, and KL is above 0 from the second step."""
+    """The case that fails silently elsewhere: weights move at once, and KL is above 0 from the second
+    step."""
     result = train_and_watch(
         sampled(
             tmp_path / "run",
@@ -86,8 +89,8 @@ def test_batch_1_accumulation_32_learns(tmp_path: Path) -> None:
 
 
 def test_ratio_is_one_before_an_update(tmp_path: Path) -> None:
-    """With two passes a rollout, the first one's ratio is exactly 1: nothing is clipped and the loss is that of
-    ratio 1; the second one's is not."""
+    """With two passes a rollout, the first one's ratio is exactly 1: nothing is clipped and the loss is that
+    of ratio 1; the second one's is not."""
     result = train_and_watch(
         sampled(tmp_path / "run", per_device_train_batch_size=32, num_iterations=2, epsilon=1e-6, max_steps=4)
     )

@@ -1,9 +1,10 @@
 """The gradient of a step does not depend on how the step is cut.
 
-Proven on replayed rollouts of 8 completions with ragged lengths, an invalid (fully masked) row, a truncated and
-masked one, and unequal work per rank: the same rollout as (B, A) = (8, 1), (4, 2), (2, 4), (1, 8), in one process and,
-for two processes, as (4, 1) and (2, 2). The rewards, tokens and sampler logprobs are fixed; weights are random. What is
-compared is the gradient of the first step, and the weights after five AdamW steps relative to what they moved.
+Proven on replayed rollouts of 8 completions with ragged lengths, an invalid (fully masked) row, a truncated
+and masked one, and unequal work per rank: the same rollout as (B, A) = (8, 1), (4, 2), (2, 4), (1, 8), in one
+process and, for two processes, as (4, 1) and (2, 2). The rewards, tokens and sampler logprobs are fixed;
+weights are random. What is compared is the gradient of the first step, and the weights after five AdamW steps
+relative to what they moved.
 
 Not proven here: bfloat16, where another split changes single logprobs by up to 1 %.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from support.models import save_model
 from support.runs import (
     Result,
@@ -43,9 +45,7 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(model: Path, replay: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """The reference: every loss with the step in one forward pass."""
     root = tmp_path_factory.mktemp("whole")
-    return {
-        loss: train_and_watch(options(model, root / loss, replay, loss_type=loss)) for loss in LOSSES
-    }
+    return {loss: train_and_watch(options(model, root / loss, replay, loss_type=loss)) for loss in LOSSES}
 
 
 def assert_same(actual: Result, expected: Result) -> None:

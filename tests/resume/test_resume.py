@@ -1,7 +1,8 @@
 """2N steps are N steps, a save, a new process's resume, and N steps: bit for bit, records included.
 
-Bit for bit means every weight, AdamW moment, drawn token and recorded metric but the times. In one process the run
-stops at the end of a rollout and in the middle of one (two passes a rollout); the same holds for two DDP processes.
+Bit for bit means every weight, AdamW moment, drawn token and recorded metric but the times. In one process
+the run stops at the end of a rollout and in the middle of one (two passes a rollout); the same holds for two
+DDP processes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+
 from support.runs import options, train_and_watch, train_in_processes
 
 TIMES = ("time/", "throughput/")
@@ -91,9 +93,7 @@ def test_one_process(case: str, tmp_path: Path) -> None:
 def test_two_processes(case: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     changes = {"per_device_train_batch_size": 8, **CASES[case]}
-    train_in_processes(
-        [opts(whole, **changes), opts(cut, stop_after_steps=3, **changes)], tmp_path / "first"
-    )
+    train_in_processes([opts(whole, **changes), opts(cut, stop_after_steps=3, **changes)], tmp_path / "first")
     assert len(records(cut)) == 3
     train_in_processes([opts(cut, resume_from_checkpoint="latest", **changes)], tmp_path / "second")
     assert_same_run(cut, whole, 6)
@@ -126,7 +126,8 @@ def test_steps_after_the_checkpoint_stand_once(tmp_path: Path) -> None:
 
 
 def test_guard(tmp_path: Path) -> None:
-    """The comparison is not blind: a run with another seed, and one with a moment changed by one bit, fail."""
+    """The comparison is not blind: a run with another seed, and one with a moment changed by one bit,
+    fail."""
     whole, other = tmp_path / "whole", tmp_path / "other"
     train_and_watch(opts(whole, max_steps=3))
     train_and_watch(opts(other, max_steps=3, seed=43, data_seed=42))

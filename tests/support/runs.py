@@ -38,8 +38,8 @@ class Result:
 def write_rollouts(directory: Path, *, rollouts: int = 5, seed: int = 0) -> Path:
     """Rollouts of 2 groups x 4 completions: ragged, one row invalid, one truncated, uneven work.
 
-    The second half of a rollout has long completions and the first short ones, so that two ranks never have equal
-    work.
+    The second half of a rollout has long completions and the first short ones, so that two ranks never have
+    equal work.
     """
     draw = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
@@ -175,9 +175,7 @@ def load_result(path: Path, output: Path) -> Result:
     return Result([part(f"gradient{i}") for i in range(count)], part("before"), part("after"), lines)
 
 
-def train_in_processes(
-    runs: Sequence[Mapping[str, Any]], work: Path, *, processes: int = 2
-) -> list[Result]:
+def train_in_processes(runs: Sequence[Mapping[str, Any]], work: Path, *, processes: int = 2) -> list[Result]:
     """Runs, one after the other, in several gloo processes; the tensors are rank 0's."""
     work.mkdir(parents=True, exist_ok=True)
     (work / "runs.json").write_text(json.dumps([dict(r) for r in runs]))

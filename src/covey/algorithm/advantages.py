@@ -19,10 +19,10 @@ STD_EPSILON = 1e-4
 def group_advantages(reward_PG: Tensor, is_valid_PG: Tensor, scale: ScaleRewards) -> Tensor:
     """(reward - group mean) / (sample std + 1e-4), in float64; 0 for rows that are not valid.
 
-    `reward_PG` float64, `is_valid_PG` bool. Invalid rows enter no statistic. `scale` says over what the standard
-    deviation is taken: the `group`, all valid rows of the `batch`, or `none` for no division. A group with fewer than
-    two valid rows has advantage 0 under `group`. Source: DeepSeekMath (arXiv:2402.03300) eq. 3 for `group`; Dr. GRPO
-    (arXiv:2503.20783) for `none`.
+    `reward_PG` float64, `is_valid_PG` bool. Invalid rows enter no statistic. `scale` says over what the
+    standard deviation is taken: the `group`, all valid rows of the `batch`, or `none` for no division. A
+    group with fewer than two valid rows has advantage 0 under `group`. Source: DeepSeekMath
+    (arXiv:2402.03300) eq. 3 for `group`; Dr. GRPO (arXiv:2503.20783) for `none`.
 
     `group_advantages(tensor([[1., 0.]]), tensor([[True, True]]), "none")` is `[[0.5, -0.5]]`.
     """

@@ -1,7 +1,7 @@
 """Policy losses: `LossInputs -> LossOutput`, with no state, no collectives and no host synchronisation.
 
-Every loss is a per-token value times a weight whose denominator is fixed for the whole optimizer step before its first
-backward, so the gradient does not depend on how the step is cut.
+Every loss is a per-token value times a weight whose denominator is fixed for the whole optimizer step before
+its first backward, so the gradient does not depend on how the step is cut.
 
 Axes: N trained tokens of a micro-batch, S its sequences.
 """
@@ -35,8 +35,8 @@ class LossConfig:
 class LossInputs:
     """Flat vectors over trained tokens.
 
-    Every token given is in the loss. `old_logprob_N` None means that the current policy sampled the tokens, so the
-    ratio is exactly 1. `trained_count_S` counts the loss tokens of each sequence.
+    Every token given is in the loss. `old_logprob_N` None means that the current policy sampled the tokens,
+    so the ratio is exactly 1. `trained_count_S` counts the loss tokens of each sequence.
     """
 
     logprob_N: Tensor
@@ -50,7 +50,8 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
-    """The micro-batch's share of the step's loss, and sums over its loss tokens (detached) for the metrics."""
+    """The micro-batch's share of the step's loss, and sums over its loss tokens (detached) for the
+    metrics."""
 
     loss: Tensor
     sums: dict[str, Tensor]
@@ -59,8 +60,8 @@ class LossOutput:
 def k3(logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
     """Schulman's k3 estimate of KL(policy || reference) per token: exp(d) - d - 1 with d = ref - policy.
 
-    Written as expm1(d) - d, whose rounding error in float32 does not average below 0 for small d. Never negative but
-    for rounding. Source: J. Schulman, "Approximating KL divergence" (2020).
+    Written as expm1(d) - d, whose rounding error in float32 does not average below 0 for small d. Never
+    negative but for rounding. Source: J. Schulman, "Approximating KL divergence" (2020).
     """
     difference_N = ref_logprob_N - logprob_N
     return torch.expm1(difference_N) - difference_N
@@ -82,8 +83,9 @@ def clipped_objective(
 def token_weights(inputs: LossInputs, loss_type: LossType) -> Tensor:
     """The weight (N,) of every token in the step's loss.
 
-    grpo: 1 / (sequences x own loss tokens). dapo and bnpo: 1 / loss tokens of the step. dr_grpo: 1 / (sequences x
-    max_completion_length). Sequences count fully masked rows. Sources: arXiv:2402.03300, 2503.14476, 2503.20783.
+    grpo: 1 / (sequences x own loss tokens). dapo and bnpo: 1 / loss tokens of the step. dr_grpo: 1 /
+    (sequences x max_completion_length). Sequences count fully masked rows. Sources: arXiv:2402.03300,
+    2503.14476, 2503.20783.
     """
     d = inputs.denominators
     if loss_type == "grpo":

@@ -32,8 +32,8 @@ def row_credits(
 ) -> list[RowCredit]:
     """One credit a sample, in sample order.
 
-    A row without a valid score is masked and enters no statistic of its group. A truncated row keeps its place in the
-    statistics and leaves the loss where `mask_truncated_completions` says so.
+    A row without a valid score is masked and enters no statistic of its group. A truncated row keeps its
+    place in the statistics and leaves the loss where `mask_truncated_completions` says so.
     """
     width = max(len(g.scores) for g in groups)
     reward = torch.zeros(len(groups), width, dtype=torch.float64)
@@ -62,7 +62,8 @@ def row_credits(
 
 
 def needs_forward(credit: RowCredit, *, may_skip_rows: bool) -> bool:
-    """Whether a row can have a gradient. Rows out of the loss never have one; others may through a KL term."""
+    """Whether a row can have a gradient. Rows out of the loss never have one; others may through a KL
+    term."""
     if credit.masked is not None:
         return False
     return credit.advantage != 0.0 or not may_skip_rows

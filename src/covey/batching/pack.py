@@ -1,7 +1,7 @@
 """Packing: which rows make an optimizer step, which of them a rank forwards together, and the tensors of it.
 
-Which samples make a step depends on their order and on B x A x N alone, never on how the step is cut. Every rank knows
-every sample of the rollout, so the denominators are global without a collective.
+Which samples make a step depends on their order and on B x A x N alone, never on how the step is cut. Every
+rank knows every sample of the rollout, so the denominators are global without a collective.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """How a rollout is cut: `completions_per_rank` is B x A; a forward pass holds at most `max_tokens` tokens."""
+    """How a rollout is cut: `completions_per_rank` is B x A; a forward pass holds at most `max_tokens`
+    tokens."""
 
     rank: int
     world: int
@@ -44,8 +45,8 @@ def micro_batches(
 ) -> list[list[int]]:
     """The sample numbers that each of a rank's forward passes holds, in order.
 
-    Rows are taken in sample order, so siblings stay together, until the next one would pass the token budget. A
-    shared prompt counts once. A single row is never refused.
+    Rows are taken in sample order, so siblings stay together, until the next one would pass the token budget.
+    A shared prompt counts once. A single row is never refused.
     """
     mine = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
     out: list[list[int]] = []
@@ -72,8 +73,8 @@ def micro_batches(
 def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batch]:
     """This rank's share of every optimizer step of a rollout, pass after pass.
 
-    Ranks with fewer forward passes in a step get empty ones, whose loss is a zero inside the graph, up to the largest
-    count: every rank takes part in every collective of a backward pass.
+    Ranks with fewer forward passes in a step get empty ones, whose loss is a zero inside the graph, up to the
+    largest count: every rank takes part in every collective of a backward pass.
     """
     samples = [r.annotated.sample for r in rows]
     forward = [r.needs_forward for r in rows]

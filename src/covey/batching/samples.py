@@ -8,7 +8,8 @@ from covey.types import Sample, ScoredGroup, Source, Trajectory
 
 
 def to_samples(groups: Sequence[ScoredGroup]) -> list[Sample]:
-    """One sample a trajectory, group by group and in sibling order; what is trained is the very ids sampled."""
+    """One sample a trajectory, group by group and in sibling order; what is trained is the very ids
+    sampled."""
     return [
         _sample(trajectory, group=number, sibling=sibling)
         for number, scored in enumerate(groups)

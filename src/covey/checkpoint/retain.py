@@ -44,18 +44,17 @@ def retain(
         verify(paths[-1])
     except CheckpointError:
         return []
-    stays = None if total_limit is None else max(total_limit, 1)
     safe = {path.resolve() for path in protected} | {paths[-1].resolve()}
     deletions: list[Deletion] = []
     rank = 0
     for path in reversed(paths):
         # Contents are read only as far as a limit still counts on them.
-        must_verify = rank < (max(keep_trainer_state, 1) if stays is None else stays)
+        must_verify = rank < (max(keep_trainer_state, 1) if total_limit is None else total_limit)
         manifest = _manifest(path, must_verify)
         if manifest is None:
             continue
         rank += 1
-        if stays is not None and rank > stays and path.resolve() not in safe:
+        if total_limit is not None and rank > total_limit and path.resolve() not in safe:
             deletions.append(_delete(path, manifest))
         elif manifest.trainer and rank > keep_trainer_state:
             deletions.append(_reduce(path, manifest))

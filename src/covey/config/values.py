@@ -10,7 +10,6 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -76,7 +75,6 @@ class Kind:
         return f"{word} [{word} ...]" if self.many else word
 
 
-@cache
 def kind_of(name: str) -> Kind:
     """Return what the option called `name` takes."""
     if name == "rollout_log":
@@ -95,7 +93,6 @@ def kind_of(name: str) -> Kind:
     return Kind(base=bases[annotation], many=many, optional=optional)
 
 
-@cache
 def _hints() -> dict[str, Any]:
     return get_type_hints(Config)
 

@@ -1,4 +1,5 @@
-"""The order of prompts, as a pure function of seed and position: a resumed run draws what would have come next."""
+"""The order of prompts, as a pure function of seed and position: a resumed run draws what would have come
+next."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def prompt_table(
 ) -> PromptTable:
     """Render and tokenise every row once.
 
-    A `prompt` string goes to the model as it is; every other form goes through the chat template. Rows without a
-    prompt, and prompts longer than `max_length` tokens, are left out and counted.
+    A `prompt` string goes to the model as it is; every other form goes through the chat template. Rows
+    without a prompt, and prompts longer than `max_length` tokens, are left out and counted.
     """
     rendered = [_render(row, codec) for row in rows]
     token_ids = codec.encode([r.text for r in rendered])

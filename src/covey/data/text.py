@@ -1,7 +1,7 @@
 """Text to tokens and back, read from a model's directory without importing torch.
 
-`tokenizer.json` is read by `tokenizers`, the chat template by Jinja in its sandbox: what AutoTokenizer does, without
-the seconds that importing it costs a command that only checks its arguments.
+`tokenizer.json` is read by `tokenizers`, the chat template by Jinja in its sandbox: what AutoTokenizer does,
+without the seconds that importing it costs a command that only checks its arguments.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def load_codec(model_dir: Path) -> TextCodec:
     settings = _read_json(model_dir / "tokenizer_config.json")
     template_file = model_dir / "chat_template.jinja"
     template = (
-        template_file.read_text(encoding="utf-8") if template_file.is_file() else settings.get("chat_template")
+        template_file.read_text(encoding="utf-8")
+        if template_file.is_file()
+        else settings.get("chat_template")
     )
     if isinstance(template, list):
         template = next((t["template"] for t in template if t.get("name") == "default"), None)

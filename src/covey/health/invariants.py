@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from covey.errors import GuardStop
-from covey.types import Batch, Finding, Fix, StepResult
+from covey.types import Batch, Finding, Fix, ScoredGroup, ScorePart, Status, StepResult
 
 
 def check_step(batch: Batch, result: StepResult, step: int) -> None:
     """Raise GuardStop where a step contradicts its own batch.
 
-    F102: trained rows with advantages and an on-policy ratio, but a gradient of exactly 0. F103: a gradient and a
-    learning rate, but no weight that moved.
+    F102: trained rows with advantages and an on-policy ratio, but a gradient of exactly 0. F103: a gradient
+    and a learning rate, but no weight that moved.
     """
     stats = result.stats
     if stats is None:
@@ -23,8 +25,8 @@ def check_step(batch: Batch, result: StepResult, step: int) -> None:
             Finding(
                 code="F102",
                 seen=f"step {step}: trained tokens have advantages and the gradient is exactly 0",
-                why="Nothing is learned, and nothing else would say so: loss, reward and length look as usual.",
-                cause="The loss is cut off from the weights: frozen parameters, or a layer that detaches its input.",
+                why="Nothing is learned, and nothing else would say so: loss and reward look as usual.",
+                cause="The loss is cut off from the weights: frozen parameters, or a layer that detaches.",
                 fixes=(Fix(text="name the model's directory in a report; this is a fault of covey"),),
                 step=step,
             )
@@ -33,11 +35,30 @@ def check_step(batch: Batch, result: StepResult, step: int) -> None:
         raise GuardStop(
             Finding(
                 code="F103",
-                seen=f"step {step}: gradient norm {stats.grad_norm:.3g}, learning rate {stats.learning_rate:.3g}, "
-                "and not one weight moved",
+                seen=f"step {step}: gradient norm {stats.grad_norm:.3g}, learning rate "
+                f"{stats.learning_rate:.3g}, and not one weight moved",
                 why="The update is smaller than the weights can hold, so the model stays what it was.",
-                cause="A learning rate far below the spacing of float32 numbers, or masters that are not stepped.",
+                cause="A learning rate far below the spacing of float32, or masters that are not stepped.",
                 fixes=(Fix(text="a larger learning rate", edits={"learning_rate": 1e-6}),),
                 step=step,
             )
         )
+
+
+def check_rewards(groups: Sequence[ScoredGroup], step: int) -> None:
+    """Raise GuardStop (F107) where a reward failed on every completion of a rollout."""
+    by_name: dict[str, list[ScorePart]] = {}
+    for part in (p for g in groups for s in g.scores for p in s.parts):
+        by_name.setdefault(part.name, []).append(part)
+    for name, parts in by_name.items():
+        if all(p.status is not Status.OK for p in parts):
+            raise GuardStop(
+                Finding(
+                    code="F107",
+                    seen=f"the reward {name} failed on all {len(parts)} completions: {parts[0].message}",
+                    why="No completion has a reward: there is nothing to learn from. Nothing was scored 0.",
+                    cause="An error in the reward function, or a column that it needs and the data lacks.",
+                    fixes=(Fix(text="mend the reward, then resume with --resume_from_checkpoint latest"),),
+                    step=step,
+                )
+            )

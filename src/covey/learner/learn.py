@@ -27,8 +27,8 @@ def learn(
 ) -> list[TrainSample]:
     """Annotate and credit every sample of a rollout; every rank gets all of them.
 
-    The forward passes that annotate are the ones that train: the same rows in the same order, so that before an
-    update the ratio is exactly 1 and the KL to an unchanged reference exactly 0.
+    The forward passes that annotate are the ones that train: the same rows in the same order, so that before
+    an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0.
     """
     samples = to_samples(groups)
     credits = row_credits(groups, samples, credit)
@@ -55,7 +55,8 @@ def annotate(
 ) -> list[Tensor | None]:
     """Logprobs of every sample's trained tokens (float32, CPU); rows that need no forward pass keep zeros.
 
-    Each rank computes the rows that it trains; a sum over ranks, of which all but one hold zeros, shares them.
+    Each rank computes the rows that it trains; a sum over ranks, of which all but one hold zeros, shares
+    them.
     """
     counts = [len(s.sampler_logprobs) for s in samples]
     flat = torch.zeros(sum(counts))

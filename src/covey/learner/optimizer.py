@@ -1,8 +1,8 @@
 """AdamW on float32 masters, with float32 gradient accumulation whatever the compute dtype.
 
-Thirty-two bfloat16 accumulations into `.grad` add about 1 % of error, and at GRPO's learning rates a bfloat16 weight
-cannot hold its update at all. So a parameter in a lower dtype has a float32 master with a float32 gradient; a float32
-parameter is its own master.
+Thirty-two bfloat16 accumulations into `.grad` add about 1 % of error, and at GRPO's learning rates a bfloat16
+weight cannot hold its update at all. So a parameter in a lower dtype has a float32 master with a float32
+gradient; a float32 parameter is its own master.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Masters:
         self._stride = max(1, math.ceil(total / _WATCHED))
 
     def absorb(self) -> None:
-        """Add low-precision gradients to the masters' float32 ones and clear them; call after every backward."""
+        """Add low-precision gradients to the masters' float32 ones and clear them; call after every
+        backward."""
         for parameter, master, low in zip(self.params, self.masters, self._low, strict=True):
             if low and parameter.grad is not None:
                 self.add(master, parameter.grad)

@@ -42,8 +42,9 @@ def update(
 ) -> StepResult:
     """Take one optimizer step.
 
-    A step whose every row is out of the loss is skipped. One without signal calls the optimizer with a zero gradient,
-    as TRL does. Raises GuardStop (F101) before anything is applied where the gradient is not finite.
+    A step whose every row is out of the loss is skipped. One without signal calls the optimizer with a zero
+    gradient, as TRL does. Raises GuardStop (F101) before anything is applied where the gradient is not
+    finite.
     """
     if batch.denominators.num_tokens == 0:
         return StepResult(stats=None, metrics={}, skipped="every row is masked or invalid")
@@ -98,6 +99,6 @@ def _non_finite(seen: str, sums: _Sums) -> Finding:
         code="F101",
         seen=f"{seen}; not finite in this step: {', '.join(sorted(broken)) or 'only the gradient'}",
         why="A step with such a gradient turns every weight into NaN. It was not applied.",
-        cause="Overflow of a ratio or logit, most often a learning rate that is too high or weights in bfloat16.",
+        cause="Overflow of a ratio or logit, most often from a learning rate that is too high.",
         fixes=(Fix(text="a smaller learning rate"), Fix(text="float32", edits={"torch_dtype": "float32"})),
     )

@@ -1,9 +1,9 @@
 """Attention over streams, through transformers' attention interface.
 
-A stream is one row of tokens made of segments: a segment sees itself causally and the whole of its parent. Packed rows
-are segments without a parent; completions that share a prompt are segments with the prompt as parent. The layout is a
-forward argument (`covey_layout`) and not a global: with activation checkpointing the forward runs again, later and on
-another thread.
+A stream is one row of tokens made of segments: a segment sees itself causally and the whole of its parent.
+Packed rows are segments without a parent; completions that share a prompt are segments with the prompt as
+parent. The layout is a forward argument (`covey_layout`) and not a global: with activation checkpointing the
+forward runs again, later and on another thread.
 
 Axes: R rows of a bucket, H query heads, K key heads, Q queries, L keys, D head width, T tokens of the stream.
 """
@@ -24,7 +24,8 @@ from covey.types import StreamSegment
 
 ATTENTION_NAME = "covey"
 
-# A bucket may compute this many times the query-key cells that its rows need, before another bucket is opened.
+# A bucket may compute this many times the query-key cells that its rows need, before another bucket is
+# opened.
 _MAX_BUCKET_WASTE = 1.35
 # Rows shorter than this share a bucket whatever the waste: a kernel call costs more than the padding.
 _SMALL_CELLS = 4096
@@ -55,12 +56,16 @@ class AttentionOptions:
 
 
 def attend_masked(
-    query_RHQD: Tensor, key_RKLD: Tensor, value_RKLD: Tensor, is_visible_R1QL: Tensor | None, options: AttentionOptions
+    query_RHQD: Tensor,
+    key_RKLD: Tensor,
+    value_RKLD: Tensor,
+    is_visible_R1QL: Tensor | None,
+    options: AttentionOptions,
 ) -> Tensor:
     """Softmax attention with grouped keys, an optional visibility mask, soft-capping and sinks.
 
-    `is_visible` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Scores are summed in
-    float32 where soft-capping or sinks take them out of the fused kernel.
+    `is_visible` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Scores are
+    summed in float32 where soft-capping or sinks take them out of the fused kernel.
     """
     if options.softcap is None and options.sinks_H is None:
         return F.scaled_dot_product_attention(
@@ -73,7 +78,7 @@ def attend_masked(
             scale=options.scaling,
             enable_gqa=query_RHQD.shape[1] != key_RKLD.shape[1],
         )
-    num_rows, num_heads, num_queries, width = query_RHQD.shape
+    num_rows, num_heads, num_queries, _ = query_RHQD.shape
     num_keys = key_RKLD.shape[2]
     if is_visible_R1QL is None:
         is_visible_R1QL = torch.ones(
@@ -110,8 +115,8 @@ class _Bucket:
 class StreamLayout:
     """The attention of one stream, planned once and used by every layer.
 
-    `segments` cover the stream in order without gaps. Segments of similar size share a bucket: their queries and keys
-    are gathered into padded rows, so that a step costs a few kernel calls and not one per segment.
+    `segments` cover the stream in order without gaps. Segments of similar size share a bucket: their queries
+    and keys are gathered into padded rows, so that a step costs a few kernel calls and not one per segment.
     """
 
     def __init__(self, segments: Sequence[StreamSegment], device: torch.device | str = "cpu") -> None:
@@ -182,9 +187,7 @@ def _plan_buckets(segments: Sequence[StreamSegment]) -> list[list[int]]:
     return buckets
 
 
-def _build_bucket(
-    segments: Sequence[StreamSegment], rows: list[int], device: torch.device | str
-) -> _Bucket:
+def _build_bucket(segments: Sequence[StreamSegment], rows: list[int], device: torch.device | str) -> _Bucket:
     num_queries = max(segments[i].length for i in rows)
     num_keys = max(_key_length(segments, i) for i in rows)
     query = np.zeros((len(rows), num_queries), dtype=np.int64)
@@ -208,8 +211,11 @@ def _build_bucket(
     # A padded query has position 0 and so sees the row's first key: no row of the softmax is ever empty.
     visible = (age >= 0) & (key_position < key_length)[:, None, :]
     square = all(segments[i].parent is None and segments[i].length == num_queries for i in rows)
-    tensors = (torch.from_numpy(x).to(device) for x in (query, key, visible[:, None], age[:, None]))
-    return _Bucket(*tensors, square)
+
+    def tensor(array: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return _Bucket(tensor(query), tensor(key), tensor(visible[:, None]), tensor(age[:, None]), square)
 
 
 def _restore_index(segments: Sequence[StreamSegment], buckets: Sequence[list[int]]) -> Tensor:

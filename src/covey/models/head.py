@@ -121,6 +121,7 @@ def token_stats(
     temperature_N: Tensor,
     spec: HeadSpec,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of `target_N` and entropy (nats), both float32 (N,), of softmax(logits / temperature)."""
+    """Log-probability of `target_N` and entropy (nats), both float32 (N,), of softmax(logits /
+    temperature)."""
     logprob_N, entropy_N = _ChunkedStats.apply(hidden_ND, weight_VD, bias_V, target_N, temperature_N, spec)
     return logprob_N, entropy_N

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -20,9 +21,10 @@ def load_policy(
     A backend that computes in a lower dtype casts the weights once it has their float32 masters.
     """
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, use_safetensors=True, local_files_only=True
-    ).to(device)
+    )
+    model.to(device)
     if disable_dropout:
         _silence_dropout(model)
     if gradient_checkpointing:

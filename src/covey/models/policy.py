@@ -1,7 +1,7 @@
 """The policy: backbone and chunked head in one forward pass.
 
-A head outside the wrapped module leaves its gradient unsynchronised under DDP, so both live in `Policy.forward`, and
-nothing calls below the wrapper while training.
+A head outside the wrapped module leaves its gradient unsynchronised under DDP, so both live in
+`Policy.forward`, and nothing calls below the wrapper while training.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ StreamKind = Literal["padded", "packed", "prefix"]
 
 
 class Policy(nn.Module):
-    """A causal language model of transformers that says logprob and entropy of the trained tokens of a micro-batch.
+    """A causal language model of transformers that says logprob and entropy of the trained tokens of a
+    micro-batch.
 
-    `stream` is how its rows may be laid out: `prefix` shares a prompt between siblings, `packed` lays rows end to
-    end, `padded` uses rows of their own and the model's own attention.
+    `stream` is how its rows may be laid out: `prefix` shares a prompt between siblings, `packed` lays rows
+    end to end, `padded` uses rows of their own and the model's own attention.
     """
 
     def __init__(self, model: nn.Module, *, stream: StreamKind = "prefix") -> None:
@@ -67,7 +68,8 @@ class Policy(nn.Module):
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
     def _hidden_padded(self, micro: MicroBatch) -> Tensor:
-        # Rows are padded on the right: under causal attention, and in a recurrent layer, no real token sees a pad.
+        # Rows are padded on the right: under causal attention, and in a recurrent layer, no real token sees a
+        # pad.
         backbone: Any = self.model.base_model
         rows = micro.num_rows
         out = backbone(

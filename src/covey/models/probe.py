@@ -1,8 +1,8 @@
 """The probe that proves, at load, that a model may be trained on packed and prefix-shared streams.
 
-Class flags do not tell: convolution and recurrent layers carry state from one packed row into the next. So random rows
-are run alone, with the model's own attention and head, and again as a stream; values and the gradient at the input
-embeddings must agree.
+Class flags do not tell: convolution and recurrent layers carry state from one packed row into the next. So
+random rows are run alone, with the model's own attention and head, and again as a stream; values and the
+gradient at the input embeddings must agree.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from covey.models.policy import Policy, StreamKind
 from covey.models.stream import Row, build_stream
 from covey.types import MicroBatch
 
-# Largest relative difference of a healthy model: 1e-6 is usual in float32, 1e-2 in bfloat16; a leak is above 1e-2 in
-# float32 and near 1 where state is carried over.
+# Largest relative difference of a healthy model: 1e-6 is usual in float32, 1e-2 in bfloat16; a leak is above
+# 1e-2 in float32 and near 1 where state is carried over.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.15, torch.float16: 0.05}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """How far a stream layout is from rows run alone: relative differences of logprobs and embedding gradients."""
+    """How far a stream layout is from rows run alone: relative differences of logprobs and embedding
+    gradients."""
 
     stream: StreamKind
     value_difference: float
@@ -89,7 +90,8 @@ class _EmbeddingGradient:
 
 
 def _alone(policy: Policy, row: Row, weight_n: Tensor) -> tuple[Tensor, Tensor]:
-    """The oracle: one row, transformers' own forward and logits; logprobs and embedding gradients of the row."""
+    """The oracle: one row, transformers' own forward and logits; logprobs and embedding gradients of the
+    row."""
     recorder = _EmbeddingGradient(policy)
     try:
         ids = torch.tensor([list(row.token_ids)], device=policy.device)
@@ -103,7 +105,9 @@ def _alone(policy: Policy, row: Row, weight_n: Tensor) -> tuple[Tensor, Tensor]:
     return logprobs.detach(), gradient[0].float()
 
 
-def _streamed(policy: Policy, rows: Sequence[Row], kind: StreamKind, weight_N: Tensor) -> tuple[Tensor, Tensor]:
+def _streamed(
+    policy: Policy, rows: Sequence[Row], kind: StreamKind, weight_N: Tensor
+) -> tuple[Tensor, Tensor]:
     recorder = _EmbeddingGradient(policy)
     try:
         micro = micro_of(rows, kind, policy.device)
@@ -152,7 +156,8 @@ def _relative(difference: Tensor, reference: Tensor) -> float:
 
 
 def _token_index(rows: Sequence[Row], kind: StreamKind) -> list[Tensor]:
-    """Where each row's tokens lie in the stream, read off the predictors of an all-trained copy of the rows."""
+    """Where each row's tokens lie in the stream, read off the predictors of an all-trained copy of the
+    rows."""
     everything = [
         Row(
             token_ids=r.token_ids,

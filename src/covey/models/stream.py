@@ -1,7 +1,7 @@
 """Laying sequences out as a stream: padded rows, packed rows, or rows that share their prompt.
 
-Losses see only flat vectors over trained tokens, so the three are the same thing built three ways. A token that
-predicts nothing that is trained (the last of every row) is left out of the stream.
+Losses see only flat vectors over trained tokens, so the three are the same thing built three ways. A token
+that predicts nothing that is trained (the last of every row) is left out of the stream.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """A row's trained tokens: their positions in the row and how many of its tokens the forward pass needs."""
+    """A row's trained tokens: their positions in the row and how many of its tokens the forward pass
+    needs."""
 
     position_n: _IntArray
     needed: int
@@ -53,7 +54,9 @@ class _Trained:
 def _trained(row: Row) -> _Trained:
     position_n = np.flatnonzero(np.asarray(row.is_trained, dtype=bool))
     if len(position_n) and position_n[0] == 0:
-        raise ValueError("the first token of a sequence has nothing to be predicted from and cannot be trained")
+        raise ValueError(
+            "the first token of a sequence has nothing to be predicted from and cannot be trained"
+        )
     # A row with nothing to train keeps one token, so that a stream is never empty.
     return _Trained(position_n, int(position_n[-1]) if len(position_n) else 1)
 
@@ -119,7 +122,8 @@ def _shared(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
     families: dict[Hashable, list[int]] = {}
     for i, row in enumerate(rows):
         families.setdefault(row.prompt_key, []).append(i)
-    tokens, positions, segments = [], [], []
+    tokens, positions = [], []
+    segments: list[StreamSegment] = []
     predictors: list[_IntArray] = [np.empty(0, dtype=np.int64)] * len(rows)
     start = 0
     for members in families.values():

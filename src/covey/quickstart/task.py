@@ -6,7 +6,6 @@ The module is pure Python, so that reading the task costs no import of torch or 
 from __future__ import annotations
 
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ _SPLIT_SEED = 20_231
 Pair = tuple[int, int]
 
 
-@cache
 def _split() -> tuple[tuple[Pair, ...], tuple[Pair, ...]]:
     """Return the held-out and the training pairs, both in a fixed random order."""
     rng = random.Random(_SPLIT_SEED)

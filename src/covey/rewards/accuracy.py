@@ -1,4 +1,5 @@
-"""The `accuracy` reward: 1 where the answer equals the gold, 0 where it does not, None where the gold is missing."""
+"""The `accuracy` reward: 1 where the answer equals the gold, 0 where it does not, None where the gold is
+missing."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def accuracy(
 
 
 def extract_gold(text: str) -> str:
-    """The gold of a solution text: in `<answer>`, else after the last `####`, else the last boxed, else all of it."""
+    """The gold of a solution text: in `<answer>`, else after the last `####`, else the last boxed, else all
+    of it."""
     tagged = _ANSWER.findall(text)
     if tagged:
         return str(tagged[-1]).strip()
@@ -66,7 +68,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_equal(gold: str, answer: str | None) -> bool:
-    """Whether an answer means what the gold means: as text, as a number, else as mathematics (math-verify)."""
+    """Whether an answer means what the gold means: as text, as a number, else as mathematics
+    (math-verify)."""
     if answer is None:
         return False
     if _plain(gold) == _plain(answer):

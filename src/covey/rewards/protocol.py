@@ -1,7 +1,7 @@
 """What a reward is: a function over the completions of a rollout, and how it is called.
 
-A function has TRL's form, `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, keyword arguments
-only, and is given what it names.
+A function has TRL's form, `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, keyword
+arguments only, and is given what it names.
 """
 
 from __future__ import annotations

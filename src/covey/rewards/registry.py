@@ -17,7 +17,8 @@ _FORMAT = re.compile(
 
 
 def format_reward(*, completions: Sequence[str]) -> list[float | None]:
-    """1 where a completion is `<think>…</think><answer>…</answer>`, each tag once and nothing around them; else 0."""
+    """1 where a completion is `<think>…</think><answer>…</answer>`, each tag once and nothing around them;
+    else 0."""
     return [float(_FORMAT.fullmatch(text) is not None) for text in completions]
 
 

@@ -11,14 +11,16 @@ from covey.types import Completion, GenerationRequest, Receipt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine can do; `noise_keys` says that the same key draws the same completion whatever its batch."""
+    """What an engine can do; `noise_keys` says that the same key draws the same completion whatever its
+    batch."""
 
     logprobs: bool
     noise_keys: bool
 
 
 class Engine(Protocol):
-    """Samples completions. Groups, environments and rewards are built on it in `collect`, once for all engines."""
+    """Samples completions. Groups, environments and rewards are built on it in `collect`, once for all
+    engines."""
 
     @property
     def capabilities(self) -> Capabilities: ...

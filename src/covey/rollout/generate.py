@@ -1,7 +1,9 @@
-"""The fallback engine: transformers' `generate` with covey's noise, for models the native engine cannot serve.
+"""The fallback engine: transformers' `generate` with covey's noise, for models the native engine cannot
+serve.
 
-It is also the oracle of the native engine's tests: the same noise keys, another implementation. Requests of one prompt
-length run together, so nothing is padded on the left and recurrent layers see exactly their own tokens.
+It is also the oracle of the native engine's tests: the same noise keys, another implementation. Requests of
+one prompt length run together, so nothing is padded on the left and recurrent layers see exactly their own
+tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from covey.types import Completion, Finish, GenerationRequest, Receipt
 
 
 class _Draw(LogitsProcessor):
-    """Turns each step's logits into a one-hot of the token that covey's noise draws, and keeps its logprob."""
+    """Turns each step's logits into a one-hot of the token that covey's noise draws, and keeps its
+    logprob."""
 
     def __init__(self, requests: Sequence[GenerationRequest], device: torch.device) -> None:
         self._keys_R = torch.tensor([row_key(r.noise_key) for r in requests], device=device)
@@ -73,7 +76,12 @@ class GenerateEngine:
             if self._requests.pop(number, None) is not None:
                 self._aborted.append(
                     Completion(
-                        request_id=number, token_ids=(), logprobs=(), versions=(), finish=Finish.ABORT, seconds=0.0
+                        request_id=number,
+                        token_ids=(),
+                        logprobs=(),
+                        versions=(),
+                        finish=Finish.ABORT,
+                        seconds=0.0,
                     )
                 )
 

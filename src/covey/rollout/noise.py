@@ -1,8 +1,8 @@
 """The noise of sampling, as a pure function of what is sampled.
 
-Gumbel-max: argmax(logits / T + g) is a draw from softmax(logits / T). g depends on seed, split, rollout, attempt,
-prompt, sibling, position and token id alone, so a completion is the same whatever it is batched with, on any number of
-ranks, and after a resume.
+Gumbel-max: argmax(logits / T + g) is a draw from softmax(logits / T). g depends on seed, split, rollout,
+attempt, prompt, sibling, position and token id alone, so a completion is the same whatever it is batched
+with, on any number of ranks, and after a resume.
 
 Axes: R rows, V vocabulary.
 """
@@ -28,8 +28,8 @@ def row_key(key: NoiseKey) -> int:
 def _mix(x: Tensor) -> Tensor:
     """A bijection of 32-bit numbers held in int64, whose output bits each depend on every input bit.
 
-    Two rounds of xor-shift and multiply by odd constants; products of two 32-bit numbers wrap in int64 without harm,
-    as only their low 32 bits are kept.
+    Two rounds of xor-shift and multiply by odd constants; products of two 32-bit numbers wrap in int64
+    without harm, as only their low 32 bits are kept.
     """
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK_32
@@ -47,8 +47,8 @@ def token_table(vocab: int, device: torch.device) -> Tensor:
 def gumbel(key_R: Tensor, position_R: Tensor, table_V: Tensor) -> Tensor:
     """Standard Gumbel noise (R, V) in float32 for int64 row keys and positions.
 
-    The uniform number u is exact near 0, where the largest noise comes from: g = -log(-log1p(-u)) reaches 22, so a
-    token of probability 1e-9 can still be drawn.
+    The uniform number u is exact near 0, where the largest noise comes from: g = -log(-log1p(-u)) reaches 22,
+    so a token of probability 1e-9 can still be drawn.
     """
     state_R = _mix(key_R ^ _mix(position_R & _MASK_32))
     bits_RV = _mix(state_R[:, None] ^ table_V[None, :])
@@ -61,7 +61,8 @@ def gumbel(key_R: Tensor, position_R: Tensor, table_V: Tensor) -> Tensor:
 def sample(
     logits_RV: Tensor, temperature_R: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token a row: ids (R,) and their logprobs (R,) in float32 under softmax(logits / temperature)."""
+    """Draw one token a row: ids (R,) and their logprobs (R,) in float32 under softmax(logits /
+    temperature)."""
     scaled_RV = logits_RV.float() / temperature_R[:, None]
     token_R = (scaled_RV + gumbel(key_R, position_R, table_V)).argmax(dim=-1)
     logprob_R = scaled_RV.gather(1, token_R[:, None])[:, 0] - scaled_RV.logsumexp(dim=-1)

@@ -1,7 +1,7 @@
 """Trajectories as JSON records, complete enough to train on again.
 
-One form serves the rollout files, replay, resume in the middle of a rollout, and the exchange between ranks. Floats
-survive exactly: a float32 is a Python float, whose repr reads back to the same bits.
+One form serves the rollout files, replay, resume in the middle of a rollout, and the exchange between ranks.
+Floats survive exactly: a float32 is a Python float, whose repr reads back to the same bits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "finish": str(trajectory.finish),
         "reward": score.total,
         "parts": [
-            {"name": p.name, "value": p.value, "status": str(p.status), "message": p.message} for p in score.parts
+            {"name": p.name, "value": p.value, "status": str(p.status), "message": p.message}
+            for p in score.parts
         ],
         "status": str(score.status),
         "message": score.message,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from covey.checkpoint.manifest import Manifest
 from covey.checkpoint.read import find_latest, verify
 from covey.config.file import read_file
 from covey.config.schema import Config
@@ -87,13 +89,11 @@ def _with_data(facts: Facts, config: Config, codec: TextCodec | None) -> Survey:
     if unreadable:
         return Survey(facts=facts, codec=codec, prompts=None)
     columns = {name for row in rows for name in row}
-    facts = replace(
-        facts, columns=tuple(sorted(columns)), missing_columns=_missing_columns(columns, config)
-    )
+    facts = replace(facts, columns=tuple(sorted(columns)), missing_columns=_missing_columns(columns, config))
     if codec is None or not columns & set(PROMPT_COLUMNS):
         return Survey(facts=facts, codec=codec, prompts=None)
     try:
-        table = prompt_table(rows, codec, max_length=config.max_length)
+        table = prompt_table(rows, codec, max_length=_longest_allowed(facts, config))
     except TemplateError as error:
         return Survey(facts=replace(facts, model_problem=str(error)), codec=codec, prompts=None)
     facts = replace(
@@ -104,6 +104,13 @@ def _with_data(facts: Facts, config: Config, codec: TextCodec | None) -> Survey:
         longest_prompt_in_data=table.longest_in_data,
     )
     return Survey(facts=facts, codec=codec, prompts=table)
+
+
+def _longest_allowed(facts: Facts, config: Config) -> int | None:
+    """Tokens that a prompt may have: as typed, else what the model's context leaves for it."""
+    if config.max_length is not None or facts.model_context is None:
+        return config.max_length
+    return max(1, facts.model_context - config.max_completion_length)
 
 
 def _missing_columns(columns: set[str], config: Config) -> tuple[MissingColumn, ...]:
@@ -142,8 +149,12 @@ def _existing(path: Path) -> Path:
 
 
 def _output_state(output: Path) -> OutputDirState:
-    nearest = _existing(output)
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+    try:
+        # Permission bits do not tell: root passes them everywhere, network file systems have rules of their
+        # own.
+        with tempfile.TemporaryDirectory(prefix=".covey-", dir=_existing(output)):
+            pass
+    except OSError:
         return "not_writable"
     if not output.exists() or not any(output.iterdir()):
         return "free"
@@ -151,23 +162,29 @@ def _output_state(output: Path) -> OutputDirState:
     return "run" if is_run else "not_empty"
 
 
-def resume_path(config: Config) -> Path | None:
-    """The checkpoint to resume from; None for a new run, or where `auto` finds none. CheckpointError if none is good."""
+def _resume_point(config: Config) -> tuple[Path, Manifest] | None:
+    """The checkpoint to resume from, verified; None for a new run, or where `auto` finds none.
+
+    CheckpointError says why there is no good one.
+    """
     wanted = config.resume_from_checkpoint
     if wanted is None:
         return None
     if wanted in ("latest", "auto"):
         latest = find_latest(Path(config.output_dir), with_trainer=True)
-        if latest.path is None and wanted == "latest":
-            reasons = "; ".join(s.reason for s in latest.skipped)
-            raise CheckpointError(
-                f"there is no complete checkpoint with trainer state in it{': ' + reasons if reasons else ''}"
-            )
-        return latest.path
+        if latest.path is not None and latest.manifest is not None:
+            return latest.path, latest.manifest
+        if wanted == "auto":
+            return None
+        reasons = "; ".join(s.reason for s in latest.skipped)
+        raise CheckpointError(
+            f"there is no complete checkpoint with trainer state in it{': ' + reasons if reasons else ''}"
+        )
     path = Path(wanted)
-    if not verify(path).trainer:
+    manifest = verify(path)
+    if not manifest.trainer:
         raise CheckpointError("it keeps the model only (trainer/ is not there), so nothing can go on from it")
-    return path
+    return path, manifest
 
 
 def _resume(config: Config) -> ResumeFacts | None:
@@ -176,14 +193,15 @@ def _resume(config: Config) -> ResumeFacts | None:
     asked = config.resume_from_checkpoint
     where = config.output_dir if asked in ("latest", "auto") else asked
     try:
-        path = resume_path(config)
+        point = _resume_point(config)
     except CheckpointError as error:
         return ResumeFacts(path=where, problem=str(error))
-    if path is None:
+    if point is None:
         return None
+    path, manifest = point
     return ResumeFacts(
         path=str(path),
-        step=verify(path).step,
+        step=manifest.step,
         config_changes=_config_changes(path.parent / "config.yaml", config),
     )
 
@@ -194,11 +212,14 @@ def _config_changes(path: Path, config: Config) -> tuple[tuple[str, Any, Any], .
         return ()
     old: Mapping[str, Any] = {name: typed.value for name, typed in read_file(str(path)).typed.items()}
     new = config.model_dump()
-    return tuple((name, old[name], new[name]) for name in sorted(old.keys() & new.keys()) if old[name] != new[name])
+    return tuple(
+        (name, old[name], new[name]) for name in sorted(old.keys() & new.keys()) if old[name] != new[name]
+    )
 
 
 def _checkpoint_bytes(directory: Path, config: Config) -> int | None:
-    """Weights as they are held, plus twice their float32 size for AdamW; from the sizes of the weight files."""
+    """Weights as they are held, plus twice their float32 size for AdamW; from the sizes of the weight
+    files."""
     count = 0
     for file in directory.glob("*.safetensors"):
         with file.open("rb") as stream:

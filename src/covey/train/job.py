@@ -1,4 +1,5 @@
-"""Everything a run is made of, and what happens around an optimizer step: records, checkpoints, reasons to stop."""
+"""Everything a run is made of, and what happens around an optimizer step: records, checkpoints, reasons to
+stop."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from covey.checkpoint.registry import Registry
 from covey.checkpoint.retain import retain
 from covey.checkpoint.write import write_checkpoint
 from covey.comm import Comm
-from covey.health.invariants import check_step
+from covey.health.invariants import check_rewards, check_step
 from covey.learner.backends.base import Backend
 from covey.learner.schedule import Schedule
 from covey.rollout.collect import Collected
@@ -26,7 +27,7 @@ from covey.telemetry.files import RunFiles
 from covey.train.measure import rollout_metrics, step_metrics
 from covey.train.source import Source
 from covey.train.state import Progress, RolloutBuffer
-from covey.types import Batch, Metric, StepRecord, StepResult, TrainSample
+from covey.types import Batch, Finding, Metric, StepRecord, StepResult, TrainSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class Job:
     def take_in(self, collected: Collected, rows: list[TrainSample]) -> None:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         metrics = rollout_metrics(collected, rows, self.progress.step)
+        check_rewards(collected.groups, self.progress.step)
         self.buffer.fill(rows, metrics)
         if self.files is not None:
             records = records_of(collected.groups)
@@ -101,16 +103,16 @@ class Job:
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
         self.engine.publish(self.progress.step)
-        check_step(batch, result, self.progress.step)
         self._record(batch, result)
         self._agree_on_signals()
-        if self.buffer.done == self.steps_per_rollout(batch):
+        if self.buffer.done == self.steps_per_rollout():
             self.buffer.clear()
             self.progress.rollout += 1
+        check_step(batch, result, self.progress.step)
         if self.save.every and self.progress.step % self.save.every == 0:
             self.save_checkpoint()
 
-    def steps_per_rollout(self, batch: Batch) -> int:
+    def steps_per_rollout(self) -> int:
         """Optimizer steps of the current rollout over all its passes."""
         per_step = self.pack_plan.completions_per_rank * self.pack_plan.world
         return self.pack_plan.num_iterations * len(self.buffer.rows) // per_step
@@ -119,7 +121,7 @@ class Job:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         lengths = self.buffer.metrics["completions/mean_length"]
-        tokens = (lengths.value or 0.0) * lengths.count / self.steps_per_rollout(batch)
+        tokens = (lengths.value or 0.0) * lengths.count / self.steps_per_rollout()
         metrics = {
             **self.buffer.metrics,
             **step_metrics(result),
@@ -136,6 +138,12 @@ class Job:
                 self.files.append_event("step_skipped", step=self.progress.step, reason=result.skipped)
         if self.console is not None:
             self.console.step(record)
+
+    def stop(self, finding: Finding) -> None:
+        """Record what a guard saw, and save: what it saw was not applied, or is in the records."""
+        if self.files is not None:
+            self.files.append_event("finding", step=self.progress.step, code=finding.code, seen=finding.seen)
+        self.save_checkpoint()
 
     def _agree_on_signals(self) -> None:
         """A signal that one rank saw stops all of them after the same step."""

@@ -1,4 +1,5 @@
-"""`covey quickstart`: the built-in model on the built-in task, measured on held-out prompts before and after."""
+"""`covey quickstart`: the built-in model on the built-in task, measured on held-out prompts before and
+after."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
             "",
             f"run directory      {run}",
             f"reward plot        {run}/reward.png",
-            f"model              {os.path.relpath(outcome.checkpoint)}   (AutoModelForCausalLM.from_pretrained)",
+            f"model              {os.path.relpath(outcome.checkpoint)}   (loads with from_pretrained)",
             "",
             "next:",
             f"  covey quickstart --max_steps {2 * outcome.total_steps} --output_dir {run} "

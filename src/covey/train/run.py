@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from covey.config.schema import Config
 from covey.config.write import to_yaml
 from covey.data.order import Order
 from covey.data.text import TextCodec
-from covey.errors import ConfigError
+from covey.errors import ConfigError, GuardStop
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
@@ -46,7 +46,7 @@ from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles
 from covey.telemetry.plot import plot_rewards
 from covey.telemetry.rollouts import RolloutLimits
-from covey.train.facts import Survey, model_dir, resume_path, survey
+from covey.train.facts import Survey, model_dir, survey
 from covey.train.job import Job, SavePlan, Signals
 from covey.train.loop import run
 from covey.train.source import LiveSource, ReplaySource, Source
@@ -68,7 +68,8 @@ class Outcome:
 
 
 def train(resolved: Resolved) -> Outcome:
-    """Check, build and run; ConfigError carries every problem, and nothing is written before the checks pass."""
+    """Check, build and run; ConfigError carries every problem, and nothing is written before the checks
+    pass."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     config = resolved.config
     found = survey(config, world)
@@ -83,7 +84,15 @@ def train(resolved: Resolved) -> Outcome:
             stack.enter_context(job.console)
             _announce(job.console, job, found, problems)
         stack.enter_context(_handlers(job.signals))
-        run(job)
+        try:
+            run(job)
+        except GuardStop as stop:
+            job.stop(stop.finding)
+            raise
+        if job.signals.number and job.console is not None:
+            job.console.say(
+                f"stopped at step {job.progress.step}; go on with --resume_from_checkpoint latest"
+            )
     if job.files is not None and job.progress.step:
         plot_rewards(job.files.metrics_path, job.output_dir / "reward.png", title=job.output_dir.name)
     return Outcome(
@@ -99,7 +108,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     """Every part of a run, wired and, where it resumes, restored."""
     config = resolved.config
     device = _device()
-    resume = resume_path(config)
+    resume = None if found.facts.resume is None else Path(found.facts.resume.path)
     plan = batch_plan(config, comm.world, found.facts.num_prompts)
     settled = needs(beta=config.beta, steps_per_rollout=plan.steps_per_rollout)
     backend = _backend(config, device, resume, comm, reference=settled.reference)
@@ -184,9 +193,7 @@ def _backend(
 
 def _reference(config: Config, device: torch.device, dtype: torch.dtype) -> Policy:
     """A frozen copy of the model that the run started from, a resumed run too."""
-    policy = load_policy(
-        model_dir(config), device=device, disable_dropout=True, gradient_checkpointing=False
-    )
+    policy = load_policy(model_dir(config), device=device, disable_dropout=True, gradient_checkpointing=False)
     policy.requires_grad_(False)
     policy.eval()
     choose_stream(policy)
@@ -302,10 +309,8 @@ def _files(resolved: Resolved, plan: BatchPlan) -> RunFiles:
     config = resolved.config
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    files = RunFiles(
-        output,
-        rollouts=RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb),  # type: ignore[arg-type]
-    )
+    limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
+    files = RunFiles(output, rollouts=limits)
     files.write_config(to_yaml(resolved))
     files.write_plan({"batch": plan.as_dict(), "in_words": plan.in_words()})
     return files
@@ -315,18 +320,15 @@ def _announce(console: Console, job: Job, found: Survey, problems: list[Problem]
     """What a person wants to know before the first step."""
     policy = job.backend.policy
     count = sum(p.numel() for p in policy.parameters())
+    dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
+    native = isinstance(job.engine, NativeEngine)
+    engine = "native, on the learner's own weights" if native else "transformers generate"
     console.say(f"run       {job.output_dir}")
-    console.say(
-        f"model     {count / 1e6:.2f} M parameters, {next(policy.parameters()).dtype}, {policy.device}".replace(
-            "torch.", ""
-        )
-    )
+    console.say(f"model     {count / 1e6:.2f} M parameters, {dtype}, {policy.device}")
+    console.say(f"engine    {engine}; rows are laid out as: {policy.stream}")
     if policy.stream == "padded":
-        console.say("F105      this model carries state between packed rows (probe): it trains on padded rows")
-        console.say("          and samples with generate, both slower; covey explain F105")
-    plan: Mapping[str, Any] = {"native": "native, on the learner's own weights"}
-    name = "native" if isinstance(job.engine, NativeEngine) else "generate"
-    console.say(f"engine    {plan.get(name, 'transformers generate')}; stream {policy.stream}")
+        console.say("F105      the model carries state between packed rows (probe), so it trains on padded")
+        console.say("          rows and samples with generate, both slower; see: covey explain F105")
     for problem in problems:
         console.say(f"{problem.code:<9} {problem.option}: {problem.seen} {problem.why}")
     if found.prompts is not None:
@@ -359,6 +361,7 @@ def _handlers(signals: Signals) -> Iterator[None]:
         if signals.number and number == signal.SIGINT:
             raise KeyboardInterrupt
         signals.number = number
+        sys.stderr.write("covey: ending after this step, then saving; Ctrl-C again ends at once\n")
 
     before = {number: signal.signal(number, ask) for number in _SIGNAL_CODES}
     try:

@@ -55,7 +55,8 @@ class LiveSource:
 
 
 class ReplaySource:
-    """Rollouts of a directory, in the order of their numbers; rewards are weighted anew, nothing is sampled."""
+    """Rollouts of a directory, in the order of their numbers; rewards are weighted anew, nothing is
+    sampled."""
 
     def __init__(self, directory: Path, weights: Mapping[str, float]) -> None:
         self._weights = weights

@@ -83,7 +83,8 @@ def _bytes(text: str) -> Tensor:
 
 
 class RolloutBuffer:
-    """The samples of the rollout being trained on, so that a resume in its middle goes on with the same ones."""
+    """The samples of the rollout being trained on, so that a resume in its middle goes on with the same
+    ones."""
 
     name = "rollout"
 
@@ -128,8 +129,7 @@ class RolloutBuffer:
             whole = state.tensors.get(kind)
             split[kind] = [None] * len(counts) if whole is None else list(whole.split(counts))
         self.rows = tuple(
-            _row(r, old, ref)
-            for r, old, ref in zip(values["rows"], split["old"], split["ref"], strict=True)
+            _row(r, old, ref) for r, old, ref in zip(values["rows"], split["old"], split["ref"], strict=True)
         )
         self.metrics = {name: Metric(value=v, count=c) for name, (v, c) in values["metrics"].items()}
         self.done = values["done"]

@@ -98,6 +98,16 @@ def test_the_layout_is_the_documented_one(make_checkpoint: Callable[..., Path]) 
     assert set(manifest.files) == set(snapshot(checkpoint)) - {"manifest.json"}
 
 
+def test_files_may_be_read_by_whom_the_umask_allows(make_checkpoint: Callable[..., Path]) -> None:
+    former = os.umask(0o027)
+    try:
+        checkpoint = make_checkpoint(40)
+    finally:
+        os.umask(former)
+    modes = {p.stat().st_mode & 0o777 for p in checkpoint.rglob("*") if p.is_file()}
+    assert modes == {0o640} and checkpoint.stat().st_mode & 0o777 == 0o750
+
+
 def test_without_states_only_the_model_is_kept(make_checkpoint: Callable[..., Path]) -> None:
     checkpoint = make_checkpoint(3, trainer=False)
     assert not verify(checkpoint).trainer and not (checkpoint / "trainer").exists()

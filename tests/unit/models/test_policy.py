@@ -133,7 +133,10 @@ def test_gradient_checkpointing_changes_nothing(tiny_model, random_rows):
         policy = Policy(tiny_model("llama")).train()
         if on:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        calls = []
+        policy.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         results.append(streamed(policy, rows, temperature, weight))
+        assert len(calls) == (2 if on else 1)  # the backward pass runs the layer again
     (one, _, one_gradients), (two, _, two_gradients) = results
     assert torch.equal(one, two)
     assert_same_gradients(two_gradients, one_gradients)

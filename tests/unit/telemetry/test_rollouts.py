@@ -101,7 +101,7 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     write_rollout(tmp_path, 0, [{"a": 1}])
     program = (
         "import sys; from pathlib import Path; from covey.telemetry.files import read_rollouts\n"
-        "import covey.telemetry.plot, covey.telemetry.console, covey.telemetry.metrics\n"
+        "import covey.telemetry.plot, covey.telemetry.console\n"
         "assert len(list(read_rollouts(Path(sys.argv[1])))) == 1\n"
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )

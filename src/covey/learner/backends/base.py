@@ -20,8 +20,8 @@ Annotation = Literal["old", "reference"]
 class Backend(Protocol):
     """Holds the policy's weights, gradients and optimizer.
 
-    `grad_scale` is what a micro-batch's loss is multiplied by: the number of ranks where gradients are averaged over
-    ranks, 1 where they are summed.
+    `grad_scale` is what a micro-batch's loss is multiplied by: the number of ranks where gradients are
+    averaged over ranks, 1 where they are summed.
     """
 
     policy: Policy
@@ -29,11 +29,13 @@ class Backend(Protocol):
     grad_scale: float
 
     def annotate(self, micro: MicroBatch, which: Annotation) -> Tensor:
-        """Logprobs (N,) of the trained tokens, without gradient, from the same forward pass as training uses."""
+        """Logprobs (N,) of the trained tokens, without gradient, from the same forward pass as training
+        uses."""
         ...
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
-        """Forward, loss and backward of one micro-batch; gradients are exchanged in the `last` one of a step."""
+        """Forward, loss and backward of one micro-batch; gradients are exchanged in the `last` one of a
+        step."""
         ...
 
     def step(self, learning_rate: float) -> StepStats:

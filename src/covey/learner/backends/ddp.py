@@ -27,7 +27,8 @@ _NO_BUFFERS = (
 
 
 class DDPBackend:
-    """DDP averages gradients over ranks in the last micro-batch of a step, so losses are scaled by their number."""
+    """DDP averages gradients over ranks in the last micro-batch of a step, so losses are scaled by their
+    number."""
 
     def __init__(
         self,
@@ -98,13 +99,11 @@ class DDPBackend:
 def _reduce_in_float32(masters: Masters, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Reduce a bucket of low-precision gradients through the masters' float32 accumulators.
 
-    Earlier micro-batches are in the accumulators already; the last one's gradient joins them and the sum is averaged
-    over ranks in float32. What DDP writes back into `.grad` is not used.
+    Earlier micro-batches are in the accumulators already; the last one's gradient joins them and the sum is
+    averaged over ranks in float32. What DDP writes back into `.grad` is not used.
     """
     owners = [masters.master_of(p) for p in bucket.parameters()]
-    flat = torch.cat(
-        [masters.add(m, g).reshape(-1) for m, g in zip(owners, bucket.gradients(), strict=True)]
-    )
+    flat = torch.cat([masters.add(m, g).reshape(-1) for m, g in zip(owners, bucket.gradients(), strict=True)])
     flat /= dist.get_world_size()
     future = dist.all_reduce(flat, async_op=True).get_future()
 

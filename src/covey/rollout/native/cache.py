@@ -1,10 +1,10 @@
 """The key-value cache of the native engine, and attention over it.
 
-A prompt's keys and values lie once in a prefix slot, whatever the number of its siblings; each row has a slot of its
-own for what it has generated. Both are allocated once and indexed, never concatenated.
+A prompt's keys and values lie once in a prefix slot, whatever the number of its siblings; each row has a slot
+of its own for what it has generated. Both are allocated once and indexed, never concatenated.
 
-Axes: n active rows, F prefix slots in use, M siblings of the fullest slot, K key heads, R query heads of a key head,
-D head width, P prompt tokens, C completion tokens, T tokens of a prefill stream.
+Axes: n active rows, F prefix slots in use, M siblings of the fullest slot, K key heads, R query heads of a
+key head, D head width, P prompt tokens, C completion tokens, T tokens of a prefill stream.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Families:
 class DecodeLayout:
     """One new token of every active row: attention over its prompt's slot and its own tokens.
 
-    The queries of a slot's siblings are stacked, so that its keys are read once for all of them. `own_n` counts the
-    tokens a row has in its own slot before this one.
+    The queries of a slot's siblings are stacked, so that its keys are read once for all of them. `own_n`
+    counts the tokens a row has in its own slot before this one.
     """
 
     def __init__(self, cache: KVCache, families: Families, own_n: Tensor, longest_own: int) -> None:
@@ -122,18 +122,18 @@ class DecodeLayout:
         )
         stacked_FKXD = query_nKRD[row_FM].transpose(1, 2).flatten(2, 3)
         scores_FKXP = stacked_FKXD @ prefix_key.transpose(-1, -2)
-        scores_nKRP = scores_FKXP.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[
-            self._families.place_n
-        ]
+        scores_nKRP = (
+            scores_FKXP.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[self._families.place_n]
+        )
         own_key, own_value = own_key[:num_rows, :, : self._longest], own_value[:num_rows, :, : self._longest]
         scores_nKRC = query_nKRD @ own_key.transpose(-1, -2)
         weights = self._softmax(torch.cat([scores_nKRP, scores_nKRC], dim=-1), options).to(own_value.dtype)
         prefix_nKRP, own_nKRC = weights.split([scores_nKRP.shape[-1], self._longest], dim=-1)
         weights_FKXP = prefix_nKRP[row_FM].transpose(1, 2).flatten(2, 3)
         out_FKXD = weights_FKXP @ prefix_value
-        out_nKRD = out_FKXD.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[
-            self._families.place_n
-        ]
+        out_nKRD = (
+            out_FKXD.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[self._families.place_n]
+        )
         out_nKRD = out_nKRD + own_nKRC @ own_value
         return out_nKRD.reshape(num_rows, -1, width).transpose(0, 1)[None]
 
@@ -160,6 +160,8 @@ class DecodeLayout:
             visible_nL = torch.cat([prefix_1P < prompt_n1, own_1C <= self._own_n[:, None]], dim=1)
             if window is not None:
                 visible_nL &= now_n1 - position_nL < window
-            bias_nL = torch.zeros_like(visible_nL, dtype=torch.float32).masked_fill_(~visible_nL, float("-inf"))
+            bias_nL = torch.zeros_like(visible_nL, dtype=torch.float32).masked_fill_(
+                ~visible_nL, float("-inf")
+            )
             self._bias[window] = bias_nL[:, None, None, :]
         return self._bias[window]

@@ -1,7 +1,7 @@
 """The native engine: continuous batching in this process, on the learner's own weights.
 
-A prompt is prefilled once for all its siblings; rows are refilled as they end; the cache is allocated once; sampled
-logprobs are kept. Nothing is copied: the engine calls the very modules that the optimizer updates.
+A prompt is prefilled once for all its siblings; rows are refilled as they end; the cache is allocated once;
+sampled logprobs are kept. Nothing is copied: the engine calls the very modules that the optimizer updates.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class NativeEngine:
         self._table_V: Tensor | None = None
         self._arrangement: Families | None = None
 
-    # -- protocol ----------------------------------------------------------------------------------------------------
+    # -- protocol
+    # ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request behind the others of its prompt."""
@@ -104,7 +105,12 @@ class NativeEngine:
                 self._requests.pop(number)
                 self._aborted.append(
                     Completion(
-                        request_id=number, token_ids=(), logprobs=(), versions=(), finish=Finish.ABORT, seconds=0.0
+                        request_id=number,
+                        token_ids=(),
+                        logprobs=(),
+                        versions=(),
+                        finish=Finish.ABORT,
+                        seconds=0.0,
                     )
                 )
         self._prompts = {p: q for p, q in self._prompts.items() if q}
@@ -115,7 +121,8 @@ class NativeEngine:
         self._version = version
         return Receipt(version=version)
 
-    # -- one turn ----------------------------------------------------------------------------------------------------
+    # -- one turn
+    # ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _advance(self) -> list[Completion]:
@@ -261,7 +268,8 @@ class NativeEngine:
             self._drop([i for i, row in enumerate(self._rows) if row.id in ended])
         return done
 
-    # -- bookkeeping -------------------------------------------------------------------------------------------------
+    # -- bookkeeping
+    # -------------------------------------------------------------------------------------------------
 
     def _completion(self, row: _Row, finish: Finish) -> Completion:
         self._requests.pop(row.id)
@@ -275,7 +283,8 @@ class NativeEngine:
         )
 
     def _drop(self, numbers: Sequence[int]) -> None:
-        """Take rows off; the last rows move into the holes, so that active rows stay a prefix of the cache."""
+        """Take rows off; the last rows move into the holes, so that active rows stay a prefix of the
+        cache."""
         if not numbers:
             return
         assert self._cache is not None

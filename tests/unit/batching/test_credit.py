@@ -1,0 +1,100 @@
+"""Credit: which rows enter a group's statistics, which leave the loss, and which may skip the forward pass."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from covey.batching.credit import CreditConfig, RowCredit, credit_samples, needs_forward, row_credits
+from covey.batching.samples import to_samples
+from covey.types import AnnotatedSample, Finish
+
+
+def credits_of(groups, *, scale="none", mask_truncated=False):
+    config = CreditConfig(scale_rewards=scale, mask_truncated_completions=mask_truncated)
+    return row_credits(groups, to_samples(groups), config)
+
+
+def advantages(groups, **options):
+    return [c.advantage for c in credits_of(groups, **options)]
+
+
+def masks(groups, **options):
+    return [c.masked for c in credits_of(groups, **options)]
+
+
+def test_by_hand(scored_group):
+    # (1, 0): mean 1/2. (3, 5, 7): mean 5.
+    groups = [scored_group([1.0, 0.0]), scored_group([3.0, 5.0, 7.0])]
+    assert advantages(groups) == [0.5, -0.5, -2.0, 0.0, 2.0]
+    assert masks(groups) == [None] * 5
+    # Sample variances 1/2 and 4.
+    root = math.sqrt(0.5) + 1e-4
+    expected = [0.5 / root, -0.5 / root, -2 / 2.0001, 0.0, 2 / 2.0001]
+    assert advantages(groups, scale="group") == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [None, "error", "timeout", "invalid"])
+def test_a_row_without_a_valid_score_is_masked_and_counts_nowhere(bad, scored_group):
+    groups = [scored_group([4.0, bad, 0.0])]
+    assert advantages(groups) == [2.0, 0.0, -2.0]
+    assert masks(groups) == [None, "invalid", None]
+
+
+def test_a_row_that_its_group_calls_invalid_counts_nowhere(scored_group):
+    groups = [scored_group([4.0, 100.0, 0.0], invalid={1: "environment error"})]
+    assert advantages(groups) == [2.0, 0.0, -2.0]
+    assert masks(groups) == [None, "invalid", None]
+
+
+def test_a_truncated_row_keeps_its_place_in_the_statistics(scored_group):
+    groups = [scored_group([4.0, 1.0, 1.0], finishes={1: Finish.LENGTH})]
+    assert advantages(groups) == advantages(groups, mask_truncated=True) == [2.0, -1.0, -1.0]
+    assert masks(groups) == [None] * 3
+    assert masks(groups, mask_truncated=True) == [None, "truncated", None]
+
+
+def test_invalid_says_more_than_truncated(scored_group):
+    groups = [scored_group(["error", 1.0], finishes={0: Finish.LENGTH, 1: Finish.LENGTH})]
+    assert masks(groups, mask_truncated=True) == ["invalid", "truncated"]
+
+
+def test_an_empty_completion_is_out_of_the_loss(scored_group):
+    assert masks([scored_group([1.0, 0.0], lengths=[0, 3])]) == ["empty", None]
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_equal_rewards_give_exactly_zero(scale, scored_group):
+    # The mean of seven 0.1s is not 0.1 in floating point: without care the rows would keep a tiny advantage.
+    assert sum([0.1] * 7) / 7 != 0.1
+    groups = [scored_group([0.1] * 7), scored_group([1.0, 0.0] + [0.5] * 5)]
+    got = advantages(groups, scale=scale)
+    assert got[:7] == [0.0] * 7
+    assert got[7] > 0.1
+    assert got[8] < -0.1
+
+
+def test_a_group_with_one_valid_row_has_no_advantage(scored_group):
+    assert advantages([scored_group([5.0, None, "error"])], scale="group") == [0.0, 0.0, 0.0]
+
+
+def test_forward_only_where_a_gradient_can_be():
+    signal, flat = RowCredit(advantage=0.5, masked=None), RowCredit(advantage=0.0, masked=None)
+    masked = RowCredit(advantage=0.5, masked="truncated")
+    cases = [(c, skip) for c in (signal, flat, masked) for skip in (True, False)]
+    # A row without advantage is forwarded where a KL term may reach it; a masked one never is.
+    assert [needs_forward(c, may_skip_rows=s) for c, s in cases] == [True, True, False, True, False, False]
+
+
+@pytest.mark.parametrize("may_skip", [True, False])
+def test_credited_samples(may_skip, scored_group):
+    groups = [scored_group([1.0, 0.0, None], lengths=[2, 3, 4]), scored_group([2.0, 2.0, 2.0])]
+    samples = to_samples(groups)
+    annotated = [AnnotatedSample(sample=s) for s in samples]
+    rows = credit_samples(annotated, credits_of(groups), may_skip_rows=may_skip)
+    assert [r.annotated.sample for r in rows] == samples
+    assert [r.advantage for r in rows] == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
+    assert [r.loss_mask for r in rows[:3]] == [(True,) * 2, (True,) * 3, (False,) * 4]
+    assert [r.masked for r in rows] == [None, None, "invalid", None, None, None]
+    assert [r.needs_forward for r in rows] == [True, True, False, *[not may_skip] * 3]

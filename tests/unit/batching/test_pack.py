@@ -1,0 +1,235 @@
+"""Packing: every row that needs a forward pass gets exactly one a pass, however the step is cut.
+
+A completion token names its row (`first` counts on from group to group), so what a micro-batch trains can be read off
+its targets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.batching.credit import CreditConfig, credit_samples, row_credits
+from covey.batching.pack import PackPlan, micro_batches, pack, step_slices
+from covey.batching.samples import to_samples
+from covey.types import AnnotatedSample, Denominators, Finish, Sample, TrainSample
+
+
+def rows_of(groups, *, may_skip: bool = True, mask_truncated: bool = False) -> list[TrainSample]:
+    samples = to_samples(groups)
+    credits = row_credits(
+        groups, samples, CreditConfig(scale_rewards="none", mask_truncated_completions=mask_truncated)
+    )
+    annotated = [
+        AnnotatedSample(sample=s, old_logprob_N=torch.tensor(s.sampler_logprobs) - 1.0) for s in samples
+    ]
+    return credit_samples(annotated, credits, may_skip_rows=may_skip)
+
+
+def cut(lengths: list[tuple[int, int]], plan: PackPlan, skip: tuple[int, ...] = ()) -> list[list[int]]:
+    """Micro-batches over rows of (group, completion length), with prompts of 3 tokens."""
+    samples = [
+        Sample(
+            group=group,
+            sibling=i,
+            token_ids=(1,) * (3 + own),
+            prompt_length=3,
+            is_trained=(False,) * 3 + (True,) * own,
+            sampler_logprobs=(0.0,) * own,
+            versions=(0,) * own,
+            temperature=1.0,
+            finish=Finish.STOP,
+        )
+        for i, (group, own) in enumerate(lengths)
+    ]
+    forward = [i not in skip for i in range(len(samples))]
+    return micro_batches(samples, forward, range(len(samples)), plan, plan.rank)
+
+
+FOUR = [(0, 2), (0, 4), (1, 3), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("stream", "max_tokens", "expected"),
+    [
+        # packed: 5 + 7 = 12, + 6 = 18, + 6 = 24.
+        ("packed", 24, [[0, 1, 2, 3]]),
+        ("packed", 23, [[0, 1, 2], [3]]),
+        ("packed", 12, [[0, 1], [2, 3]]),
+        ("packed", 11, [[0], [1], [2], [3]]),
+        # prefix: 5, + 4 = 9, + 6 = 15, + 3 = 18: a prompt counts once.
+        ("prefix", 18, [[0, 1, 2, 3]]),
+        ("prefix", 17, [[0, 1, 2], [3]]),
+        ("prefix", 9, [[0, 1], [2, 3]]),
+        # A prompt that starts a new micro-batch counts again: 5 | 7 | 6, + 3 = 9 > 8 | 6.
+        ("prefix", 8, [[0], [1], [2], [3]]),
+        # padded: widths 5, 7, 7, 7: 5, 14, 21, 28.
+        ("padded", 28, [[0, 1, 2, 3]]),
+        ("padded", 27, [[0, 1, 2], [3]]),
+        ("padded", 14, [[0, 1], [2, 3]]),
+        # A row is never refused, however long.
+        ("padded", 1, [[0], [1], [2], [3]]),
+        ("prefix", 1, [[0], [1], [2], [3]]),
+    ],
+)
+def test_the_token_budget_by_hand(stream, max_tokens, expected, pack_plan):
+    assert cut(FOUR, pack_plan(stream=stream, max_tokens=max_tokens)) == expected
+
+
+def test_rows_without_a_forward_pass_take_no_room(pack_plan):
+    assert cut(FOUR, pack_plan(stream="packed", max_tokens=12), skip=(1,)) == [[0, 2], [3]]
+    # Their prompt is not in the stream either: row 1 brings it itself, 7 and not 4.
+    assert cut(FOUR, pack_plan(stream="prefix", max_tokens=7), skip=(0, 2)) == [[1], [3]]
+    assert cut(FOUR, pack_plan(), skip=(0, 1, 2, 3)) == []
+
+
+def test_steps_are_equal_runs_over_all_ranks(pack_plan):
+    plan = pack_plan(world=2, completions_per_rank=2, max_tokens=1000)
+    assert step_slices(8, plan) == [range(0, 4), range(4, 8)]
+    with pytest.raises(AssertionError, match="whole number"):
+        step_slices(6, plan)
+
+
+def test_a_micro_batch_written_out(scored_group, pack_plan):
+    groups = [scored_group([1.0, 0.0], prompt=[9, 8], lengths=[2, 1], first=100)]
+    (batch,) = pack(rows_of(groups), pack_plan(completions_per_rank=2), rollout=7)
+    (micro,) = batch.micro_batches
+    assert micro.tokens_T.tolist() == [9, 8, 100]
+    assert micro.predictor_N.tolist() == [1, 2, 1]
+    assert micro.target_N.tolist() == [100, 101, 102]
+    assert micro.sequence_N.tolist() == [0, 0, 1]
+    assert micro.advantage_N.tolist() == [0.5, 0.5, -0.5]
+    assert micro.temperature_N.tolist() == pytest.approx([0.7] * 3)
+    assert micro.sampler_logprob_N.tolist() == pytest.approx([-100 / 1024, -101 / 1024, -102 / 1024])
+    assert micro.old_logprob_N.tolist() == pytest.approx([-1 - 100 / 1024, -1 - 101 / 1024, -1 - 102 / 1024])
+    assert micro.ref_logprob_N is None
+    assert micro.trained_count_S.tolist() == [2, 1]
+    floats = ("advantage_N", "temperature_N", "sampler_logprob_N", "old_logprob_N")
+    assert {getattr(micro, name).dtype for name in floats} == {torch.float32}
+    assert (batch.rollout, batch.pass_index, batch.dropped) == (7, 0, {})
+
+
+def test_denominators_count_masked_sequences_and_only_unmasked_tokens(scored_group, pack_plan):
+    groups = [
+        scored_group([1.0, 0.0, "error", 1.0], lengths=[2, 3, 4, 5], finishes={3: Finish.LENGTH}),
+        scored_group([1.0] * 4, lengths=[1, 1, 1, 2]),
+    ]
+    rows = rows_of(groups, mask_truncated=True)
+    for world in (1, 2, 4):
+        per_rank = 8 // world
+        for rank in range(world):
+            plan = pack_plan(world=world, rank=rank, completions_per_rank=per_rank)
+            (batch,) = pack(rows, plan, rollout=0)
+            # Sequences: all 8. Tokens: 2 + 3 of the first group, and the second's 5, whose gradient is 0 but which
+            # are in the loss.
+            assert batch.denominators == Denominators(num_sequences=8, num_tokens=10, max_completion_length=8)
+            assert batch.dropped == {"invalid": 1, "truncated": 1, "zero_advantage": 4}
+
+
+def test_denominators_are_each_steps_own(scored_group, pack_plan):
+    groups = [scored_group([1.0, 0.0], lengths=[2, 3]), scored_group([1.0, None], lengths=[4, 8])]
+    batches = pack(rows_of(groups), pack_plan(completions_per_rank=2), rollout=0)
+    assert [b.denominators.num_tokens for b in batches] == [5, 4]
+    assert [b.denominators.num_sequences for b in batches] == [2, 2]
+
+
+def test_a_rank_without_rows_joins_with_empty_micro_batches(scored_group, pack_plan):
+    # Rank 0 has two micro-batches, rank 1 none: its rows have no advantage.
+    groups = [scored_group([1.0, 0.0], lengths=[5, 5]), scored_group([1.0, 1.0])]
+    rows = rows_of(groups)
+    plans = [pack_plan(world=2, rank=r, completions_per_rank=2, max_tokens=7) for r in (0, 1)]
+    (first,), (second,) = (pack(rows, p, rollout=0) for p in plans)
+    assert len(first.micro_batches) == len(second.micro_batches) == 2
+    for micro in second.micro_batches:
+        assert micro.target_N.numel() == micro.predictor_N.numel() == micro.advantage_N.numel() == 0
+        assert micro.tokens_T.numel() == 1
+        assert micro.trained_count_S.tolist() == [0]
+    assert [m.target_N.numel() for m in first.micro_batches] == [5, 5]
+
+
+def test_a_step_without_any_row_still_has_a_micro_batch(scored_group, pack_plan):
+    (batch,) = pack(rows_of([scored_group([1.0, 1.0])]), pack_plan(completions_per_rank=2), rollout=0)
+    assert [m.target_N.numel() for m in batch.micro_batches] == [0]
+
+
+def test_annotations_are_all_or_none(scored_group, pack_plan):
+    rows = rows_of([scored_group([1.0, 0.0])])
+    bare = replace(rows[0], annotated=AnnotatedSample(sample=rows[0].annotated.sample))
+    with pytest.raises(AssertionError, match="annotated"):
+        pack([bare, rows[1]], pack_plan(completions_per_rank=2), rollout=0)
+
+
+# -- property --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def cuts(draw) -> dict[str, int | str | bool]:
+    world, per_rank = draw(st.sampled_from([1, 2, 3, 4])), draw(st.integers(1, 6))
+    return {
+        "world": world,
+        "completions_per_rank": per_rank,
+        "steps": draw(st.integers(1, 3)),
+        "num_iterations": draw(st.integers(1, 2)),
+        "max_tokens": draw(st.integers(1, 60)),
+        "stream": draw(st.sampled_from(["padded", "packed", "prefix"])),
+        "siblings": draw(st.integers(1, 5)),
+        "may_skip": draw(st.booleans()),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(cut=cuts())
+def test_every_row_once_a_pass_whatever_the_cut(cut, scored_group, pack_plan):
+    rng = random.Random(cut["seed"])
+    per_step = cut["world"] * cut["completions_per_rank"]
+    total, groups, first = per_step * cut["steps"], [], 100
+    while total:  # the last group may be smaller: only the number of rows matters to packing
+        size = min(cut["siblings"], total)
+        lengths = [rng.randint(1, 7) for _ in range(size)]
+        totals = [rng.choice([0.0, 1.0, 1.0, None, "error"]) for _ in range(size)]
+        groups.append(scored_group(totals, lengths=lengths, first=first, prompt=range(1, rng.randint(2, 6))))
+        first, total = first + sum(lengths), total - size
+    rows = rows_of(groups, may_skip=cut["may_skip"])
+    row_of = {t: i for i, r in enumerate(rows) for t in r.annotated.sample.token_ids if t >= 100}
+    names = ("world", "completions_per_rank", "num_iterations", "max_tokens", "stream")
+    plans = [pack_plan(rank=r, **{n: cut[n] for n in names}) for r in range(cut["world"])]
+    per_rank = [pack(rows, plan, rollout=0) for plan in plans]
+
+    assert {len(batches) for batches in per_rank} == {cut["steps"] * cut["num_iterations"]}
+    for number, batches in enumerate(zip(*per_rank, strict=True)):
+        index, step = divmod(number, cut["steps"])
+        wanted = [i for i in range(step * per_step, (step + 1) * per_step) if rows[i].needs_forward]
+        assert {b.pass_index for b in batches} == {index}
+        # Every collective of a backward pass has all ranks in it, and every rank divides by the same numbers.
+        assert len({len(b.micro_batches) for b in batches}) == 1
+        assert len({b.denominators for b in batches}) == 1
+        found = [trained_rows(m, row_of, rows, cut) for b in batches for m in b.micro_batches]
+        # In order and together: rank by rank and micro-batch by micro-batch the rows are the sample order itself.
+        assert [i for part in found for i in part] == wanted
+        dropped = Counter(rows[i].masked or "zero_advantage" for i in step_rows(step, per_step) if i not in wanted)
+        assert all(b.dropped == dropped for b in batches)
+
+
+def step_rows(step: int, per_step: int) -> range:
+    return range(step * per_step, (step + 1) * per_step)
+
+
+def trained_rows(micro, row_of, rows, cut) -> list[int]:
+    """The rows that a micro-batch trains, each checked to be there whole and within the token budget."""
+    found = list(dict.fromkeys(row_of[t] for t in micro.target_N.tolist()))
+    samples = [rows[i].annotated.sample for i in found]
+    assert micro.target_N.tolist() == [t for s in samples for t in s.token_ids[s.prompt_length :]]
+    assert micro.sampler_logprob_N.tolist() == pytest.approx([x for s in samples for x in s.sampler_logprobs])
+    counts = [len(s.sampler_logprobs) for s in samples]
+    assert micro.trained_count_S.tolist() == (counts or [0])
+    expected = [rows[i].advantage for i, n in zip(found, counts, strict=True) for _ in range(n)]
+    assert micro.advantage_N.tolist() == pytest.approx(expected)
+    assert micro.tokens_T.numel() <= cut["max_tokens"] or len(found) <= 1
+    return found

@@ -1,0 +1,362 @@
+"""The native engine against transformers' `generate` under the same noise, and what its batching may not change."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from covey.quickstart import task
+from covey.rollout.generate import GenerateEngine
+from covey.rollout.native.cache import PrefillLayout
+from covey.rollout.native.engine import NativeEngine
+from covey.types import Finish
+
+
+@pytest.fixture(scope="session")
+def quickstart_prompts(quickstart_codec):
+    """The first prompts of the embedded task."""
+    rows = task.training_rows()[:8]
+    return quickstart_codec.encode([quickstart_codec.render(r["messages"]) for r in rows])
+
+
+def flips(one, two) -> int:
+    """Tokens that differ, a missing one counting as such."""
+    count = 0
+    for a, b in zip(one, two, strict=True):
+        count += sum(x != y for x, y in zip(a.token_ids, b.token_ids, strict=False))
+        count += abs(len(a.token_ids) - len(b.token_ids))
+    return count
+
+
+def largest_logprob_gap(one, two) -> float:
+    """Over the completions with equal tokens."""
+    gaps = [
+        abs(x - y)
+        for a, b in zip(one, two, strict=True)
+        if a.token_ids == b.token_ids
+        for x, y in zip(a.logprobs, b.logprobs, strict=True)
+    ]
+    assert gaps
+    return max(gaps)
+
+
+def contents(completions):
+    return [(c.token_ids, c.finish) for c in completions]
+
+
+# -- against generate ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_embedded_model_samples_what_generate_samples(
+    temperature, quickstart_policy, quickstart_codec, quickstart_prompts, requests_of, run_engine
+):
+    requests = requests_of(
+        quickstart_prompts,
+        8,
+        stop=quickstart_codec.stop_token_ids,
+        max_new_tokens=20,
+        temperature=temperature,
+    )
+    native = run_engine(NativeEngine(quickstart_policy), requests)
+    oracle = run_engine(GenerateEngine(quickstart_policy), requests)
+    assert flips(native, oracle) == 0
+    assert contents(native) == contents(oracle)
+    assert largest_logprob_gap(native, oracle) < 1e-4
+    # The comparison has something to compare: many different completions, most of them ended by a stop token.
+    assert len({c.token_ids for c in native}) > 16
+    assert Counter(c.finish for c in native)[Finish.STOP] > 32
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_oss"])
+def test_random_models_sample_what_generate_samples(
+    family, tiny_policy, random_prompts, requests_of, run_engine
+):
+    # Prompts of 3 to 19 tokens, some equally long, with windows of 7 where there are windows.
+    requests = requests_of(random_prompts(9, 3, 19, 9), 6, stop=(5, 17, 40), max_new_tokens=24)
+    policy = tiny_policy(family)
+    native = run_engine(NativeEngine(policy), requests)
+    oracle = run_engine(GenerateEngine(policy), requests)
+    total = sum(len(c.token_ids) for c in oracle)
+    assert total > 200
+    # A draw flips where two noisy logits are equal to rounding: below one in ten thousand, and then the rest of that
+    # completion differs. One completion of 24 is the most that may.
+    assert sum(a != b for a, b in zip(contents(native), contents(oracle), strict=True)) <= 1
+    assert largest_logprob_gap(native, oracle) < 1e-4
+    assert {c.finish for c in native} == {Finish.STOP, Finish.LENGTH}
+
+
+def test_logprobs_are_what_the_learner_computes(
+    tiny_policy, random_prompts, requests_of, run_engine
+):
+    policy = tiny_policy("llama")
+    requests = requests_of(random_prompts(6, 11), 3, max_new_tokens=9, temperature=0.7)
+    for request, completion in zip(requests, run_engine(NativeEngine(policy), requests), strict=True):
+        ids = torch.tensor([*request.prompt_token_ids, *completion.token_ids])
+        policy.use_stream("padded")
+        with torch.no_grad():
+            logits = policy.model(input_ids=ids[None], use_cache=False).logits[0] / 0.7
+        policy.use_stream("prefix")
+        start = len(request.prompt_token_ids)
+        expected = logits.log_softmax(-1)[start - 1 : -1].gather(1, ids[start:, None])[:, 0]
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_policy_that_cannot_be_streamed_is_refused(tiny_policy, random_prompts, requests_of, run_engine):
+    # On padded rows the model's own attention is in place: it would run over the whole stream, through every prompt.
+    policy = tiny_policy("llama")
+    policy.use_stream("padded")
+    requests = requests_of(random_prompts(9, 3), 2)
+    with pytest.raises((AssertionError, ValueError, RuntimeError)):
+        run_engine(NativeEngine(policy), requests)
+
+
+# -- what may not matter ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 5, 7])
+def test_refilled_rows_give_the_same_completions(
+    max_rows, tiny_policy, random_prompts, requests_of, run_engine
+):
+    policy = tiny_policy("llama")
+    requests = requests_of(random_prompts(9, 3, 14), 4, stop=(5, 17, 40), max_new_tokens=16)
+    whole = run_engine(NativeEngine(policy), requests)
+    few = run_engine(NativeEngine(policy, max_rows=max_rows), requests)
+    assert contents(few) == contents(whole)
+    assert largest_logprob_gap(few, whole) < 1e-4
+    assert len({len(c.token_ids) for c in whole}) >= 3  # rows end at different times
+
+
+@pytest.mark.parametrize("max_rows", [3, 256])
+def test_the_order_of_submission_does_not_matter(
+    max_rows, tiny_policy, random_prompts, requests_of, run_engine
+):
+    policy = tiny_policy("gemma2")
+    requests = requests_of(random_prompts(9, 3, 14), 4, stop=(5, 17, 40), max_new_tokens=16)
+    order = torch.randperm(len(requests), generator=torch.Generator().manual_seed(0)).tolist()
+    one = run_engine(NativeEngine(policy, max_rows=max_rows), requests)
+    two = run_engine(NativeEngine(policy, max_rows=max_rows), [requests[i] for i in order])
+    assert contents(two) == contents([one[i] for i in order])
+
+
+def test_a_request_alone_gives_the_same_completion(tiny_policy, random_prompts, requests_of, run_engine):
+    policy = tiny_policy("llama")
+    requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=10)
+    together = run_engine(NativeEngine(policy), requests)
+    alone = [run_engine(NativeEngine(policy), [r])[0] for r in requests]
+    assert contents(together) == contents(alone)
+
+
+def test_requests_with_settings_of_their_own(tiny_policy, random_prompts, requests_of, run_engine):
+    policy = tiny_policy("llama")
+    prompts = random_prompts(9, 3)
+    mixed = [
+        *requests_of(prompts, 2, max_new_tokens=4, temperature=0.5),
+        *requests_of(prompts, 2, max_new_tokens=15, stop=(5, 17), temperature=1.3, rollout=1),
+    ]
+    together = run_engine(NativeEngine(policy), mixed)
+    assert contents(together) == contents([run_engine(NativeEngine(policy), [r])[0] for r in mixed])
+    oracle = run_engine(GenerateEngine(policy), mixed)
+    assert contents(together) == contents(oracle)
+
+
+# -- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_completion_ends_by_stop_or_by_length(tiny_policy, random_prompts, requests_of, run_engine):
+    stop = (5, 17, 40)
+    requests = requests_of(random_prompts(9, 3), 12, stop=stop, max_new_tokens=16)
+    done = run_engine(NativeEngine(tiny_policy("llama")), requests)
+    assert {c.finish for c in done} == {Finish.STOP, Finish.LENGTH}
+    for c in done:
+        assert not set(c.token_ids[:-1]) & set(stop)
+        assert (c.token_ids[-1] in stop) == (c.finish is Finish.STOP)
+        assert c.finish is Finish.STOP or len(c.token_ids) == 16
+        assert len(c.token_ids) == len(c.logprobs) == len(c.versions)
+        assert c.seconds >= 0
+
+
+@pytest.mark.parametrize("engine", [NativeEngine, GenerateEngine])
+def test_a_stop_token_at_the_limit_is_a_stop(engine, tiny_policy, random_prompts, requests_of, run_engine):
+    policy = tiny_policy("llama")
+    prompts = random_prompts(9)
+    (free,) = run_engine(engine(policy), requests_of(prompts, 1, max_new_tokens=6))
+    assert free.finish is Finish.LENGTH
+    stop = free.token_ids[-1]
+    assert stop not in free.token_ids[:-1]
+    (stopped,) = run_engine(engine(policy), requests_of(prompts, 1, max_new_tokens=6, stop=(stop,)))
+    assert (stopped.token_ids, stopped.finish) == (free.token_ids, Finish.STOP)
+
+
+@pytest.mark.parametrize("max_rows", [2, 256])
+def test_one_new_token(max_rows, tiny_policy, random_prompts, requests_of, run_engine):
+    policy = tiny_policy("gpt2")
+    requests = requests_of(random_prompts(9, 3, 5), 3, max_new_tokens=1)
+    done = run_engine(NativeEngine(policy, max_rows=max_rows), requests)
+    assert [len(c.token_ids) for c in done] == [1] * 9
+    assert contents(done) == contents(run_engine(GenerateEngine(policy), requests))
+
+
+@pytest.mark.parametrize("engine", [NativeEngine, GenerateEngine])
+def test_without_stop_tokens_nothing_but_the_length_ends(
+    engine, tiny_policy, random_prompts, requests_of, run_engine
+):
+    # The model's own end token is 2; the request names none, so 2 is a token like any other.
+    policy = tiny_policy("llama")
+    with torch.no_grad():
+        policy.model.lm_head.weight[2] = 3 * policy.model.lm_head.weight[2:].norm(dim=-1).max() * (
+            policy.model.lm_head.weight[2] / policy.model.lm_head.weight[2].norm()
+        )
+    assert policy.model.config.eos_token_id == 2
+    done = run_engine(engine(policy), requests_of(random_prompts(9, 9, 4), 6, max_new_tokens=20))
+    assert any(2 in c.token_ids[:-1] for c in done)
+    assert {(len(c.token_ids), c.finish) for c in done} == {(20, Finish.LENGTH)}
+    alone = NativeEngine(policy, max_rows=1)
+    expected = run_engine(alone, requests_of(random_prompts(9, 9, 4), 6, max_new_tokens=20))
+    assert contents(done) == contents(expected)
+
+
+# -- abort -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [NativeEngine, GenerateEngine])
+def test_aborted_before_anything_runs(engine, tiny_policy, random_prompts, requests_of, run_engine):
+    policy = tiny_policy("llama")
+    requests = requests_of(random_prompts(9, 3), 3, max_new_tokens=8)
+    expected = run_engine(engine(policy), requests)
+    running = engine(policy)
+    numbers = [running.submit(r) for r in requests]
+    running.abort([numbers[1], numbers[4], 999])
+    done = {c.request_id: c for c in running.results()}
+    assert sorted(done) == numbers
+    for i, number in enumerate(numbers):
+        if i in (1, 4):
+            assert (done[number].token_ids, done[number].finish) == ((), Finish.ABORT)
+        else:
+            assert done[number].token_ids == expected[i].token_ids
+
+
+@pytest.mark.parametrize("engine", [NativeEngine, GenerateEngine])
+def test_everything_aborted_before_anything_runs(engine, tiny_policy, random_prompts, requests_of):
+    running = engine(tiny_policy("llama"))
+    numbers = [running.submit(r) for r in requests_of(random_prompts(9), 2)]
+    running.abort(numbers)
+    assert [(c.request_id, c.finish) for c in running.results()] == [(n, Finish.ABORT) for n in numbers]
+
+
+@pytest.mark.parametrize("max_rows", [4, 256])
+def test_aborted_while_running(max_rows, tiny_policy, random_prompts, requests_of, run_engine):
+    policy = tiny_policy("llama")
+    short = requests_of(random_prompts(9), 1, max_new_tokens=3)
+    long = requests_of(random_prompts(7, 4), 5, max_new_tokens=12, rollout=1)
+    expected = run_engine(NativeEngine(policy), [*short, *long])
+    engine = NativeEngine(policy, max_rows=max_rows)
+    first, *numbers = [engine.submit(r) for r in (*short, *long)]
+    results = engine.results()
+    done = [next(results)]
+    assert done[0].request_id == first
+    # The first completion has three tokens, so rows that started with it have three; later ones wait.
+    gone = [numbers[0], numbers[2], numbers[9]]
+    engine.abort(gone)
+    done += list(results)
+    assert sorted(c.request_id for c in done) == [first, *numbers]
+    for c in done:
+        wanted = expected[c.request_id - first].token_ids
+        if c.request_id in gone:
+            assert c.finish is Finish.ABORT
+            assert c.token_ids == wanted[: len(c.token_ids)]
+            assert len(c.logprobs) == len(c.token_ids) <= 3
+        else:
+            # The rows that moved into the holes go on as if nothing had been there.
+            assert c.token_ids == wanted
+    started = {c.request_id: len(c.token_ids) for c in done if c.finish is Finish.ABORT}
+    assert started[gone[0]] > 0
+    assert (started[gone[2]] == 0) == (max_rows == 4)
+
+
+# -- work done once --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_rows", [256, 5])
+def test_a_prompt_is_prefilled_once_for_all_siblings(
+    max_rows, tiny_policy, random_prompts, requests_of, run_engine, monkeypatch
+):
+    policy = tiny_policy("llama")
+    requests = requests_of(random_prompts(9, 3, 14), 8, stop=(5, 17, 40), max_new_tokens=10)
+    prefilled, decoded = [], []
+    hidden = policy.hidden
+
+    def counting(tokens, positions, layout):
+        (prefilled if isinstance(layout, PrefillLayout) else decoded).append(tokens.numel())
+        return hidden(tokens, positions, layout)
+
+    monkeypatch.setattr(policy, "hidden", counting)
+    done = run_engine(NativeEngine(policy, max_rows=max_rows), requests)
+    assert sum(prefilled) == 9 + 3 + 14
+    if max_rows == 256:
+        assert prefilled == [9 + 3 + 14]
+    # A completion of n tokens is fed n - 1 of them: the first comes from the prompt, the last is fed to nobody.
+    assert sum(decoded) == sum(len(c.token_ids) - 1 for c in done)
+    assert max(decoded) <= max_rows
+
+
+def test_the_cache_is_allocated_once(tiny_policy, random_prompts, requests_of, run_engine):
+    engine = NativeEngine(tiny_policy("llama"))
+    first = run_engine(engine, requests_of(random_prompts(9, 14), 4, max_new_tokens=10))
+    cache = engine._cache
+    storage = [t.data_ptr() for pair in (*cache.prefix.values(), *cache.own.values()) for t in pair]
+    # As large, smaller, and the same again: nothing of an earlier round is left in what comes out.
+    run_engine(engine, requests_of(random_prompts(14, 9, seed=1), 4, max_new_tokens=10, rollout=1))
+    run_engine(engine, requests_of(random_prompts(3, seed=2), 2, max_new_tokens=2, rollout=2))
+    again = run_engine(engine, requests_of(random_prompts(9, 14), 4, max_new_tokens=10))
+    assert engine._cache is cache
+    assert [t.data_ptr() for pair in (*cache.prefix.values(), *cache.own.values()) for t in pair] == storage
+    assert contents(again) == contents(first)
+
+
+def test_a_larger_round_gets_a_larger_cache(tiny_policy, random_prompts, requests_of, run_engine):
+    policy = tiny_policy("llama")
+    engine = NativeEngine(policy)
+    run_engine(engine, requests_of(random_prompts(5), 2, max_new_tokens=3))
+    small = engine._cache
+    larger = requests_of(random_prompts(9, 14, 20), 4, max_new_tokens=12)
+    assert contents(run_engine(engine, larger)) == contents(run_engine(NativeEngine(policy), larger))
+    assert engine._cache is not small
+    assert engine._cache.shape.covers(small.shape)
+
+
+def test_weights_are_the_learners_own(tiny_policy, random_prompts, requests_of, run_engine):
+    policy = tiny_policy("llama")
+    engine = NativeEngine(policy)
+    requests = requests_of(random_prompts(9, 3), 4, max_new_tokens=10)
+    before = run_engine(engine, requests)
+    assert {v for c in before for v in c.versions} == {0}
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(0.5)
+    assert engine.publish(7).version == 7
+    after = run_engine(engine, requests)
+    assert {v for c in after for v in c.versions} == {7}
+    assert contents(after) != contents(before)
+    assert contents(after) == contents(run_engine(NativeEngine(policy), requests))
+
+
+@pytest.mark.parametrize("engine", [NativeEngine, GenerateEngine])
+def test_the_same_round_twice_is_the_same(engine, tiny_policy, random_prompts, requests_of, run_engine):
+    running = engine(tiny_policy("gpt2"))
+    requests = requests_of(random_prompts(9, 3), 3, stop=(5, 17), max_new_tokens=8)
+    one, two = run_engine(running, requests), run_engine(running, requests)
+    assert contents(one) == contents(two)
+    assert [c.logprobs for c in one] == [c.logprobs for c in two]
+    assert list(running.results()) == []
+
+
+def test_generate_takes_at_most_max_rows_at_a_time(tiny_policy, random_prompts, requests_of, run_engine):
+    policy = tiny_policy("llama")
+    requests = requests_of(random_prompts(9, 3, 9), 4, stop=(5, 17, 40), max_new_tokens=10)
+    stream = policy.stream
+    few = run_engine(GenerateEngine(policy, max_rows=3), requests)
+    assert contents(few) == contents(run_engine(GenerateEngine(policy), requests))
+    assert policy.stream == stream
