@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from covey.cli.help import asks_for_help, help_text
 from covey.cli.launch import launch
-from covey.cli.options import read, refuse_faults, under_torchrun
+from covey.cli.options import read, under_torchrun
 from covey.config.quickstart import QUICKSTART, quickstart_typed
+from covey.plan.checks import refuse_faults
 
 
 def quickstart(argv: Sequence[str]) -> int:
@@ -17,10 +18,13 @@ def quickstart(argv: Sequence[str]) -> int:
         sys.stdout.write(help_text("quickstart", QUICKSTART))
         return 0
     resolved, num_processes = read(argv, quickstart_typed)
-    several = num_processes > 1 and not under_torchrun()
-    refuse_faults(resolved, num_processes, with_facts=several)
-    if several:
+    # What is wrong is found before torch is imported, which takes seconds; the run gets what was read.
+    from covey.train.facts import survey
+
+    found = survey(resolved.config, num_processes)
+    refuse_faults(resolved, found.facts)
+    if num_processes > 1 and not under_torchrun():
         return launch("quickstart", argv, num_processes, resolved.config.output_dir)
     from covey.train.quickstart import quickstart as run
 
-    return int(run(resolved).exit_code)
+    return int(run(resolved, found).exit_code)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from covey.cli.help import asks_for_help, help_text
 from covey.cli.launch import launch
-from covey.cli.options import read, refuse_faults, under_torchrun
+from covey.cli.options import read, under_torchrun
+from covey.plan.checks import refuse_faults
 
 
 def train(argv: Sequence[str]) -> int:
@@ -16,10 +17,13 @@ def train(argv: Sequence[str]) -> int:
         sys.stdout.write(help_text("train"))
         return 0
     resolved, num_processes = read(argv)
-    several = num_processes > 1 and not under_torchrun()
-    refuse_faults(resolved, num_processes, with_facts=several)
-    if several:
+    # What is wrong is found before torch is imported, which takes seconds; the run gets what was read.
+    from covey.train.facts import survey
+
+    found = survey(resolved.config, num_processes)
+    refuse_faults(resolved, found.facts)
+    if num_processes > 1 and not under_torchrun():
         return launch("train", argv, num_processes, resolved.config.output_dir)
     from covey.train.run import train as run
 
-    return int(run(resolved).exit_code)
+    return int(run(resolved, found).exit_code)

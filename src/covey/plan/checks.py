@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from covey.config.resolve import Resolved
 from covey.config.schema import Config
+from covey.errors import ConfigError
 from covey.plan.check_batch import batch_problems
 from covey.plan.check_inputs import input_problems
 from covey.plan.check_run import run_problems
 from covey.plan.check_values import value_problems
 from covey.plan.facts import Facts
+from covey.plan.shape import COUNTS
 from covey.types import Problem, Severity
 
 
@@ -26,3 +29,21 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *run_problems(config, facts),
     ]
     return sorted(problems, key=lambda problem: problem.severity is not Severity.ERROR)
+
+
+def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
+    """Return the warnings of a run; ConfigError carries everything that is wrong, warnings included.
+
+    What only follows from a value that nobody could read is left out.
+    """
+    faulty = {problem.option for problem in resolved.problems}
+    no_batch = bool(faulty & {*COUNTS, "nproc_per_node"})
+    checked = [
+        problem
+        for problem in checks(resolved.config, facts, resolved.typed_names)
+        if problem.option not in faulty and not (no_batch and problem.code.startswith("E2"))
+    ]
+    found = [*resolved.problems, *checked]
+    if any(problem.severity is Severity.ERROR for problem in found):
+        raise ConfigError(found)
+    return found

@@ -12,6 +12,9 @@ from typing import Any
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _INTEGER = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?")
+_LATEX_NUMBER = re.compile(r"\$?\s*-?\s*\\(?:d?frac|sqrt|text|mathrm|boxed|left|\()[^+=]*\$?")
+_LONGEST_NUMBER = 100
+_LONGEST_FORMULA = 1000
 
 
 def accuracy(
@@ -68,8 +71,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_equal(gold: str, answer: str | None) -> bool:
-    """Whether an answer means what the gold means: as text, as a number, else as mathematics
-    (math-verify)."""
+    """Whether an answer means what the gold means: as text, as a number, else as mathematics (math-verify).
+
+    The equal of an integer is a number written as one, in LaTeX if need be: `12+45` is no answer to a
+    question whose gold is 57, or a policy would learn to give the question back.
+    """
     if answer is None:
         return False
     if _plain(gold) == _plain(answer):
@@ -77,8 +83,7 @@ def is_equal(gold: str, answer: str | None) -> bool:
     gold_number, answer_number = _number(gold), _number(answer)
     if gold_number is not None and answer_number is not None:
         return gold_number == answer_number
-    # A gold that is an integer has only numbers for equals; stray text around one is no answer.
-    if _INTEGER.fullmatch(gold) and not any(c in answer for c in "\\^/+*-$="):
+    if _INTEGER.fullmatch(gold) and not _LATEX_NUMBER.fullmatch(answer.strip()):
         return False
     return _mathematically_equal(gold, answer)
 
@@ -88,9 +93,14 @@ def _plain(text: str) -> str:
 
 
 def _number(text: str) -> Fraction | None:
-    bare = text.strip().strip("$").replace(",", "").replace(" ", "")
+    """The value of an integer, decimal or fraction in digits, with thousands separators or dollar signs; else
+    None."""
+    bare = text.strip().strip("$").strip()
+    # The length is limited because the text is a policy's: a number of a million digits takes minutes.
+    if len(bare) > _LONGEST_NUMBER or not _NUMBER.fullmatch(bare):
+        return None
     try:
-        return Fraction(bare)
+        return Fraction(bare.replace(",", ""))
     except (ValueError, ZeroDivisionError):
         return None
 
@@ -100,6 +110,8 @@ def _mathematically_equal(gold: str, answer: str) -> bool:
     from math_verify import parse, verify
 
     # math-verify limits its time with an alarm signal, which only a main thread has.
+    if len(answer) > _LONGEST_FORMULA:
+        return False
     limit = 5 if threading.current_thread() is threading.main_thread() else None
     parsed_gold = parse(f"${gold}$", parsing_timeout=limit)
     parsed_answer = parse(f"${answer}$", parsing_timeout=limit)

@@ -41,11 +41,6 @@ def model_dir(config: Config) -> Path:
     return task.MODEL_DIR if config.model == QUICKSTART else Path(config.model)
 
 
-def gather(config: Config, num_processes: int) -> Facts:
-    """The facts alone."""
-    return survey(config, num_processes).facts
-
-
 def survey(config: Config, num_processes: int) -> Survey:
     """Look at everything that the checks ask about; a part that cannot be read leaves its facts unknown."""
     output = Path(config.output_dir)
@@ -59,9 +54,10 @@ def survey(config: Config, num_processes: int) -> Survey:
     )
     directory = model_dir(config)
     problem = model_problem(directory) if config.model else None
-    facts = replace(facts, model_problem=problem, model_context=model_context(directory))
     codec = None
+    facts = replace(facts, model_problem=problem)
     if config.model and problem is None:
+        facts = replace(facts, model_context=model_context(directory))
         try:
             codec = load_codec(directory)
         except TemplateError as error:

@@ -21,7 +21,7 @@ from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
-from covey.train.facts import model_dir
+from covey.train.facts import Survey, model_dir
 from covey.train.run import Outcome, train
 from covey.types import Draw, SamplingParams, ScoredGroup
 
@@ -73,16 +73,16 @@ def measure(directory: Path, max_new_tokens: int) -> Measured:
     return Measured(groups=found.groups)
 
 
-def quickstart(resolved: Resolved) -> Outcome:
+def quickstart(resolved: Resolved, found: Survey | None = None) -> Outcome:
     """Measure, train, measure again, and say what to type next."""
     config = resolved.config
     speaks = os.environ.get("RANK", "0") == "0"
     before = None
-    if speaks and config.resume_from_checkpoint is None and not resolved.problems:
+    if speaks and config.resume_from_checkpoint is None:
         before = measure(model_dir(config), config.max_completion_length)
         _say(f"held-out accuracy before training: {before.accuracy:.3f} (512 prompts, one sample each)")
     started = time.perf_counter()
-    outcome = train(resolved)
+    outcome = train(resolved, found)
     seconds = time.perf_counter() - started
     if speaks and outcome.exit_code == 0:
         after = measure(outcome.checkpoint, config.max_completion_length)

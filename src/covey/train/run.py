@@ -27,7 +27,7 @@ from covey.config.schema import Config
 from covey.config.write import to_yaml
 from covey.data.order import Order
 from covey.data.text import TextCodec
-from covey.errors import ConfigError, GuardStop
+from covey.errors import GuardStop
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
@@ -36,7 +36,7 @@ from covey.learner.schedule import Schedule
 from covey.models.load import choose_stream, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
-from covey.plan.checks import checks
+from covey.plan.checks import refuse_faults
 from covey.rewards.registry import build
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
@@ -51,7 +51,7 @@ from covey.train.job import Job, SavePlan, Signals
 from covey.train.loop import run
 from covey.train.source import LiveSource, ReplaySource, Source
 from covey.train.state import OptimizerState, Progress, RandomState, RolloutBuffer
-from covey.types import Problem, SamplingParams, Severity
+from covey.types import Problem, SamplingParams
 
 _SIGNAL_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -67,15 +67,15 @@ class Outcome:
     checkpoint: Path
 
 
-def train(resolved: Resolved) -> Outcome:
-    """Check, build and run; ConfigError carries every problem, and nothing is written before the checks
-    pass."""
+def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
+    """Check, build and run.
+
+    ConfigError carries every problem, and nothing is written before the checks pass. `found` is what a caller
+    has surveyed for this configuration already.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    config = resolved.config
-    found = survey(config, world)
-    problems = [*resolved.problems, *checks(config, found.facts, resolved.typed_names)]
-    if any(p.severity is Severity.ERROR for p in problems):
-        raise ConfigError(problems)
+    found = survey(resolved.config, world) if found is None else found
+    problems = refuse_faults(resolved, found.facts)
     with ExitStack() as stack:
         comm = stack.enter_context(_ranks(world))
         job = build_job(resolved, found, comm)

@@ -26,7 +26,7 @@ def _assert_close(actual: torch.Tensor, expected: torch.Tensor, rtol: float) -> 
 
 @pytest.fixture(scope="session")
 def assert_close_guarded() -> Callable[..., None]:
-    """Equal within `rtol` of the largest expected value; the outputs of a broken maths must fail the same comparison.
+    """Equal within `rtol` of the largest expected value; outputs of a broken maths must fail the same check.
 
     Zeros are compared exactly.
     """

@@ -25,7 +25,8 @@ def test_the_constant_is_the_papers_codes():
 
 
 def test_group_by_hand(assert_close_guarded):
-    # (1, 0, 0, 1): mean 1/2, sample variance 4 (1/4) / 3 = 1/3. (2, 4, 6, 8): mean 5, variance (9+1+1+9) / 3 = 20/3.
+    # (1, 0, 0, 1): mean 1/2, sample variance 4 (1/4) / 3 = 1/3. (2, 4, 6, 8): mean 5, variance (9+1+1+9) /
+    # 3 = 20/3.
     reward = rewards([1, 0, 0, 1], [2, 4, 6, 8])
     one = 0.5 / (math.sqrt(1 / 3) + EPSILON)
     two = math.sqrt(20 / 3) + EPSILON
@@ -61,8 +62,8 @@ def test_rows_that_are_not_valid_enter_no_statistic(scale, junk, assert_close_gu
     valid = reward != junk if junk == junk else ~reward.isnan()
     got = group_advantages(reward, valid, scale)
     assert got[~valid].count_nonzero() == 0
-    # (1, 0, 2): mean 1, variance 1. (4, 6): mean 5, variance 2. All five: mean 2.6, squares 2.56 + 6.76 + 0.36 +
-    # 1.96 + 11.56 = 23.2, over 4 is 5.8.
+    # (1, 0, 2): mean 1, variance 1. (4, 6): mean 5, variance 2. All five: mean 2.6, squares 2.56 + 6.76 +
+    # 0.36 + 1.96 + 11.56 = 23.2, over 4 is 5.8.
     divisors = {"group": (1.0, math.sqrt(2)), "batch": (math.sqrt(5.8),) * 2, "none": (1 - EPSILON,) * 2}
     first, second = (d + EPSILON for d in divisors[scale])
     expected = [[0, 0, -1 / first, 1 / first], [-1 / second, 1 / second, 0, 0]]

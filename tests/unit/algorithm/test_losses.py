@@ -1,7 +1,8 @@
 """Losses: hand-worked numbers, a float64 loop as oracle, gradients, and invariance under cutting the step.
 
-What is proved: value and gradient of every `loss_type` with every combination of clipping, `delta` and k3 term, in
-float32 against float64. What is not: that a whole training step agrees, which the packing and learner tests say.
+What is proved: value and gradient of every `loss_type` with every combination of clipping, `delta` and k3
+term, in float32 against float64. What is not: that a whole training step agrees, which the packing and
+learner tests say.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 LN2 = math.log(2.0)
 
 
-# -- hand-worked -----------------------------------------------------------------------------------------------------
+# -- hand-worked -------------------------------------------------------------------------------------------
 #
-# Three sequences of 1, 2 and 1 loss tokens in this micro-batch; the step has 4 sequences (one of them elsewhere),
-# 8 loss tokens and max_completion_length 5.
+# Three sequences of 1, 2 and 1 loss tokens in this micro-batch; the step has 4 sequences (one of them
+# elsewhere), 8 loss tokens and max_completion_length 5.
 #
 #   token  sequence  A     r     min(r A, clip(r, 0.8, 1.28) A)        loss      with delta 2
 #   0      0         1     1.5   min(1.5, 1.28)   = 1.28               -1.28     -1.28
@@ -78,7 +79,8 @@ def test_hand_worked_loss(loss_type, delta, expected, assert_close_guarded):
 
 
 def test_hand_worked_gradient(assert_close_guarded):
-    # d loss / d logprob = -A r x weight where the ratio is the smaller branch, and 0 where the clip or delta is.
+    # d loss / d logprob = -A r x weight where the ratio is the smaller branch, and 0 where the clip or
+    # delta is.
     inputs = hand_inputs()
     policy_loss(inputs, hand_config("dapo")).loss.backward()
     assert_close_guarded(inputs.logprob_N.grad, [0.0, 0.0, 6.0 / 8, -0.45 / 8], rtol=1e-6)
@@ -87,8 +89,8 @@ def test_hand_worked_gradient(assert_close_guarded):
     assert_close_guarded(inputs.logprob_N.grad, [0.0, 0.0, 0.0, -0.45 / 4], rtol=1e-6)
 
 
-# k3 of a gap d is e^d - d - 1: 1 - ln 2 for ln 2, and ln 2 - 1/2 for -ln 2; their sum is 1/2. With bias correction
-# each is multiplied by its ratio: (1 - ln 2) / 2 + 3 (ln 2 - 1/2) = 2.5 ln 2 - 1.
+# k3 of a gap d is e^d - d - 1: 1 - ln 2 for ln 2, and ln 2 - 1/2 for -ln 2; their sum is 1/2. With bias
+# correction each is multiplied by its ratio: (1 - ln 2) / 2 + 3 (ln 2 - 1/2) = 2.5 ln 2 - 1.
 @pytest.mark.parametrize(("correction", "kl"), [(False, 0.5), (True, 2.5 * LN2 - 1.0)])
 @pytest.mark.parametrize(
     ("loss_type", "base", "weight"),
@@ -111,7 +113,8 @@ def test_hand_worked_kl(loss_type, base, weight, correction, kl, assert_close_gu
 
 def test_clip_sums_count_the_tokens_whose_gradient_is_removed():
     sums = policy_loss(hand_inputs(), hand_config("dapo")).sums
-    # Token 0 is above with A > 0, token 1 below with A < 0; token 2 is above with A < 0 and keeps its gradient.
+    # Token 0 is above with A > 0, token 1 below with A < 0; token 2 is above with A < 0 and keeps its
+    # gradient.
     assert {k: float(v) for k, v in sums.items()} == {
         "clip_ratio/low_mean": 1.0,
         "clip_ratio/high_mean": 1.0,
@@ -136,7 +139,7 @@ def test_clipping_of_one_token(ratio, advantage, delta, expected, assert_close_g
     assert_close_guarded(value, [expected], rtol=1e-6)
 
 
-# -- a loop in float64 as oracle -------------------------------------------------------------------------------------
+# -- a loop in float64 as oracle ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,8 @@ def test_the_oracles_own_gradient_is_the_slope(assert_close_guarded):
     step = 1e-6
     for loss_type, seed in itertools.product(LOSS_TYPES, range(3)):
         case = random_case(loss_type, seed)
-        # With no old logprobs the ratio's denominator is the policy itself, held still: pin it for the difference.
+        # With no old logprobs the ratio's denominator is the policy itself, held still: pin it for the
+        # difference.
         start = case.inputs.logprob_N.detach().double()
         old = start if case.inputs.old_logprob_N is None else case.inputs.old_logprob_N
         inputs = replace(case.inputs, old_logprob_N=old)
@@ -242,7 +246,7 @@ def test_the_oracles_own_gradient_is_the_slope(assert_close_guarded):
         assert_close_guarded(gradient, slope, rtol=1e-6)
 
 
-# -- invariances -----------------------------------------------------------------------------------------------------
+# -- invariances -------------------------------------------------------------------------------------------
 
 
 def micro_of(inputs: LossInputs, sequences: list[int], leaf: torch.Tensor) -> LossInputs:
@@ -309,7 +313,7 @@ def test_the_weights_of_a_step_sum_to_one():
     assert shares == pytest.approx({"grpo": 0.75, "bnpo": 0.5, "dapo": 0.5, "dr_grpo": 0.2}, rel=1e-6)
 
 
-# -- on-policy -------------------------------------------------------------------------------------------------------
+# -- on-policy ---------------------------------------------------------------------------------------------
 
 
 def test_without_old_logprobs_the_ratio_is_exactly_one():
@@ -334,7 +338,7 @@ def test_old_logprobs_equal_to_the_policys_change_nothing():
     assert torch.equal(*(torch.autograd.grad(x, inputs.logprob_N)[0] for x in (one, two)))
 
 
-# -- k3 --------------------------------------------------------------------------------------------------------------
+# -- k3 ----------------------------------------------------------------------------------------------------
 
 
 def test_k3_by_hand(assert_close_guarded):
@@ -377,12 +381,13 @@ def test_the_textbook_form_of_k3_would_fail_that():
     assert textbook != pytest.approx(exact, rel=0.05)
 
 
-# -- degenerate ------------------------------------------------------------------------------------------------------
+# -- degenerate --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_one_token(loss_type, assert_close_guarded):
-    # One sequence of one token, A = 2, ratio 1: -2 times the weight, which is 1 but for dr_grpo's 1 / (1 x 4).
+    # One sequence of one token, A = 2, ratio 1: -2 times the weight, which is 1 but for dr_grpo's 1 / (1 x
+    # 4).
     leaf = torch.tensor([-0.7], requires_grad=True)
     inputs = LossInputs(
         logprob_N=leaf,

@@ -1,4 +1,4 @@
-"""Credit: which rows enter a group's statistics, which leave the loss, and which may skip the forward pass."""
+"""Credit: which rows enter a group's statistics, leave the loss, and may skip the forward pass."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Packing: every row that needs a forward pass gets exactly one a pass, however the step is cut.
 
-A completion token names its row (`first` counts on from group to group), so what a micro-batch trains can be read off
-its targets.
+A completion token names its row (`first` counts on from group to group), so what a micro-batch trains can be
+read off its targets.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def test_denominators_count_masked_sequences_and_only_unmasked_tokens(scored_gro
         for rank in range(world):
             plan = pack_plan(world=world, rank=rank, completions_per_rank=per_rank)
             (batch,) = pack(rows, plan, rollout=0)
-            # Sequences: all 8. Tokens: 2 + 3 of the first group, and the second's 5, whose gradient is 0 but which
-            # are in the loss.
+            # Sequences: all 8. Tokens: 2 + 3 of the first group, and the second's 5, whose gradient is 0
+            # but which are in the loss.
             assert batch.denominators == Denominators(num_sequences=8, num_tokens=10, max_completion_length=8)
             assert batch.dropped == {"invalid": 1, "truncated": 1, "zero_advantage": 4}
 
@@ -165,7 +165,7 @@ def test_annotations_are_all_or_none(scored_group, pack_plan):
         pack([bare, rows[1]], pack_plan(completions_per_rank=2), rollout=0)
 
 
-# -- property --------------------------------------------------------------------------------------------------------
+# -- property ----------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -211,9 +211,12 @@ def test_every_row_once_a_pass_whatever_the_cut(cut, scored_group, pack_plan):
         assert len({len(b.micro_batches) for b in batches}) == 1
         assert len({b.denominators for b in batches}) == 1
         found = [trained_rows(m, row_of, rows, cut) for b in batches for m in b.micro_batches]
-        # In order and together: rank by rank and micro-batch by micro-batch the rows are the sample order itself.
+        # In order and together: rank by rank and micro-batch by micro-batch the rows are the sample order
+        # itself.
         assert [i for part in found for i in part] == wanted
-        dropped = Counter(rows[i].masked or "zero_advantage" for i in step_rows(step, per_step) if i not in wanted)
+        dropped = Counter(
+            rows[i].masked or "zero_advantage" for i in step_rows(step, per_step) if i not in wanted
+        )
         assert all(b.dropped == dropped for b in batches)
 
 

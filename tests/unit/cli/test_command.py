@@ -27,8 +27,8 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
     ("argv", "codes", "words"),
     [
         ("train --num_generation 8", ["E101"], ["--num_generations 8"]),
-        ("train --num_generations 1 --temperature 0 --use_vllm true", ["E102", "E201", "E110"],
-         ["stands alone", "greedy", "its own engine", "4 problems"]),
+        ("train --num_generations 1 --temperature 0 --use_vllm true", ["E102", "E302", "E201", "E110"],
+         ["stands alone", "greedy", "its own engine", "5 problems"]),
         ("train --temperature 0", ["E110"], ["--temperature 1"]),
         ("train --num_generations 7", ["E202"], ["no multiple of num_generations 7", "--num_generations 8"]),
         ("train --loss_type dapp --beta -1", ["E104", "E109"], ["--loss_type dapo"]),
@@ -83,6 +83,7 @@ def test_a_file_and_flags_over_it(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert [line.split()[0] for line in done.stderr.splitlines() if line.startswith("E")] == [
         "E105",
+        "E302",
         "E201",
         "E110",
     ]

@@ -29,6 +29,11 @@ class Outcome:
     exit_code: int
 
 
+@dataclass(frozen=True)
+class Survey:
+    facts: Facts
+
+
 class Run:
     """Stands in for the modules of a run and remembers what it was given."""
 
@@ -40,20 +45,21 @@ class Run:
         modules = {
             "covey.train.run": {"train": self._run},
             "covey.train.quickstart": {"quickstart": self._run},
-            "covey.train.facts": {"gather": self._gather},
+            "covey.train.facts": {"survey": self._survey},
         }
         for name, content in modules.items():
             module = types.ModuleType(name)
             module.__dict__.update(content)
             monkeypatch.setitem(sys.modules, name, module)
 
-    def _run(self, resolved: Resolved) -> Outcome:
+    def _run(self, resolved: Resolved, found: Survey) -> Outcome:
+        assert found.facts == replace(self.facts, num_processes=found.facts.num_processes)
         self.got.append(resolved)
         return Outcome(self.ends())
 
-    def _gather(self, config: Any, num_processes: int) -> Facts:
+    def _survey(self, config: Any, num_processes: int) -> Survey:
         self.gathered.append(num_processes)
-        return replace(self.facts, num_processes=num_processes)
+        return Survey(replace(self.facts, num_processes=num_processes))
 
 
 @pytest.fixture
@@ -69,7 +75,7 @@ def test_the_run_gets_the_configuration(run: Run) -> None:
     (resolved,) = run.got
     assert (resolved.config.max_steps, resolved.config.temperature) == (-1, 0.5)
     assert resolved.sources["temperature"] == "flag --temperature"
-    assert run.gathered == []  # the run gathers its own
+    assert run.gathered == [1]
 
 
 def test_quickstart_fills_in_its_values(run: Run) -> None:

@@ -1,12 +1,30 @@
-"""One thread, and a comparison that proves of itself that it can fail."""
+"""One thread, a tiny policy, a rollout, and a comparison that proves of itself that it can fail."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from covey.models.policy import Policy
+from covey.types import (
+    Draw,
+    Finish,
+    Group,
+    NoiseKey,
+    Prompt,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    Segment,
+    Source,
+    Status,
+    Trajectory,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,7 +44,7 @@ def _assert_close(actual: torch.Tensor, expected: torch.Tensor, rtol: float) -> 
 
 @pytest.fixture(scope="session")
 def assert_close_guarded() -> Callable[..., None]:
-    """Equal within `rtol` of the largest expected value; the outputs of a broken maths must fail the same comparison.
+    """Equal within `rtol` of the largest expected value; outputs of a broken maths must fail the same check.
 
     Zeros are compared exactly.
     """
@@ -42,3 +60,80 @@ def assert_close_guarded() -> Callable[..., None]:
                     _assert_close(factor * actual, expected, rtol)
 
     return check
+
+
+@pytest.fixture(scope="session")
+def tiny_policy() -> Callable[..., Policy]:
+    """A new random Qwen2 with a vocabulary of 96, the same at every call."""
+
+    def make(stream: str = "prefix") -> Policy:
+        config = Qwen2Config(
+            vocab_size=96,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            tie_word_embeddings=True,
+        )
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.05)
+        return Policy(model, stream=stream).train()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def random_rollout() -> list[ScoredGroup]:
+    """Four groups of four, lengths 1 to 20: a failed and a truncated row, one group without signal."""
+    rng = random.Random(8)
+    groups = []
+    for number in range(4):
+        prompt = tuple(rng.randrange(3, 96) for _ in range(rng.randint(2, 12)))
+        trajectories, scores = [], []
+        for sibling in range(4):
+            own = tuple(rng.randrange(3, 96) for _ in range(rng.randint(1, 20)))
+            logprobs = tuple(-4.5 - rng.random() for _ in own)
+            trajectories.append(
+                Trajectory(
+                    segments=(
+                        Segment(token_ids=prompt, source=Source.PROMPT, trained=False),
+                        Segment(
+                            token_ids=own,
+                            source=Source.MODEL,
+                            trained=True,
+                            logprobs=logprobs,
+                            versions=(0,) * len(own),
+                        ),
+                    ),
+                    sampling=SamplingParams(temperature=0.8, max_new_tokens=20, stop_token_ids=(2,)),
+                    noise_key=NoiseKey(
+                        seed=0, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling
+                    ),
+                    finish=Finish.LENGTH if (number, sibling) == (1, 3) else Finish.STOP,
+                    text="",
+                )
+            )
+            is_failed = (number, sibling) == (0, 1)
+            scores.append(
+                Score(
+                    total=None if is_failed else 1.0 if number == 3 else rng.random(),
+                    parts=(),
+                    status=Status.ERROR if is_failed else Status.OK,
+                )
+            )
+        row = Prompt(
+            id=number,
+            messages=None,
+            text="",
+            token_ids=prompt,
+            columns={},
+            draw=Draw(epoch=0, rollout=0),
+        )
+        group = Group(prompt=row, trajectories=tuple(trajectories), planned=4)
+        groups.append(ScoredGroup(group=group, scores=tuple(scores)))
+    return groups

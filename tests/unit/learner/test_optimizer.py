@@ -1,4 +1,4 @@
-"""Float32 masters: exact accumulation, AdamW by hand, clipping, refusal of what is not finite, exact resume."""
+"""Float32 masters: exact sums, AdamW by hand, clipping, refusal of what is not finite, exact resume."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def test_thirty_two_bfloat16_gradients_are_summed_in_float32(assert_close_guarde
 def test_float32_parameters_are_their_own_masters():
     module = Two()
     masters = Masters(module, CONFIG)
-    assert [m is p for m, p in zip(masters.masters, (module.weight, module.bias), strict=True)] == [True, True]
+    assert [m is p for m, p in zip(masters.masters, (module.weight, module.bias), strict=True)] == [
+        True,
+        True,
+    ]
     for micro in range(2):
         module.push(*random_gradients(micro))
         masters.absorb()
@@ -83,7 +86,8 @@ def test_masters_keep_what_the_compute_dtype_cannot(dtype):
     before = module.weight.detach().clone()
     masters = Masters(module, CONFIG, compute_dtype=dtype)
     assert torch.equal(masters.masters[0], before)
-    # Steps of 1e-6 are below half a bfloat16 spacing of nearly every weight, yet all of them add up in the master.
+    # Steps of 1e-6 are below half a bfloat16 spacing of nearly every weight, yet all of them add up in the
+    # master.
     for _ in range(10):
         module.push(torch.ones(24, 8), torch.ones(24))
         masters.absorb()
@@ -101,12 +105,13 @@ def test_weights_must_come_in_float32():
         Masters(Two().to(BF16), CONFIG, compute_dtype=BF16)
 
 
-# -- a step ----------------------------------------------------------------------------------------------------------
+# -- a step ------------------------------------------------------------------------------------------------
 
 
 def test_the_first_step_by_hand(assert_close_guarded):
-    # After one step AdamW's moments are (1 - b1) g and (1 - b2) g^2, and their bias corrections undo the factors: each
-    # weight moves by lr g / (|g| + eps), against its gradient's sign. Decay takes lr x 0.5 of a matrix beforehand.
+    # After one step AdamW's moments are (1 - b1) g and (1 - b2) g^2, and their bias corrections undo the
+    # factors: each weight moves by lr g / (|g| + eps), against its gradient's sign. Decay takes lr x 0.5 of
+    # a matrix beforehand.
     module = Two()
     weight, bias = module.weight.detach().double(), module.bias.detach().double()
     masters = Masters(module, replace(CONFIG, weight_decay=0.5))
@@ -125,9 +130,7 @@ def test_the_first_step_by_hand(assert_close_guarded):
     assert stats.update_ratio == pytest.approx(float(change.norm() / before.norm()), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("limit", "clipped", "factor"), [(1.0, 1.0, 0.2), (10.0, 5.0, 1.0), (0.0, 5.0, 1.0)]
-)
+@pytest.mark.parametrize(("limit", "clipped", "factor"), [(1.0, 1.0, 0.2), (10.0, 5.0, 1.0), (0.0, 5.0, 1.0)])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_clipping(limit, clipped, factor, dtype, assert_close_guarded):
     # Gradients 3 and 4 have norm 5 over the whole module; limit 0 is no clipping.
@@ -180,7 +183,7 @@ def test_a_gradient_that_is_not_finite_leaves_everything(bad, dtype):
     weight[3, 2] = bad
     module.push(weight, bias)
     masters.absorb()
-    with pytest.raises(NonFiniteGradient, match="nan|inf"):
+    with pytest.raises(NonFiniteGradient, match=r"nan|inf"):
         masters.step(1e-3)
     assert all(
         torch.equal(p, w) for p, w in zip((*module.parameters(), *masters.masters), weights, strict=True)
@@ -209,7 +212,7 @@ def test_one_parameter_alone_is_watched():
     assert stats.update_ratio > 0
 
 
-# -- resume ----------------------------------------------------------------------------------------------------------
+# -- resume ------------------------------------------------------------------------------------------------
 
 
 def train(module: Two, masters: Masters, steps: range) -> list[float]:

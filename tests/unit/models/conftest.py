@@ -1,4 +1,4 @@
-"""One thread, tiny random models of several families, and a comparison that proves of itself that it can fail."""
+"""One thread, tiny random models of several families, and a comparison that can fail."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _assert_close(actual: torch.Tensor, expected: torch.Tensor, rtol: float) -> 
 
 @pytest.fixture(scope="session")
 def assert_close_guarded() -> Callable[..., None]:
-    """Equal within `rtol` of the largest expected value; the outputs of a broken maths must fail the same comparison.
+    """Equal within `rtol` of the largest expected value; outputs of a broken maths must fail the same check.
 
     Zeros are compared exactly.
     """

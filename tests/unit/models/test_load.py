@@ -120,14 +120,18 @@ def test_tokenizer_files_are_carried_as_they_are(tmp_path):
         assert (tmp_path / "saved" / name).read_bytes() == (MODEL_DIR / name).read_bytes()
     one, two = (AutoTokenizer.from_pretrained(d) for d in (MODEL_DIR, tmp_path / "saved"))
     messages = [{"role": "user", "content": "What is 1+2?"}]
-    rendered = [t.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) for t in (one, two)]
+    rendered = [
+        t.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) for t in (one, two)
+    ]
     assert rendered[0] == rendered[1]
     assert one.get_vocab() == two.get_vocab()
 
 
 def test_generation_settings_survive(tmp_path):
     save_policy(load(MODEL_DIR), MODEL_DIR, tmp_path / "saved")
-    one, two = (json.loads((d / "generation_config.json").read_text()) for d in (MODEL_DIR, tmp_path / "saved"))
+    one, two = (
+        json.loads((d / "generation_config.json").read_text()) for d in (MODEL_DIR, tmp_path / "saved")
+    )
     assert two["eos_token_id"] == one["eos_token_id"]
 
 

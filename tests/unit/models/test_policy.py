@@ -1,7 +1,8 @@
 """One policy, three layouts: values, entropy and the gradient of every parameter agree.
 
-The oracle is each row alone through transformers' own forward pass and logits. What is proved per family: rotary and
-learned positions, sliding windows shorter than the rows, soft caps, sinks, grouped keys, biases, expert routing.
+The oracle is each row alone through transformers' own forward pass and logits. What is proved per family:
+rotary and learned positions, sliding windows shorter than the rows, soft caps, sinks, grouped keys, biases,
+expert routing.
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ def test_such_models_are_right_on_padded_rows(family, tiny_model, random_rows, a
         for row in rows:
             ids = torch.tensor([list(row.token_ids)])
             table = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
-            expected.append(table[row.prompt_length - 1 : -1].gather(1, ids[0, row.prompt_length :, None])[:, 0])
+            expected.append(
+                table[row.prompt_length - 1 : -1].gather(1, ids[0, row.prompt_length :, None])[:, 0]
+            )
         got = Policy(model, stream="padded")(micro_of(rows, "padded", torch.device("cpu"))).logprob_N
     assert_close_guarded(got, torch.cat(expected), rtol=1e-5)
 

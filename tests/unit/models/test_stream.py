@@ -22,8 +22,8 @@ def seg(start: int, length: int, parent: int | None = None) -> StreamSegment:
     return StreamSegment(start=start, length=length, parent=parent)
 
 
-# Two siblings of the prompt 1 2 3, with completions 4 5 and 6, and one row of the prompt 7 with completion 8 9. The
-# last token of a row predicts nothing: rows are 1 2 3 4, 1 2 3 and 7 8 long in the forward pass.
+# Two siblings of the prompt 1 2 3, with completions 4 5 and 6, and one row of the prompt 7 with completion
+# 8 9. The last token of a row predicts nothing: rows are 1 2 3 4, 1 2 3 and 7 8 long in the forward pass.
 ROWS = [row([1, 2, 3], [4, 5], 0), row([1, 2, 3], [6], 0), row([7], [8, 9], 1)]
 
 
@@ -67,7 +67,8 @@ def test_packed():
 
 
 def test_prefix():
-    # The second sibling trains one token, which the prompt's last position predicts: it has no segment of its own.
+    # The second sibling trains one token, which the prompt's last position predicts: it has no segment of
+    # its own.
     assert as_lists(ROWS, "prefix") == {
         "tokens": [1, 2, 3, 4, 7, 8],
         "positions": [0, 1, 2, 3, 0, 1],

@@ -41,7 +41,7 @@ def quickstart_codec() -> TextCodec:
 
 @pytest.fixture(scope="session")
 def tiny_policy() -> Callable[[str], Policy]:
-    """A random model of a family, whose logits are far from equal; Gemma 2's window is shorter than its prompts."""
+    """A random model of a family, its logits far from equal; windows are shorter than prompts."""
 
     def make(family: str) -> Policy:
         sizes = {
@@ -61,7 +61,13 @@ def tiny_policy() -> Callable[[str], Policy]:
             "llama": lambda: t.LlamaConfig(**sizes),
             "gemma2": lambda: t.Gemma2Config(head_dim=8, sliding_window=7, query_pre_attn_scalar=8, **sizes),
             "gpt2": lambda: t.GPT2Config(
-                vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2
+                vocab_size=VOCAB,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                n_positions=128,
+                bos_token_id=1,
+                eos_token_id=2,
             ),
             "gpt_oss": lambda: t.GptOssConfig(
                 head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=7, **sizes

@@ -1,4 +1,4 @@
-"""The native engine against transformers' `generate` under the same noise, and what its batching may not change."""
+"""The native engine against `generate` under the same noise, and what its batching may not change."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def contents(completions):
     return [(c.token_ids, c.finish) for c in completions]
 
 
-# -- against generate ------------------------------------------------------------------------------------------------
+# -- against generate --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -81,16 +81,14 @@ def test_random_models_sample_what_generate_samples(
     oracle = run_engine(GenerateEngine(policy), requests)
     total = sum(len(c.token_ids) for c in oracle)
     assert total > 200
-    # A draw flips where two noisy logits are equal to rounding: below one in ten thousand, and then the rest of that
-    # completion differs. One completion of 24 is the most that may.
+    # A draw flips where two noisy logits are equal to rounding: below one in ten thousand, and then the
+    # rest of that completion differs. One completion of 24 is the most that may.
     assert sum(a != b for a, b in zip(contents(native), contents(oracle), strict=True)) <= 1
     assert largest_logprob_gap(native, oracle) < 1e-4
     assert {c.finish for c in native} == {Finish.STOP, Finish.LENGTH}
 
 
-def test_logprobs_are_what_the_learner_computes(
-    tiny_policy, random_prompts, requests_of, run_engine
-):
+def test_logprobs_are_what_the_learner_computes(tiny_policy, random_prompts, requests_of, run_engine):
     policy = tiny_policy("llama")
     requests = requests_of(random_prompts(6, 11), 3, max_new_tokens=9, temperature=0.7)
     for request, completion in zip(requests, run_engine(NativeEngine(policy), requests), strict=True):
@@ -105,7 +103,8 @@ def test_logprobs_are_what_the_learner_computes(
 
 
 def test_a_policy_that_cannot_be_streamed_is_refused(tiny_policy, random_prompts, requests_of, run_engine):
-    # On padded rows the model's own attention is in place: it would run over the whole stream, through every prompt.
+    # On padded rows the model's own attention is in place: it would run over the whole stream, through
+    # every prompt.
     policy = tiny_policy("llama")
     policy.use_stream("padded")
     requests = requests_of(random_prompts(9, 3), 2)
@@ -113,7 +112,7 @@ def test_a_policy_that_cannot_be_streamed_is_refused(tiny_policy, random_prompts
         run_engine(NativeEngine(policy), requests)
 
 
-# -- what may not matter ---------------------------------------------------------------------------------------------
+# -- what may not matter -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 5, 7])
@@ -162,7 +161,7 @@ def test_requests_with_settings_of_their_own(tiny_policy, random_prompts, reques
     assert contents(together) == contents(oracle)
 
 
-# -- ends ------------------------------------------------------------------------------------------------------------
+# -- ends --------------------------------------------------------------------------------------------------
 
 
 def test_every_completion_ends_by_stop_or_by_length(tiny_policy, random_prompts, requests_of, run_engine):
@@ -206,8 +205,10 @@ def test_without_stop_tokens_nothing_but_the_length_ends(
     # The model's own end token is 2; the request names none, so 2 is a token like any other.
     policy = tiny_policy("llama")
     with torch.no_grad():
-        policy.model.lm_head.weight[2] = 3 * policy.model.lm_head.weight[2:].norm(dim=-1).max() * (
-            policy.model.lm_head.weight[2] / policy.model.lm_head.weight[2].norm()
+        policy.model.lm_head.weight[2] = (
+            3
+            * policy.model.lm_head.weight[2:].norm(dim=-1).max()
+            * (policy.model.lm_head.weight[2] / policy.model.lm_head.weight[2].norm())
         )
     assert policy.model.config.eos_token_id == 2
     done = run_engine(engine(policy), requests_of(random_prompts(9, 9, 4), 6, max_new_tokens=20))
@@ -218,7 +219,7 @@ def test_without_stop_tokens_nothing_but_the_length_ends(
     assert contents(done) == contents(expected)
 
 
-# -- abort -----------------------------------------------------------------------------------------------------------
+# -- abort -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", [NativeEngine, GenerateEngine])
@@ -276,7 +277,7 @@ def test_aborted_while_running(max_rows, tiny_policy, random_prompts, requests_o
     assert (started[gone[2]] == 0) == (max_rows == 4)
 
 
-# -- work done once --------------------------------------------------------------------------------------------------
+# -- work done once ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_rows", [256, 5])
@@ -297,7 +298,8 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
     assert sum(prefilled) == 9 + 3 + 14
     if max_rows == 256:
         assert prefilled == [9 + 3 + 14]
-    # A completion of n tokens is fed n - 1 of them: the first comes from the prompt, the last is fed to nobody.
+    # A completion of n tokens is fed n - 1 of them: the first comes from the prompt, the last is fed to
+    # nobody.
     assert sum(decoded) == sum(len(c.token_ids) - 1 for c in done)
     assert max(decoded) <= max_rows
 

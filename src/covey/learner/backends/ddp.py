@@ -1,7 +1,6 @@
 """Several processes with a whole model each: torch's DistributedDataParallel around the policy."""
 
-from __future__ import annotations
-
+# No postponed annotations in this file: DDP compares those of its hook with the classes themselves.
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -1,0 +1,196 @@
+"""Rows and the prompts they hold: which column, what is templated, what is left out and counted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from covey.data.rows import PROMPT_COLUMNS, DataError, prompt_table, read_rows
+from covey.types import Draw
+
+USER = {"role": "user", "content": "What is 1+2?"}
+RENDERED = "<|im_start|>user\nWhat is 1+2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def only(row, codec):
+    (entry,) = prompt_table([row], codec, max_length=None).entries
+    return entry
+
+
+# -- which column ------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_columns():
+    assert PROMPT_COLUMNS == ("prompt", "messages", "query", "question", "problem")
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_the_first_column_present_is_the_prompt(first, codec):
+    def value(name):
+        return [{"role": "user", "content": name}] if name == "messages" else name
+
+    row = {name: value(name) for name in reversed(PROMPT_COLUMNS[first:])} | {"solution": "3"}
+    entry = only(row, codec)
+    assert PROMPT_COLUMNS[first] in entry.text
+    # Every other column, prompts that were not chosen included, goes to the rewards.
+    assert entry.columns == {k: v for k, v in row.items() if k != PROMPT_COLUMNS[first]}
+
+
+@pytest.mark.parametrize("empty", [None, "", []])
+def test_an_empty_column_is_none(empty, codec):
+    assert only({"prompt": empty, "question": "Q?"}, codec).text.startswith("<|im_start|>user\nQ?")
+
+
+# -- what the model sees -----------------------------------------------------------------------------------
+
+
+def test_a_prompt_string_is_as_it_is(codec):
+    entry = only({"prompt": "  What is 1+2?\n"}, codec)
+    assert entry.text == "  What is 1+2?\n"
+    assert entry.messages is None
+    assert codec.tokenizer.decode(list(entry.token_ids), skip_special_tokens=False) == entry.text
+
+
+@pytest.mark.parametrize("column", ["query", "question", "problem"])
+def test_other_strings_are_templated(column, codec):
+    entry = only({column: "What is 1+2?"}, codec)
+    assert entry.text == RENDERED
+    assert entry.messages == (USER,)
+
+
+@pytest.mark.parametrize("column", ["prompt", "messages", "query"])
+def test_conversations_are_templated(column, codec):
+    system = {"role": "system", "content": "Be brief."}
+    entry = only({column: [system, USER]}, codec)
+    assert entry.text == "<|im_start|>system\nBe brief.<|im_end|>\n" + RENDERED
+    assert entry.messages == (system, USER)
+    special = codec.tokenizer.token_to_id("<|im_start|>")
+    assert entry.token_ids.count(special) == 3
+
+
+def test_a_trailing_assistant_turn_is_the_gold_and_is_dropped(codec):
+    gold = {"role": "assistant", "content": "3"}
+    assert only({"messages": [USER, gold]}, codec).text == RENDERED
+    assert only({"messages": [USER, gold, gold]}, codec).text == RENDERED
+    # One in the middle is part of the conversation.
+    entry = only({"messages": [USER, gold, USER]}, codec)
+    assert entry.messages == (USER, gold, USER)
+    assert entry.text == RENDERED + "3<|im_end|>\n" + RENDERED
+
+
+def test_the_rows_are_not_changed(codec):
+    row = {"messages": [USER, {"role": "assistant", "content": "3"}], "solution": "3"}
+    before = json.dumps(row)
+    prompt_table([row], codec, max_length=None)
+    assert json.dumps(row) == before
+
+
+# -- what is left out --------------------------------------------------------------------------------------
+
+
+def test_too_long_is_left_out_and_counted(codec):
+    rows = [{"prompt": "1" * n, "solution": n} for n in (3, 6, 5, 9)]  # a digit is a token
+    table = prompt_table(rows, codec, max_length=5)
+    assert [len(p.token_ids) for p in table.entries] == [3, 5]
+    # An id stays the row's number in its source.
+    assert [p.id for p in table.entries] == [0, 2]
+    assert [p.columns["solution"] for p in table.entries] == [3, 5]
+    assert table.left_out == {"too_long": 2}
+    assert (table.longest, table.longest_in_data) == (5, 9)
+
+
+def test_rows_without_a_prompt_are_counted(codec):
+    rows = [
+        {"solution": "3"},
+        {"prompt": None, "solution": "4"},
+        {"prompt": "1", "extra": 0},
+        {"prompt": "123"},
+    ]
+    table = prompt_table(rows, codec, max_length=2)
+    assert table.left_out == {"no_prompt": 2, "too_long": 1}
+    assert [p.id for p in table.entries] == [2]
+    assert table.columns == ("extra", "prompt", "solution")
+
+
+def test_a_row_with_nothing_but_the_gold_has_no_prompt(codec):
+    # Without a turn there is nothing to ask; an opened assistant turn alone would be trained on.
+    table = prompt_table([{"messages": [{"role": "assistant", "content": "3"}]}], codec, max_length=None)
+    assert table.entries == ()
+    assert table.left_out == {"no_prompt": 1}
+
+
+def test_no_rows(codec):
+    table = prompt_table([], codec, max_length=5)
+    assert (table.entries, table.longest, table.longest_in_data) == ((), 0, 0)
+
+
+def test_a_prompt_is_marked_with_its_draw(codec):
+    table = prompt_table([{"prompt": "1"}, {"prompt": "2", "solution": "x"}], codec, max_length=None)
+    draw = Draw(epoch=1, rollout=5, attempt=2)
+    taken = table.take(1, draw)
+    assert taken.draw == draw
+    assert (taken.id, taken.text, taken.columns) == (1, "2", {"solution": "x"})
+    assert taken.token_ids == table.entries[1].token_ids
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+ROWS = [{"prompt": "a", "solution": "1"}, {"prompt": "é\u2028", "solution": "2"}]
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_jsonl(tmp_path):
+    text = "\n".join(json.dumps(r, ensure_ascii=False) for r in ROWS) + "\n\n"
+    assert read_rows(write(tmp_path / "x.jsonl", text)) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ('{"a": 1}\n\n{"a": \n{"a": 2}\n', 3, "Expecting value"),
+        ('{"a": 1}\n[1, 2]\n', 2, "not list"),
+        ('"a"\n', 1, "not str"),
+        ('{"a": 1} {"a": 2}\n', 1, "Extra data"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, text, line, what):
+    path = write(tmp_path / "x.jsonl", text)
+    with pytest.raises(DataError, match=what) as caught:
+        read_rows(path)
+    assert f"{path}, line {line}:" in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_a_data_error(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a": "ok"}\n{"a": "\xff\xfe"}\n')
+    with pytest.raises(DataError, match=r"x\.jsonl"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_other_formats(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    rows = [{"prompt": "a", "solution": "x"}, {"prompt": "b, c", "solution": "y"}]
+    if suffix == ".json":
+        write(path, json.dumps(rows))
+    elif suffix == ".csv":
+        write(path, 'prompt,solution\na,x\n"b, c",y\n')
+    else:
+        pandas = pytest.importorskip("pandas")
+        pandas.DataFrame(rows).to_parquet(path)
+    assert read_rows(path) == rows
+
+
+def test_an_unknown_format_is_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match=r"\.jsonl, \.json, \.csv, \.parquet"):
+        read_rows(write(tmp_path / "x.txt", "a"))
+
+
+def test_a_broken_file_is_a_data_error(tmp_path):
+    with pytest.raises(DataError, match="could not be read"):
+        read_rows(write(tmp_path / "x.json", "{]"))

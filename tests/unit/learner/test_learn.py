@@ -1,0 +1,277 @@
+"""From a rollout to gradients: the same whatever the cut, and a ratio of exactly 1 before the first update.
+
+What is proved here is the arithmetic of all ranks, one after the other in this process; that processes
+exchange their gradients rightly is for the tests that start several.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from covey.algorithm.losses import LossConfig, LossInputs, policy_loss
+from covey.algorithm.needs import needs
+from covey.batching.credit import CreditConfig
+from covey.batching.pack import PackPlan, pack
+from covey.comm import LocalComm
+from covey.errors import GuardStop
+from covey.learner.backends.single import SingleBackend
+from covey.learner.learn import learn
+from covey.learner.optimizer import OptimizerConfig
+from covey.learner.update import update
+
+OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
+LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
+
+
+class SumOfRanks(LocalComm):
+    """A rank whose sums over ranks are looked up: annotations of all ranks are added by the test."""
+
+    def __init__(self, rank, shares):
+        self.rank = rank
+        self._shares = shares
+
+    def sum_tensor(self, tensor):
+        self._shares.append(tensor.clone())
+        return sum(self._shares)
+
+
+def plan_of(**changes):
+    plan = PackPlan(
+        rank=0,
+        world=1,
+        completions_per_rank=16,
+        num_iterations=1,
+        max_tokens=10_000,
+        max_completion_length=20,
+        stream="prefix",
+        device=torch.device("cpu"),
+    )
+    return replace(plan, **changes)
+
+
+def rows_of(groups, backend, plan, *, beta=0.0, steps=1, comm=None):
+    return learn(
+        groups,
+        backend,
+        credit=CREDIT,
+        needs=needs(beta=beta, steps_per_rollout=steps),
+        plan=plan,
+        comm=comm or LocalComm(),
+    )
+
+
+def backend_of(tiny_policy, stream="prefix", *, reference=False):
+    return SingleBackend(tiny_policy(stream), OPTIMIZER, reference=tiny_policy(stream) if reference else None)
+
+
+def loss_function(batch, config):
+    def loss(stats, micro):
+        inputs = LossInputs(
+            logprob_N=stats.logprob_N,
+            old_logprob_N=micro.old_logprob_N,
+            ref_logprob_N=micro.ref_logprob_N,
+            advantage_N=micro.advantage_N,
+            sequence_N=micro.sequence_N,
+            trained_count_S=micro.trained_count_S,
+            denominators=batch.denominators,
+        )
+        return policy_loss(inputs, config)
+
+    return loss
+
+
+def gradient_of_step(groups, tiny_policy, config, plan):
+    """Loss and gradient of the first step, summed over the ranks of a plan."""
+    backend = backend_of(tiny_policy, plan.stream, reference=config.beta > 0)
+    if backend.reference is not None:
+        with torch.no_grad():
+            for parameter in backend.reference.parameters():
+                parameter.mul_(1.05)
+    whole = replace(plan, rank=0, world=1, completions_per_rank=plan.completions_per_rank * plan.world)
+    rows = rows_of(groups, backend, whole, beta=config.beta)
+    total = 0.0
+    for rank in range(plan.world):
+        batch = pack(rows, replace(plan, rank=rank), rollout=0)[0]
+        for i, micro in enumerate(batch.micro_batches):
+            last = i == len(batch.micro_batches) - 1
+            _, output = backend.backward(micro, loss_function(batch, config), last=last)
+            total += float(output.loss.detach())
+    return total, backend.masters.gradients()
+
+
+def distance(one, two):
+    size = math.sqrt(sum(float(g.double().square().sum()) for g in two.values()))
+    gap = math.sqrt(sum(float((one[n] - g).double().square().sum()) for n, g in two.items()))
+    return gap / size
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_the_gradient_of_a_step_does_not_depend_on_its_cut(loss_type, beta, tiny_policy, random_rollout):
+    config = replace(LOSS, loss_type=loss_type, beta=beta)
+    expected_loss, expected = gradient_of_step(random_rollout, tiny_policy, config, plan_of())
+    assert abs(expected_loss) > 1e-3
+    cuts = [
+        plan_of(world=2, completions_per_rank=8, max_tokens=60),
+        plan_of(world=4, completions_per_rank=4, max_tokens=1, stream="packed"),
+        plan_of(world=16, completions_per_rank=1, stream="padded"),
+        plan_of(max_tokens=70, stream="padded"),
+    ]
+    for plan in cuts:
+        loss, gradient = gradient_of_step(random_rollout, tiny_policy, config, plan)
+        assert loss == pytest.approx(expected_loss, rel=1e-5)
+        assert distance(gradient, expected) <= 1e-5
+    for factor in (0.0, -1.0, 2.0):
+        assert distance({n: factor * g for n, g in gradient.items()}, expected) > 0.5
+
+
+def test_rows_that_skip_the_forward_pass_would_not_have_changed_it(tiny_policy, random_rollout):
+    backend = backend_of(tiny_policy)
+    gradients = []
+    for may_skip in (True, False):
+        backend = backend_of(tiny_policy)
+        plan = plan_of()
+        found = learn(
+            random_rollout,
+            backend,
+            credit=CREDIT,
+            needs=replace(needs(beta=0.0, steps_per_rollout=1), may_skip_rows=may_skip),
+            plan=plan,
+            comm=LocalComm(),
+        )
+        # 16 rows: one failed, one truncated, and the four of the flat group.
+        assert sum(r.needs_forward for r in found) == (10 if may_skip else 14)
+        (batch,) = pack(found, plan, rollout=0)
+        for micro in batch.micro_batches:
+            backend.backward(micro, loss_function(batch, LOSS), last=True)
+        gradients.append(backend.masters.gradients())
+    assert distance(*gradients) <= 1e-6
+
+
+@pytest.mark.parametrize("stream", ["padded", "packed", "prefix"])
+def test_before_an_update_ratio_and_kl_are_exact(stream, tiny_policy, random_rollout):
+    backend = backend_of(tiny_policy, stream, reference=True)
+    plan = plan_of(stream=stream, completions_per_rank=8, num_iterations=2, max_tokens=80)
+    rows = rows_of(random_rollout, backend, plan, beta=0.1, steps=4)
+    batches = pack(rows, plan, rollout=0)
+    assert len(batches) == 4
+    for batch in batches:
+        for micro in batch.micro_batches:
+            with torch.no_grad():
+                logprob = backend.policy(micro).logprob_N
+            # To the last bit: the annotating pass is the training pass.
+            assert torch.equal(micro.old_logprob_N, logprob)
+            assert torch.equal(micro.ref_logprob_N, logprob)
+    assert sum(m.old_logprob_N.count_nonzero() for b in batches for m in b.micro_batches) > 100
+
+
+def test_annotations_of_several_ranks_are_those_of_one(tiny_policy, random_rollout):
+    backend = backend_of(tiny_policy)
+    plan = plan_of(completions_per_rank=8)
+    alone = rows_of(random_rollout, backend, plan, steps=2)
+    shares = []
+    for rank in range(2):
+        shared = rows_of(
+            random_rollout,
+            backend,
+            plan_of(world=2, rank=rank, completions_per_rank=4),
+            steps=2,
+            comm=SumOfRanks(rank, shares),
+        )
+    assert len(shares) == 2
+    assert all(s.count_nonzero() for s in shares)
+    for one, two in zip(alone, shared, strict=True):
+        assert torch.allclose(one.annotated.old_logprob_N, two.annotated.old_logprob_N, rtol=0, atol=1e-6)
+    # Rows that no rank forwards keep zeros.
+    skipped = [r.annotated.old_logprob_N for r in shared if not r.needs_forward]
+    assert len(skipped) == 6
+    assert not any(x.count_nonzero() for x in skipped)
+
+
+def test_without_need_nothing_is_annotated(tiny_policy, random_rollout):
+    rows = rows_of(random_rollout, backend_of(tiny_policy), plan_of())
+    assert all(r.annotated.old_logprob_N is None and r.annotated.ref_logprob_N is None for r in rows)
+
+
+# -- update ------------------------------------------------------------------------------------------------
+
+
+def batch_of(groups, backend, **changes):
+    plan = plan_of(**changes)
+    return pack(rows_of(groups, backend, plan), plan, rollout=0)[0]
+
+
+def test_an_update_raises_what_has_an_advantage(tiny_policy, random_rollout):
+    backend = backend_of(tiny_policy)
+    batch = batch_of(random_rollout, backend)
+    micro = batch.micro_batches[0]
+    with torch.no_grad():
+        before = backend.policy(micro).logprob_N
+    result = update(batch, backend, LOSS, 1e-3, LocalComm())
+    with torch.no_grad():
+        change = backend.policy(micro).logprob_N - before
+    assert float((change * micro.advantage_N).sum()) > 0
+    assert result.skipped is None
+    assert result.stats.grad_norm > 0
+    tokens = sum(m.target_N.numel() for m in batch.micro_batches)
+    assert {m.count for name, m in result.metrics.items() if name != "kl"} == {tokens}
+    assert result.metrics["kl"].value is None
+    # 96 tokens at random weights: entropy a little below ln 96; nothing is clipped at ratio 1.
+    assert 0.9 * math.log(96) < result.metrics["entropy"].value <= math.log(96)
+    assert result.metrics["clip_ratio/region_mean"].value == 0.0
+
+
+def test_metrics_do_not_depend_on_the_cut(tiny_policy, random_rollout):
+    results = []
+    for changes in ({}, {"max_tokens": 50}, {"stream": "padded", "max_tokens": 1}):
+        backend = backend_of(tiny_policy, changes.get("stream", "prefix"))
+        batch = batch_of(random_rollout, backend, **changes)
+        results.append(update(batch, backend, LOSS, 1e-3, LocalComm()))
+    first = {n: m.value for n, m in results[0].metrics.items() if m.value is not None}
+    for other in results[1:]:
+        assert {n: other.metrics[n].value for n in first} == pytest.approx(first, rel=1e-5)
+        assert other.stats.grad_norm == pytest.approx(results[0].stats.grad_norm, rel=1e-5)
+
+
+def test_a_step_without_a_loss_token_is_skipped(tiny_policy, random_rollout):
+    failed = [replace(g, scores=tuple(replace(s, total=None) for s in g.scores)) for g in random_rollout]
+    backend = backend_of(tiny_policy)
+    before = {n: p.detach().clone() for n, p in backend.policy.named_parameters()}
+    result = update(batch_of(failed, backend), backend, LOSS, 1e-3, LocalComm())
+    assert result.stats is None
+    assert result.skipped
+    assert all(torch.equal(p, before[n]) for n, p in backend.policy.named_parameters())
+
+
+def test_a_step_without_signal_steps_with_a_zero_gradient(tiny_policy, random_rollout):
+    flat = [replace(g, scores=tuple(replace(s, total=1.0) for s in g.scores)) for g in random_rollout]
+    backend = backend_of(tiny_policy)
+    result = update(batch_of(flat, backend), backend, LOSS, 1e-3, LocalComm())
+    assert result.skipped is None
+    assert (result.stats.grad_norm, result.stats.frac_params_changed) == (0.0, 0.0)
+    # The optimizer was called: it has counted a step.
+    steps = [v for k, v in backend.state().items() if k.startswith("step/")]
+    assert {float(s) for s in steps} == {1.0}
+
+
+def test_a_gradient_that_is_not_finite_stops_before_anything_is_applied(tiny_policy, random_rollout):
+    backend = backend_of(tiny_policy)
+    batch = batch_of(random_rollout, backend)
+    micro = batch.micro_batches[0]
+    broken = micro.advantage_N.clone()
+    broken[3] = float("nan")
+    before = {n: p.detach().clone() for n, p in backend.policy.named_parameters()}
+    with pytest.raises(GuardStop):
+        update(
+            replace(batch, micro_batches=(replace(micro, advantage_N=broken),)),
+            backend,
+            LOSS,
+            1e-3,
+            LocalComm(),
+        )
+    assert all(torch.equal(p, before[n]) for n, p in backend.policy.named_parameters())

@@ -1,0 +1,157 @@
+"""Collect: groups in order, whatever the number of ranks that drew them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from covey.batching.samples import to_samples
+from covey.comm import LocalComm
+from covey.data.rows import prompt_table
+from covey.quickstart import task
+from covey.rewards.registry import build, score_rows
+from covey.rollout.collect import CollectPlan, collect
+from covey.rollout.native.engine import NativeEngine
+from covey.types import Draw, SamplingParams, Source
+
+
+class ShareOfRanks:
+    """One rank of several, run in turn: the first round leaves its records, the second reads all."""
+
+    def __init__(self, rank: int, world: int, left: dict[int, str]) -> None:
+        self.rank, self.world = rank, world
+        self._left = left
+
+    def gather_json(self, value):
+        self._left[self.rank] = json.dumps(value)
+        return [json.loads(self._left[r]) for r in sorted(self._left)]
+
+
+@pytest.fixture(scope="module")
+def collected(quickstart_policy, quickstart_codec):
+    """Collect a rollout of five prompts by three siblings on `comm`."""
+    table = prompt_table(task.training_rows()[:5], quickstart_codec, max_length=None)
+    prompts = [table.take(i, Draw(epoch=0, rollout=3)) for i in range(5)]
+    plan = CollectPlan(
+        num_generations=3,
+        sampling=SamplingParams(
+            temperature=1.0, max_new_tokens=16, stop_token_ids=quickstart_codec.stop_token_ids
+        ),
+        seed=11,
+    )
+
+    def score(rows):
+        return score_rows(build(["accuracy", "format"]), [1.0, 0.5], rows)
+
+    def run(comm, *, prompts=prompts, plan=plan):
+        engine = NativeEngine(quickstart_policy)
+        return collect(prompts, engine, score, quickstart_codec, plan, comm).groups
+
+    return run
+
+
+def bare(groups):
+    """Groups without what two runs may differ in: seconds, messages, the last bits of logprobs."""
+    return [
+        replace(
+            scored,
+            group=replace(
+                scored.group,
+                prompt=replace(scored.group.prompt, messages=None),
+                trajectories=tuple(
+                    replace(t, seconds=0.0, segments=tuple(replace(s, logprobs=()) for s in t.segments))
+                    for t in scored.group.trajectories
+                ),
+            ),
+        )
+        for scored in groups
+    ]
+
+
+def logprobs(groups):
+    return [x for s in to_samples(groups) for x in s.sampler_logprobs]
+
+
+def test_one_rank(collected, quickstart_codec):
+    groups = collected(LocalComm())
+    assert [g.group.prompt.id for g in groups] == [0, 1, 2, 3, 4]
+    for scored in groups:
+        prompt, trajectories = scored.group.prompt, scored.group.trajectories
+        assert scored.group.planned == len(trajectories) == len(scored.scores) == 3
+        assert [t.noise_key.sibling for t in trajectories] == [0, 1, 2]
+        for t, s in zip(trajectories, scored.scores, strict=True):
+            first, own = t.segments
+            assert (first.token_ids, first.source, first.trained) == (prompt.token_ids, Source.PROMPT, False)
+            assert (own.source, own.trained) == (Source.MODEL, True)
+            assert t.text == quickstart_codec.decode(own.token_ids)
+            key = t.noise_key
+            assert (key.seed, key.split, key.rollout, key.attempt, key.prompt_id) == (
+                *(11, "train", 3, 0),
+                prompt.id,
+            )
+            right = f"<answer>{prompt.columns['solution']}</answer>" in t.text
+            assert {p.name: p.value for p in s.parts}["accuracy"] == float(right)
+            assert s.total == s.parts[0].value + 0.5 * s.parts[1].value
+    assert len({t.text for g in groups for t in g.group.trajectories}) > 5
+    assert len({s.total for g in groups for s in g.scores}) > 1
+
+
+@pytest.mark.parametrize(
+    "world", [2, 4, 20]
+)  # 15 completions: uneven shares, split groups, ranks without any
+def test_ranks_together_have_what_one_has(world, collected):
+    alone = collected(LocalComm())
+    left: dict[int, str] = {}
+    for rank in range(world):
+        collected(ShareOfRanks(rank, world, left))
+    assert len(left) == world
+    assert sum(len(json.loads(share)) for share in left.values()) == 15
+    seen = []
+    for rank in (0, world - 1):
+        together = collected(ShareOfRanks(rank, world, left))
+        assert bare(together) == bare(alone)
+        # A batch of another size sums in another order: rounding is all that may differ.
+        assert logprobs(together) == pytest.approx(logprobs(alone), abs=1e-5)
+        seen.append(to_samples(together))
+    # Ranks among themselves have the same to the last bit.
+    assert seen[0] == seen[1]
+
+
+def test_a_prompt_keeps_its_messages_on_any_number_of_ranks(collected):
+    left: dict[int, str] = {}
+    for rank in range(2):
+        collected(ShareOfRanks(rank, 2, left))
+    prompts, alone = ([g.group.prompt for g in collected(c)] for c in (ShareOfRanks(0, 2, left), LocalComm()))
+    assert alone[0].messages
+    assert prompts == alone
+
+
+@pytest.mark.parametrize("change", ["seed", "split", "rollout", "attempt"])
+def test_another_draw_is_another_rollout(change, collected, quickstart_codec):
+    table = prompt_table(task.training_rows()[:3], quickstart_codec, max_length=None)
+    draw = Draw(epoch=0, rollout=3)
+    plan = CollectPlan(
+        num_generations=3,
+        sampling=SamplingParams(
+            temperature=1.0, max_new_tokens=16, stop_token_ids=quickstart_codec.stop_token_ids
+        ),
+        seed=11,
+    )
+    changed_draw, changed_plan = draw, plan
+    if change in ("seed", "split"):
+        changed_plan = replace(plan, **{change: {"seed": 12, "split": "val"}[change]})
+    else:
+        changed_draw = replace(draw, **{change: 4})
+
+    def texts(draw, plan):
+        prompts = [table.take(i, draw) for i in range(3)]
+        groups = collected(LocalComm(), prompts=prompts, plan=plan)
+        return [t.text for g in groups for t in g.group.trajectories]
+
+    one = texts(draw, plan)
+    assert texts(draw, plan) == one
+    assert texts(changed_draw, changed_plan) != one
+    # The epoch is bookkeeping: it changes no draw.
+    assert texts(replace(draw, epoch=9), plan) == one
