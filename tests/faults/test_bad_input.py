@@ -1,5 +1,5 @@
-"""What a user can get wrong, through the real command: exit 2 in under 5 seconds, all problems together, four parts,
-no traceback, and nothing written but the message."""
+"""What a user can get wrong, through the real command: exit 2 in under 5 seconds, all problems together, four
+parts, no traceback, and nothing written but the message."""
 
 from __future__ import annotations
 

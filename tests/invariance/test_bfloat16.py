@@ -1,7 +1,8 @@
-"""Computing in bfloat16 keeps float32 masters and float32 accumulation, in one process and over DDP's buckets.
+"""Computing in bfloat16 keeps float32 masters and float32 accumulation, in one process and over DDP's
+buckets.
 
-What is compared is the gradient against the float32 run's: rounding of single logprobs leaves about 1 %, while a lost
-micro-batch, a rank that is not averaged or a doubled bucket would leave tens of percent.
+What is compared is the gradient against the float32 run's: rounding of single logprobs leaves about 1 %,
+while a lost micro-batch, a rank that is not averaged or a doubled bucket would leave tens of percent.
 """
 
 from __future__ import annotations

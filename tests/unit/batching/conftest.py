@@ -54,8 +54,8 @@ def _trajectory(sibling: int, prompt: Sequence[int], own: Sequence[int], finish:
 def scored_group() -> Callable[..., ScoredGroup]:
     """`scored_group([1.0, None, "error"], finishes={0: Finish.LENGTH}, lengths=[4, 2, 0], prompt=[9])`.
 
-    A total None is a row on which no reward spoke, a status is one that failed. Completion tokens count up from
-    `first`, so that with distinct firsts a token names its row.
+    A total None is a row on which no reward spoke, a status is one that failed. Completion tokens count up
+    from `first`, so that with distinct firsts a token names its row.
     """
 
     def make(

@@ -1,0 +1,149 @@
+"""How a run ends when it does not end by itself: signals save and say so, a guard saves and names the
+cause."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from covey import train
+from covey.checkpoint.read import verify
+from covey.errors import GuardStop
+from covey.learner.optimizer import Masters
+from covey.types import StepStats
+
+WORDS = [
+    *("--model", "quickstart", "--dataset", "quickstart", "--reward_funcs", "accuracy", "format"),
+    *("--per_device_train_batch_size", "16", "--max_completion_length", "24", "--output_dir", "run"),
+]
+
+
+def steps(run: Path) -> list[int]:
+    path = run / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def events(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)], ids=str
+)
+def test_a_signal_saves_and_the_run_goes_on(number: signal.Signals, processes: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "covey", "train", *WORDS, "--max_steps", "2000"]
+    command += ["--nproc_per_node", str(processes)]
+    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = tmp_path / "run"
+    until = time.monotonic() + 90
+    while len(steps(run)) < 3:
+        assert child.poll() is None, child.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], err
+    taken = steps(run)
+    assert verify(run / f"checkpoint-{taken[-1]}").trainer
+    assert "--resume_from_checkpoint latest" in out
+    more = str(taken[-1] + 2)
+    done = subprocess.run(
+        [*command[:-2], "--max_steps", more, "--resume_from_checkpoint", "latest", *command[-2:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert steps(run) == list(range(1, int(more) + 1))
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NaN is planted in the third step's gradient: F101, weights as after the second, saved and
+    recorded."""
+    real = Masters.step
+    held: list[torch.Tensor] = []
+    count = 0
+
+    def spoiled(self: Masters, learning_rate: float) -> StepStats:
+        nonlocal count
+        count += 1
+        if count == 3:
+            held.extend(m.detach().clone() for m in self.masters)
+            assert self.masters[0].grad is not None
+            self.masters[0].grad.view(-1)[7] = float("nan")
+        return real(self, learning_rate)
+
+    monkeypatch.setattr(Masters, "step", spoiled)
+    run = tmp_path / "run"
+    with pytest.raises(GuardStop) as stopped:
+        train(
+            model="quickstart",
+            dataset=["quickstart"],
+            reward_funcs=["accuracy", "format"],
+            per_device_train_batch_size=16,
+            max_completion_length=24,
+            learning_rate=1e-4,
+            max_steps=5,
+            output_dir=str(run),
+        )
+    finding = stopped.value.finding
+    assert finding.code == "F101"
+    assert "nan" in finding.seen and finding.why and finding.cause and finding.fixes
+    assert steps(run) == [1, 2]
+    assert verify(run / "checkpoint-2").trainer
+    assert [e["code"] for e in events(run) if e["kind"] == "finding"] == ["F101"]
+    from safetensors.torch import load_file
+
+    saved = load_file(str(run / "checkpoint-2" / "model.safetensors"))
+    assert torch.equal(saved["model.embed_tokens.weight"], held[0])
+
+
+def test_a_gradient_of_zero_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is cut in front of the loss: every metric looks as usual, and the first step stops the
+    run."""
+    real = Masters.step
+
+    def cut(self: Masters, learning_rate: float) -> StepStats:
+        for master in self.masters:
+            if master.grad is not None:
+                master.grad.zero_()
+        return real(self, learning_rate)
+
+    monkeypatch.setattr(Masters, "step", cut)
+    with pytest.raises(GuardStop) as stopped:
+        train(
+            model="quickstart",
+            dataset=["quickstart"],
+            reward_funcs=["accuracy", "format"],
+            per_device_train_batch_size=16,
+            max_completion_length=24,
+            max_steps=5,
+            output_dir=str(tmp_path / "run"),
+        )
+    assert (stopped.value.finding.code, stopped.value.finding.step) == ("F102", 1)
+
+
+def test_weights_that_do_not_move_are_named(tmp_path: Path) -> None:
+    """A learning rate below what float32 weights can hold."""
+    with pytest.raises(GuardStop) as stopped:
+        train(
+            model="quickstart",
+            dataset=["quickstart"],
+            reward_funcs=["accuracy", "format"],
+            per_device_train_batch_size=16,
+            max_completion_length=24,
+            learning_rate=1e-30,
+            max_steps=5,
+            output_dir=str(tmp_path / "run"),
+        )
+    assert (stopped.value.finding.code, stopped.value.finding.step) == ("F103", 1)
