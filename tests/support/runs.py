@@ -94,7 +94,7 @@ def _record(
         "trained_mask": [1] * length,
         "sampler_logprobs": [-draw.uniform(0.1, 6.0) for _ in range(length)],
         "versions": [rollout] * length,
-        "sources": [["model", length]],
+        "sources": [["model", length, 1, length]],
         "seconds": 0.0,
     }
 

@@ -16,7 +16,7 @@ QUICKSTART: dict[str, Any] = {
     "max_completion_length": 32,
     "temperature": 1.0,
     "learning_rate": 1e-4,
-    "max_steps": 400,
+    "max_steps": 600,
     "save_steps": 200,
 }
 """Flags of `covey quickstart` override these; output_dir is runs/quickstart-001, counted up."""

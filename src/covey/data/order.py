@@ -29,10 +29,10 @@ class Order:
         """
         epoch, index = divmod(rollout, self.rollouts_per_epoch)
         start = index * self.per_rollout
-        return epoch, self._permutation(epoch)[start : start + self.per_rollout]
+        numbers = self._permutation(epoch)[start : start + self.per_rollout]
+        return epoch, [int(i) for i in numbers]
 
-    def _permutation(self, epoch: int) -> list[int]:
+    def _permutation(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if not self.shuffle:
-            return list(range(self.num_prompts))
-        generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-        return [int(i) for i in generator.permutation(self.num_prompts)]
+            return np.arange(self.num_prompts)
+        return np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.num_prompts)

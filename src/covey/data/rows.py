@@ -44,14 +44,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
     rows = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}, line {number}: {error.msg}") from error
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}, line {number}: the bytes are no UTF-8 text") from error
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number}: a row is a JSON object, not {type(row).__name__}")
             rows.append(row)
@@ -136,6 +138,8 @@ def _render(row: Mapping[str, Any], codec: TextCodec) -> _Rendered:
     if column == "prompt" and isinstance(value, str):
         return _Rendered(None, value, columns)
     messages = _messages(value)
+    if not messages:
+        return _Rendered(None, "", columns)
     return _Rendered(messages, codec.render(messages), columns)
 
 

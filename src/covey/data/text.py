@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -40,9 +42,13 @@ class TextCodec:
             raise TemplateError("the model has no chat template")
         try:
             return self.chat_template.render(
-                messages=[dict(m) for m in messages], add_generation_prompt=True, **self.special_tokens
+                messages=[dict(m) for m in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self.special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
             raise TemplateError(f"the chat template refused the messages: {error}") from error
 
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -55,16 +61,36 @@ class TextCodec:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's text in templates: here, just its body."""
+
+    # Read by jinja from the class; never changed.
+    tags = frozenset({"generation"})  # type: ignore[assignment]
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment() -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def to_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
 
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
@@ -91,6 +117,9 @@ def load_codec(model_dir: Path) -> TextCodec:
     if not path.is_file():
         raise FileNotFoundError(path)
     tokenizer = Tokenizer.from_file(str(path))
+    # A file may carry the padding and truncation of its last use.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     special = {
         name: value["content"] if isinstance(value, dict) else value
         for name, value in settings.items()

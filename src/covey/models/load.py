@@ -28,7 +28,10 @@ def load_policy(
     if disable_dropout:
         _silence_dropout(model)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers 5.23 renames the method; the older name is what 5.17 has.
+        name = "activation_checkpointing_enable"
+        enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     policy = Policy(model, stream="padded")
     policy.train()
     return policy

@@ -11,7 +11,7 @@ from typing import Any
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _INTEGER = re.compile(r"[-+]?\d+")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?")
 _LATEX_NUMBER = re.compile(r"\$?\s*-?\s*\\(?:d?frac|sqrt|text|mathrm|boxed|left|\()[^+=]*\$?")
 _LONGEST_NUMBER = 100
 _LONGEST_FORMULA = 1000

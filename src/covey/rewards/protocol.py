@@ -64,12 +64,18 @@ class FunctionReward:
     def _part(self, value: float | None) -> ScorePart:
         if value is None:
             return ScorePart(name=self.name, value=None)
-        number = float(value)
-        if not math.isfinite(number):
-            return ScorePart(
-                name=self.name, value=None, status=Status.INVALID, message=f"gave {number} for this row"
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return self._invalid(
+                f"gave a {type(value).__name__} where a number or None is due: {value!r:.80}"
             )
+        if not math.isfinite(number):
+            return self._invalid(f"gave {number} for this row")
         return ScorePart(name=self.name, value=number)
+
+    def _invalid(self, message: str) -> ScorePart:
+        return ScorePart(name=self.name, value=None, status=Status.INVALID, message=message)
 
     def _failed(self, count: int, message: str) -> list[ScorePart]:
         return [ScorePart(name=self.name, value=None, status=Status.ERROR, message=message)] * count

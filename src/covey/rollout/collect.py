@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from covey.comm import Comm
 from covey.data.text import TextCodec
@@ -78,7 +78,7 @@ def collect(
     scores = score(rows)
     scored = time.perf_counter()
     return Collected(
-        groups=tuple(_assemble(mine, trajectories, scores, comm)),
+        groups=tuple(_assemble(prompts, mine, trajectories, scores, comm)),
         rollout_s=sampled - started,
         reward_s=scored - sampled,
     )
@@ -134,7 +134,11 @@ def _trajectory(slot: _Slot, completion: Completion, codec: TextCodec, plan: Col
 
 
 def _assemble(
-    slots: Sequence[_Slot], trajectories: Sequence[Trajectory], scores: Sequence[Score], comm: Comm
+    prompts: Sequence[Prompt],
+    slots: Sequence[_Slot],
+    trajectories: Sequence[Trajectory],
+    scores: Sequence[Score],
+    comm: Comm,
 ) -> list[ScoredGroup]:
     """The whole rollout from every rank's share; a group may span ranks."""
     if comm.world > 1:
@@ -142,7 +146,11 @@ def _assemble(
             to_record(s.prompt, t, score, group=s.group)
             for s, t, score in zip(slots, trajectories, scores, strict=True)
         ]
-        return groups_of([record for share in comm.gather_json(records) for record in share])
+        groups = groups_of([record for share in comm.gather_json(records) for record in share])
+        return [
+            replace(scored, group=replace(scored.group, prompt=prompts[number]))
+            for number, scored in enumerate(groups)
+        ]
     by_group: dict[int, list[int]] = {}
     for i, slot in enumerate(slots):
         by_group.setdefault(slot.group, []).append(i)

@@ -130,16 +130,23 @@ class GenerateEngine:
         config = GenerationConfig(
             do_sample=False,
             max_new_tokens=max(r.sampling.max_new_tokens for r in requests),
-            eos_token_id=stop or None,
+            # No stop tokens is no id that exists; None would mean the model's own.
+            eos_token_id=stop or [-1],
             pad_token_id=stop[0] if stop else 0,
         )
         model: Any = self._policy.model
-        model.generate(
-            input_ids=prompts,
-            attention_mask=torch.ones_like(prompts),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([draw]),
-        )
+        own = model.generation_config
+        # What a request leaves open is filled in from here, repetition penalties and the like.
+        model.generation_config = GenerationConfig()
+        try:
+            model.generate(
+                input_ids=prompts,
+                attention_mask=torch.ones_like(prompts),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([draw]),
+            )
+        finally:
+            model.generation_config = own
 
     def _completion(
         self,

@@ -61,7 +61,8 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "trained_mask": [int(s.trained) for s in completion for _ in s.token_ids],
         "sampler_logprobs": [x for s in completion for x in s.logprobs],
         "versions": [x for s in completion for x in s.versions],
-        "sources": [[str(s.source), len(s.token_ids)] for s in completion],
+        # Of each segment: who wrote it, its tokens, whether it is trained, how many logprobs it has.
+        "sources": [[str(s.source), len(s.token_ids), int(s.trained), len(s.logprobs)] for s in completion],
         "seconds": trajectory.seconds,
     }
 
@@ -94,14 +95,12 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
 
 def _segments(record: Mapping[str, Any]) -> list[Segment]:
     segments, token, number = [], 0, 0
-    for source, length in record["sources"]:
-        trained = bool(length) and bool(record["trained_mask"][token])
-        spoken = length if trained else 0
+    for source, length, trained, spoken in record["sources"]:
         segments.append(
             Segment(
                 token_ids=tuple(record["completion_ids"][token : token + length]),
                 source=Source(source),
-                trained=trained,
+                trained=bool(trained),
                 logprobs=tuple(record["sampler_logprobs"][number : number + spoken]),
                 versions=tuple(record["versions"][number : number + spoken]),
             )

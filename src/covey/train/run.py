@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -37,6 +37,7 @@ from covey.models.load import choose_stream, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.checks import refuse_faults
+from covey.plan.facts import Facts
 from covey.rewards.registry import build
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
@@ -118,7 +119,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     assert found.codec is not None
     source = _source(config, found, plan, engine, backend, comm)
     total_steps = _total_steps(plan, source)
-    files = _files(resolved, plan) if comm.rank == 0 else None
+    files = _files(resolved, plan, found.facts) if comm.rank == 0 else None
     progress, buffer, registry = Progress(), RolloutBuffer(), Registry()
     for component in (progress, buffer, OptimizerState(backend), RandomState(comm)):
         registry.register(component)
@@ -305,14 +306,14 @@ def _save_plan(config: Config, policy: Policy) -> SavePlan:
     )
 
 
-def _files(resolved: Resolved, plan: BatchPlan) -> RunFiles:
+def _files(resolved: Resolved, plan: BatchPlan, facts: Facts) -> RunFiles:
     config = resolved.config
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
     files = RunFiles(output, rollouts=limits)
     files.write_config(to_yaml(resolved))
-    files.write_plan({"batch": plan.as_dict(), "in_words": plan.in_words()})
+    files.write_plan({"batch": plan.as_dict(), "in_words": plan.in_words(), "facts": asdict(facts)})
     return files
 
 

@@ -52,5 +52,5 @@ def test_help_has_every_option_with_its_default_and_other_names() -> None:
 
 def test_help_of_quickstart_has_its_values() -> None:
     text = help_text("quickstart", QUICKSTART)
-    assert "default here: 400" in text
+    assert "default here: 600" in text
     assert "  --reward_funcs accuracy format\n" in text

@@ -3,6 +3,7 @@ r"""The `accuracy` reward: where gold and answer are read from, and what counts 
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -89,7 +90,6 @@ RIGHT = [
     (r"#### 72", "72"),
     ("<answer>72</answer>", "72"),
     ("72", r"<answer>\frac{144}{2}</answer>"),
-    ("72", "<answer>8*9</answer>"),
     ("Sunday", "<answer>sunday.</answer>"),
     ("New  York", "<answer>new york</answer>"),
     ("(B)", "<answer>(B)</answer>"),
@@ -111,6 +111,10 @@ WRONG = [
     ("72", "72 or 73"),
     ("72", "<answer>71</answer> 72"),
     ("72", "<answer>seventy-two apples</answer>"),
+    # The question is no answer.
+    ("72", "<answer>8*9</answer>"),
+    ("57", "<answer>12+45</answer>"),
+    ("57", r"\boxed{12 + 45}"),
     ("1/2", "<answer>1/3</answer>"),
     ("1/2", "<answer>1/0</answer>"),
     ("0.5", "<answer>0.05</answer>"),
@@ -125,6 +129,8 @@ WRONG = [
     ("1, 2, 3", "<answer>1, 2, 4</answer>"),
     ("1, 2, 3", "<answer>3</answer>"),
     ("123", "<answer>1, 2, 3</answer>"),
+    ("123", "<answer>1,2,3</answer>"),
+    ("1,2,3", "<answer>123</answer>"),
     ("12", "<answer>1 2</answer>"),
 ]
 
@@ -179,6 +185,18 @@ def test_rows_are_compared_one_by_one():
     assert accuracy(completions=["1", "2", "3"], solution=["1", "1", "3"]) == [1.0, 0.0, 1.0]
     with pytest.raises(ValueError, match=r"shorter|longer"):
         accuracy(completions=["1"], solution=["1", "2"])
+
+
+def test_a_long_answer_takes_no_time():
+    started = time.perf_counter()
+    for text in (
+        "9" * 1_000_000,
+        "<answer>" + "9" * 1_000_000 + "</answer>",
+        "\\boxed{" + "x+" * 100_000 + "1}",
+    ):
+        assert accuracy(completions=[text], solution=["72"]) == [0.0]
+        assert accuracy(completions=[text], solution=[r"\frac{1}{3}"]) == [0.0]
+    assert time.perf_counter() - started < 5
 
 
 def test_mathematics_off_the_main_thread():

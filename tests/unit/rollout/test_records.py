@@ -135,7 +135,7 @@ def test_what_a_record_says_written_out():
     assert record["trained_mask"] == [1] * 6 + [0, 0, 1]
     assert record["sampler_logprobs"] == [*FLOATS, -0.25]
     assert record["versions"] == [4, 4, 4, 5, 5, 5, 6]
-    assert record["sources"] == [["model", 6], ["tool", 2], ["model", 1]]
+    assert record["sources"] == [["model", 6, 1, 6], ["tool", 2, 0, 0], ["model", 1, 1, 1]]
     assert (record["rollout"], record["group"], record["sibling"], record["prompt_id"]) == (12, 5, 1, 7)
     assert (record["reward"], record["status"], record["finish"]) == (0.1 + 0.2, "ok", "stop")
 

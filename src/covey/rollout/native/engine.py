@@ -17,6 +17,7 @@ from torch import Tensor
 from covey.models.attention import StreamLayout
 from covey.models.policy import Policy
 from covey.rollout.engine import Capabilities
+from covey.rollout.native.budget import rows_that_fit
 from covey.rollout.native.cache import CacheShape, DecodeLayout, Families, KVCache, PrefillLayout
 from covey.rollout.noise import row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt, StreamSegment
@@ -74,7 +75,6 @@ class NativeEngine:
         self._arrangement: Families | None = None
 
     # -- protocol
-    # ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request behind the others of its prompt."""
@@ -86,12 +86,19 @@ class NativeEngine:
 
     def results(self) -> Iterator[Completion]:
         """Decode until every request has ended, giving completions as they end."""
+        if self._policy.stream == "padded":
+            raise ValueError(
+                "the native engine needs a policy that runs as a stream; this one is on padded rows"
+            )
         self._reserve()
-        while self._prompts or self._rows or self._families or self._aborted:
+        while True:
             yield from self._aborted
             self._aborted.clear()
+            if not (self._prompts or self._rows or self._families):
+                return
             yield from self._advance()
 
+    @torch.inference_mode()
     def abort(self, ids: Sequence[int]) -> None:
         """End requests now; running ones keep what they have sampled."""
         wanted = set(ids)
@@ -122,7 +129,6 @@ class NativeEngine:
         return Receipt(version=version)
 
     # -- one turn
-    # ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _advance(self) -> list[Completion]:
@@ -138,13 +144,11 @@ class NativeEngine:
         if not self._requests:
             return
         queued = self._requests.values()
-        rows = min(len(queued), self._max_rows)
-        wanted = CacheShape(
-            rows=rows,
-            completion=max(r.sampling.max_new_tokens for r in queued),
-            slots=min(len(self._prompts) + len(self._families), rows),
-            prompt=max(len(r.prompt_token_ids) for r in queued),
-        )
+        completion = max(r.sampling.max_new_tokens for r in queued)
+        prompt = max(len(r.prompt_token_ids) for r in queued)
+        rows = min(len(queued), self._max_rows, rows_that_fit(self._policy, prompt + completion))
+        slots = min(len(self._prompts) + len(self._families), rows)
+        wanted = CacheShape(rows=rows, completion=completion, slots=slots, prompt=prompt)
         if self._cache is None or not self._cache.shape.covers(wanted):
             assert not self._rows, "requests that need a larger cache wait for the running ones"
             old = self._cache.shape if self._cache else wanted
@@ -269,7 +273,6 @@ class NativeEngine:
         return done
 
     # -- bookkeeping
-    # -------------------------------------------------------------------------------------------------
 
     def _completion(self, row: _Row, finish: Finish) -> Completion:
         self._requests.pop(row.id)
