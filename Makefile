@@ -5,7 +5,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow lint types format model bench clean
+.PHONY: help install test-install quickstart test test-slow lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covey.train.run import Outcome
+    from covey.training.run import Outcome
 
 __all__ = ["train"]
 
@@ -20,6 +20,6 @@ def train(**options: Any) -> Outcome:
     Raises ConfigError with every problem of the options before anything is written.
     """
     from covey.config.resolve import from_dict
-    from covey.train.run import train as run
+    from covey.training.run import train as run
 
     return run(from_dict(options))

@@ -250,21 +250,10 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "optimizer holds other tensors than the model, or updates are rounded away.",
     ),
     (
-        "F104",
-        "Trained tokens are not the sampled tokens",
-        "The loss is only right for the very ids that were sampled, each counted once.",
-    ),
-    (
         "F105",
         "Model mixes packed rows",
         "Rows that share a forward pass must not see each other. A model that does not keep them apart "
         "trains on padded rows and samples with generate instead.",
-    ),
-    (
-        "F106",
-        "No signal",
-        "Every completion of every prompt got the same reward, so every advantage is 0 and there is "
-        "nothing to learn.",
     ),
     (
         "F107",

@@ -156,3 +156,16 @@ def test_several_processes_are_refused_once(tmp_path: Path) -> None:
     """The launching process checks before it starts any other."""
     message = refused(*BASE, "--nproc_per_node", "2", "--num_generations", "1", cwd=tmp_path)
     assert message.count("E201 num_generations") == 1
+
+
+def test_overwriting_deletes_the_former_run_alone(finished: Path, tmp_path: Path) -> None:
+    """Old records and checkpoints go, a file of the user stays, and the new config.yaml deletes nothing."""
+    subprocess.run(["cp", "-r", str(finished), str(tmp_path / "run")], check=True)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    words = (*BASE, "--output_dir", "run", "--max_steps", "1", "--overwrite_output_dir")
+    done = covey("train", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+    assert not (tmp_path / "run" / "checkpoint-2").exists()
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert "--overwrite_output_dir" in refused("run/config.yaml", cwd=tmp_path)

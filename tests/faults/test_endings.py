@@ -52,7 +52,7 @@ def test_a_signal_saves_and_the_run_goes_on(number: signal.Signals, processes: i
     assert child.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], err
     taken = steps(run)
     assert verify(run / f"checkpoint-{taken[-1]}").trainer
-    assert "--resume_from_checkpoint latest" in out
+    assert "--resume_from_checkpoint latest" in out and "stopped" in out
     more = str(taken[-1] + 2)
     done = subprocess.run(
         [*command[:-2], "--max_steps", more, "--resume_from_checkpoint", "latest", *command[-2:]],

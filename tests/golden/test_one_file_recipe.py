@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from covey.config.resolve import from_dict
 from covey.quickstart import task
 from covey.telemetry.rollouts import read_rollouts
-from covey.train.run import train
+from covey.training.run import train
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "one_file_grpo.py"
 MODEL_FILE = "model.safetensors"

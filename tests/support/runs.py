@@ -18,9 +18,9 @@ from torch import Tensor
 
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
-from covey.train.facts import survey
-from covey.train.loop import run
-from covey.train.run import _ranks, build_job
+from covey.training.facts import survey
+from covey.training.loop import run
+from covey.training.run import _ranks, build_job
 
 GROUPS, SIBLINGS = 2, 4
 

@@ -7,6 +7,7 @@ quick.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -81,6 +82,9 @@ def explain(context: typer.Context) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; an error that covey does not foresee is raised as it is."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # torch's OpenMP threads spin while they wait, and a machine that has other work then slows a small model
+    # by tens of times. A short spin costs a few percent on an idle one. It is read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     with _sigterm_raises():
         return leave(_run(words))
 

@@ -18,12 +18,12 @@ def train(argv: Sequence[str]) -> int:
         return 0
     resolved, num_processes = read(argv)
     # What is wrong is found before torch is imported, which takes seconds; the run gets what was read.
-    from covey.train.facts import survey
+    from covey.training.facts import survey
 
     found = survey(resolved.config, num_processes)
     refuse_faults(resolved, found.facts)
     if num_processes > 1 and not under_torchrun():
         return launch("train", argv, num_processes, resolved.config.output_dir)
-    from covey.train.run import train as run
+    from covey.training.run import train as run
 
     return int(run(resolved, found).exit_code)

@@ -62,7 +62,8 @@ class TextCodec:
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks the assistant's text in templates: here, just its body."""
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's text in templates: here, just its
+    body."""
 
     # Read by jinja from the class; never changed.
     tags = frozenset({"generation"})  # type: ignore[assignment]

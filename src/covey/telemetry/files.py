@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -210,3 +211,21 @@ def _next_directory(parent: Path) -> Path:
     directory = parent / str(max(taken, default=0) + 1)
     directory.mkdir()
     return directory
+
+
+def delete_run(output_dir: Path) -> None:
+    """Delete the records and checkpoints of a former run; files of other names stay."""
+    names = (
+        "config.yaml",
+        "plan.json",
+        "metrics.jsonl",
+        "events.jsonl",
+        "reward.png",
+        "rollouts",
+        "superseded",
+    )
+    for path in (*(output_dir / name for name in names), *output_dir.glob("checkpoint-*")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

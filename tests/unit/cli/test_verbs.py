@@ -43,9 +43,9 @@ class Run:
         self.ends: Callable[[], int] = lambda: 0
         self.facts = Facts()
         modules = {
-            "covey.train.run": {"train": self._run},
-            "covey.train.quickstart": {"quickstart": self._run},
-            "covey.train.facts": {"survey": self._survey},
+            "covey.training.run": {"train": self._run},
+            "covey.training.quickstart": {"quickstart": self._run},
+            "covey.training.facts": {"survey": self._survey},
         }
         for name, content in modules.items():
             module = types.ModuleType(name)

@@ -24,9 +24,9 @@ from covey.rollout.engine import Engine
 from covey.rollout.records import records_of
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles
-from covey.train.measure import rollout_metrics, step_metrics
-from covey.train.source import Source
-from covey.train.state import Progress, RolloutBuffer
+from covey.training.measure import rollout_metrics, step_metrics
+from covey.training.source import Source
+from covey.training.state import Progress, RolloutBuffer
 from covey.types import Batch, Finding, Metric, StepRecord, StepResult, TrainSample
 
 
@@ -173,5 +173,5 @@ class Job:
             protected=(),
         ):
             self.files.append_event(
-                "deleted", step=self.progress.step, path=deletion.path.name, what=deletion.kind
+                "deleted", step=self.progress.step, path=str(deletion.path.relative_to(self.output_dir))
             )

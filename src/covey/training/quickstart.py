@@ -21,8 +21,8 @@ from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
-from covey.train.facts import Survey, model_dir
-from covey.train.run import Outcome, train
+from covey.training.facts import Survey, model_dir
+from covey.training.run import Outcome, train
 from covey.types import Draw, SamplingParams, ScoredGroup
 
 _SHOWN = 4
@@ -93,6 +93,7 @@ def quickstart(resolved: Resolved, found: Survey | None = None) -> Outcome:
 def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds: float) -> str:
     first = f"{before.accuracy:.3f} -> " if before is not None else ""
     run = os.path.relpath(outcome.output_dir)
+    typed = os.path.relpath(sys.argv[0]) if os.path.basename(sys.argv[0]) == "covey" else "covey"
     return "\n".join(
         [
             "",
@@ -105,10 +106,10 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
             f"model              {os.path.relpath(outcome.checkpoint)}   (loads with from_pretrained)",
             "",
             "next:",
-            f"  covey quickstart --max_steps {2 * outcome.total_steps} --output_dir {run} "
+            f"  {typed} quickstart --max_steps {2 * outcome.total_steps} --output_dir {run} "
             "--resume_from_checkpoint latest",
-            "  covey train --model DIR --dataset FILE.jsonl --reward_funcs accuracy format",
-            "  covey train --help",
+            f"  {typed} train --model DIR --dataset FILE.jsonl --reward_funcs accuracy format",
+            f"  {typed} train --help",
             "",
         ]
     )

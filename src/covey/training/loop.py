@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from covey.learner.learn import learn
 from covey.learner.update import update
-from covey.train.job import Job
+from covey.training.job import Job
 
 
 def run(job: Job) -> None:

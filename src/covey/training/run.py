@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -44,16 +44,18 @@ from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
 from covey.telemetry.console import Console
-from covey.telemetry.files import RunFiles
+from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.plot import plot_rewards
 from covey.telemetry.rollouts import RolloutLimits
-from covey.train.facts import Survey, model_dir, survey
-from covey.train.job import Job, SavePlan, Signals
-from covey.train.loop import run
-from covey.train.source import LiveSource, ReplaySource, Source
-from covey.train.state import OptimizerState, Progress, RandomState, RolloutBuffer
+from covey.training.facts import Survey, model_dir, survey
+from covey.training.job import Job, SavePlan, Signals
+from covey.training.loop import run
+from covey.training.source import LiveSource, ReplaySource, Source
+from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
 from covey.types import Problem, SamplingParams
 
+# Below this many parameters the usual learning rates of large models train next to nothing.
+_SMALL_MODEL, _SMALL_MODEL_RATE = 50_000_000, 1e-5
 _SIGNAL_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -90,10 +92,8 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
         except GuardStop as stop:
             job.stop(stop.finding)
             raise
-        if job.signals.number and job.console is not None:
-            job.console.say(
-                f"stopped at step {job.progress.step}; go on with --resume_from_checkpoint latest"
-            )
+        if job.console is not None:
+            job.console.say(_closing(job))
     if job.files is not None and job.progress.step:
         plot_rewards(job.files.metrics_path, job.output_dir / "reward.png", title=job.output_dir.name)
     return Outcome(
@@ -123,6 +123,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     progress, buffer, registry = Progress(), RolloutBuffer(), Registry()
     for component in (progress, buffer, OptimizerState(backend), RandomState(comm)):
         registry.register(component)
+    registry.expect(("progress", "rollout", "optimizer", "rng"))
     if resume is not None:
         registry.load(read_states(resume))
         if files is not None:
@@ -310,11 +311,22 @@ def _files(resolved: Resolved, plan: BatchPlan, facts: Facts) -> RunFiles:
     config = resolved.config
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
+    if config.overwrite_output_dir and facts.resume is None:
+        delete_run(output)
     limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
     files = RunFiles(output, rollouts=limits)
-    files.write_config(to_yaml(resolved))
+    files.write_config(to_yaml(_lasting(resolved)))
     files.write_plan({"batch": plan.as_dict(), "in_words": plan.in_words(), "facts": asdict(facts)})
     return files
+
+
+def _lasting(resolved: Resolved) -> Resolved:
+    """The configuration without what is meant for one start: used again, its file must not delete or
+    resume."""
+    once = ("overwrite_output_dir", "resume_from_checkpoint", "allow_changes", "stop_after_steps")
+    defaults = {name: Config.model_fields[name].default for name in once}
+    sources = {**resolved.sources, **dict.fromkeys(once, "default, whatever this start was given")}
+    return replace(resolved, config=resolved.config.model_copy(update=defaults), sources=sources)
 
 
 def _announce(console: Console, job: Job, found: Survey, problems: list[Problem]) -> None:
@@ -328,14 +340,31 @@ def _announce(console: Console, job: Job, found: Survey, problems: list[Problem]
     console.say(f"model     {count / 1e6:.2f} M parameters, {dtype}, {policy.device}")
     console.say(f"engine    {engine}; rows are laid out as: {policy.stream}")
     if policy.stream == "padded":
-        console.say("F105      the model carries state between packed rows (probe), so it trains on padded")
-        console.say("          rows and samples with generate, both slower; see: covey explain F105")
+        code, seen = "F105", "the model carries state between packed rows (found by the probe at load)"
+        console.say(f"{code}      {seen};")
+        console.say("          it trains on padded rows and samples with generate, both slower")
+        if job.files is not None:
+            job.files.append_event("finding", step=job.progress.step, code=code, seen=seen)
     for problem in problems:
         console.say(f"{problem.code:<9} {problem.option}: {problem.seen} {problem.why}")
+    if count < _SMALL_MODEL and job.schedule.peak < _SMALL_MODEL_RATE:
+        console.say(
+            f"note      learning_rate {job.schedule.peak:g} is little for a model of this size; try 1e-4"
+        )
     if found.prompts is not None:
         console.say(f"prompt 0  {found.prompts.entries[0].text!r}")
     if job.progress.step:
         console.say(f"resumed   at step {job.progress.step} of {job.total_steps}")
+
+
+def _closing(job: Job) -> str:
+    """Where the run ended, and how to go on."""
+    name = job.output_dir / f"checkpoint-{job.progress.step}"
+    if job.progress.step >= job.total_steps:
+        return f"done      {job.progress.step} steps; the model is {name}"
+    going_on = f"--output_dir {job.output_dir} --resume_from_checkpoint latest"
+    where = f"at step {job.progress.step} of {job.total_steps}"
+    return f"stopped   {where}; go on with the same options and {going_on}"
 
 
 @contextmanager
