@@ -11,6 +11,7 @@ Not proven here: bfloat16, where another split changes single logprobs by up to 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ from support.runs import (
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 SPLITS = ((4, 2), (2, 4), (1, 8))
+# Below what the replayed completions hold, so that the token budget of a forward pass really cuts the step.
+BUDGET = {"max_completion_length": 8}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,8 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(model: Path, replay: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """The reference: every loss with the step in one forward pass."""
     root = tmp_path_factory.mktemp("whole")
-    return {loss: train_and_watch(options(model, root / loss, replay, loss_type=loss)) for loss in LOSSES}
+    runs = {loss: options(model, root / loss, replay, loss_type=loss, **BUDGET) for loss in LOSSES}
+    return {loss: train_and_watch(run) for loss, run in runs.items()}
 
 
 def assert_same(actual: Result, expected: Result) -> None:
@@ -72,8 +76,13 @@ def test_one_process(
         loss_type=loss,
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulation,
+        **BUDGET,
     )
-    assert_same(train_and_watch(opts), whole[loss])
+    result = train_and_watch(opts)
+    assert_same(result, whole[loss])
+    # The step really is cut: in one forward pass of the reference, in more and more here.
+    assert set(whole[loss].forwards) == {1}
+    assert min(result.forwards) >= {4: 2, 2: 3, 1: 4}[batch]
 
 
 @pytest.mark.multi
@@ -87,12 +96,15 @@ def test_two_processes(model: Path, replay: Path, whole: dict[str, Result], tmp_
             loss_type=loss,
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=accumulation,
+            **BUDGET,
         )
         for i, (loss, (batch, accumulation)) in enumerate(cases)
     ]
     results = train_in_processes(runs, tmp_path / "work")
-    for (loss, _), result in zip(cases, results, strict=True):
+    for (loss, (batch, _)), result in zip(cases, results, strict=True):
         assert_same(result, whole[loss])
+        # The rank with the short completions takes part in as many forward passes as the other one.
+        assert min(result.forwards) >= {4: 1, 2: 2}[batch]
 
 
 def test_losses_differ(whole: dict[str, Result]) -> None:
@@ -108,15 +120,10 @@ def test_losses_differ(whole: dict[str, Result]) -> None:
 def test_guard(factor: float, whole: dict[str, Result]) -> None:
     """A zeroed, negated or doubled gradient, or one without a micro-batch's share, does not pass."""
     good = whole["dapo"]
-    spoiled = Result(
-        gradients=[{k: factor * v for k, v in good.gradients[0].items()}],
-        before=good.before,
-        after=good.after,
-        metrics=good.metrics,
-    )
+    spoiled = replace(good, gradients=[{k: factor * v for k, v in good.gradients[0].items()}])
     with pytest.raises(AssertionError):
         assert_same(spoiled, good)
     moved = difference(good.after, good.before)
     wrong = {k: good.before[k] + factor * v for k, v in moved.items()}
     with pytest.raises(AssertionError):
-        assert_same(Result(good.gradients, good.before, wrong, good.metrics), good)
+        assert_same(replace(good, after=wrong), good)

@@ -27,12 +27,14 @@ GROUPS, SIBLINGS = 2, 4
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left: per-step gradients, the weights before and after, and its metrics."""
+    """What a run left: per-step gradients, the weights before and after, its metrics, and the forward passes
+    of each step."""
 
     gradients: list[dict[str, Tensor]]
     before: dict[str, Tensor]
     after: dict[str, Tensor]
     metrics: list[dict[str, Any]]
+    forwards: list[int]
 
 
 def write_rollouts(directory: Path, *, rollouts: int = 5, seed: int = 0) -> Path:
@@ -48,7 +50,7 @@ def write_rollouts(directory: Path, *, rollouts: int = 5, seed: int = 0) -> Path
         for group in range(GROUPS):
             prompt = [draw.randrange(300) for _ in range(draw.choice((5, 9, 14)))]
             for sibling in range(SIBLINGS):
-                length = draw.randrange(1, 6) if group == 0 else draw.randrange(8, 31)
+                length = draw.randrange(1, 13) if group == 0 else draw.randrange(14, 31)
                 is_cut = group == 1 and sibling == 2
                 is_broken = group == 0 and sibling == 1
                 lines.append(_record(draw, rollout, group, sibling, prompt, length, is_cut, is_broken))
@@ -135,19 +137,25 @@ def train_and_watch(
     masters = job.backend.masters
     before = _weights(masters)
     gradients: list[dict[str, Tensor]] = []
-    step = job.backend.step
+    forwards = [0]
+    step, backward = job.backend.step, job.backend.backward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        forwards[-1] += 1
+        return backward(*args, **kwargs)
 
     def watched(rate: float) -> Any:
         gradients.append(masters.gradients())
+        forwards.append(0)
         return step(rate)
 
-    job.backend.step = watched
+    job.backend.step, job.backend.backward = watched, counted
     run(job)
     after = _weights(masters)
     job.backend.close()
     path = Path(opts["output_dir"]) / "metrics.jsonl"
     lines = [json.loads(x) for x in path.read_text().splitlines()] if path.is_file() else []
-    return Result(gradients, before, after, lines)
+    return Result(gradients, before, after, lines, forwards[:-1])
 
 
 def _weights(masters: Any) -> dict[str, Tensor]:
@@ -157,6 +165,7 @@ def _weights(masters: Any) -> dict[str, Tensor]:
 def save_result(result: Result, path: Path) -> None:
     """Write a result's tensors; metrics are in the run directory."""
     tensors = {f"before/{k}": v for k, v in result.before.items()}
+    tensors["forwards/"] = torch.tensor(result.forwards)
     tensors |= {f"after/{k}": v for k, v in result.after.items()}
     for i, gradient in enumerate(result.gradients):
         tensors |= {f"gradient{i}/{k}": v for k, v in gradient.items()}
@@ -172,7 +181,9 @@ def load_result(path: Path, output: Path) -> Result:
 
     count = len({k.split("/")[0] for k in tensors if k.startswith("gradient")})
     lines = [json.loads(x) for x in (output / "metrics.jsonl").read_text().splitlines()]
-    return Result([part(f"gradient{i}") for i in range(count)], part("before"), part("after"), lines)
+    gradients = [part(f"gradient{i}") for i in range(count)]
+    forwards = tensors["forwards/"].tolist()
+    return Result(gradients, part("before"), part("after"), lines, forwards)
 
 
 def train_in_processes(runs: Sequence[Mapping[str, Any]], work: Path, *, processes: int = 2) -> list[Result]:
