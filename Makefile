@@ -16,13 +16,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("covey needs Python 3.11 or newer; this is %s. Try: make PYTHON=python3.12 ..." % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@echo "Installing covey into $(VENV) (about 1.5 GB, a minute or so; only the first time)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install --quiet --constraint constraints.txt --editable .
+	@$(PIP) install -qq --constraint constraints.txt --editable .
 	@touch $@
 
 test-install: $(VENV)/.installed-test
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	@$(PIP) install -qq --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
 quickstart: install ## train the built-in model on the built-in task (about a minute on 2 cores)

@@ -169,3 +169,16 @@ def test_overwriting_deletes_the_former_run_alone(finished: Path, tmp_path: Path
     assert not (tmp_path / "run" / "checkpoint-2").exists()
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
     assert "--overwrite_output_dir" in refused("run/config.yaml", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 64, b"\x08\0\0\0\0\0\0\0not json", b"\x02\0\0\0\0\0\0\0[]x"]
+)
+def test_damaged_weights_are_named(content: bytes, tmp_path: Path) -> None:
+    from covey.quickstart.task import MODEL_DIR
+
+    subprocess.run(["cp", "-r", str(MODEL_DIR), str(tmp_path / "model")], check=True)
+    (tmp_path / "model" / "model.safetensors").write_bytes(content)
+    words = ("--model", "model", "--dataset", "quickstart", "--reward_funcs", "accuracy")
+    message = refused(*words, cwd=tmp_path)
+    assert "safetensors" in message and "damaged" in message

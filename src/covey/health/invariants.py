@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from covey.comm import Comm
 from covey.errors import GuardStop
 from covey.types import Batch, Finding, Fix, ScoredGroup, ScorePart, Status, StepResult
 
 
-def check_step(batch: Batch, result: StepResult, step: int) -> None:
+def check_step(batch: Batch, result: StepResult, step: int, comm: Comm) -> None:
     """Raise GuardStop where a step contradicts its own batch.
 
     F102: trained rows with advantages and an on-policy ratio, but a gradient of exactly 0. F103: a gradient
@@ -17,10 +18,8 @@ def check_step(batch: Batch, result: StepResult, step: int) -> None:
     stats = result.stats
     if stats is None:
         return
-    has_signal = any(
-        micro.old_logprob_N is None and bool((micro.advantage_N != 0).any()) for micro in batch.micro_batches
-    )
-    if has_signal and stats.grad_norm == 0.0:
+    # The norm is the same on every rank, so all of them ask each other or none does.
+    if stats.grad_norm == 0.0 and any(comm.max([float(_has_signal(batch))])):
         raise GuardStop(
             Finding(
                 code="F102",
@@ -43,6 +42,13 @@ def check_step(batch: Batch, result: StepResult, step: int) -> None:
                 step=step,
             )
         )
+
+
+def _has_signal(batch: Batch) -> bool:
+    """Whether this rank's share holds an advantage that an on-policy gradient cannot be 0 for."""
+    return any(
+        micro.old_logprob_N is None and bool((micro.advantage_N != 0).any()) for micro in batch.micro_batches
+    )
 
 
 def check_rewards(groups: Sequence[ScoredGroup], step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 
 from covey.checkpoint.manifest import Manifest
 from covey.checkpoint.read import find_latest, verify
+from covey.checkpoint.write import forecast_bytes
 from covey.config.file import read_file
 from covey.config.schema import Config
 from covey.data.rows import PROMPT_COLUMNS, DataError, PromptTable, prompt_table, read_rows
@@ -62,7 +64,10 @@ def survey(config: Config, num_processes: int) -> Survey:
             codec = load_codec(directory)
         except TemplateError as error:
             facts = replace(facts, model_problem=str(error))
-        facts = replace(facts, checkpoint_bytes=_checkpoint_bytes(directory, config))
+        try:
+            facts = replace(facts, checkpoint_bytes=_checkpoint_bytes(directory, config))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            facts = replace(facts, model_problem=f"a .safetensors file of {directory} is damaged: {error}")
     if config.replay_rollouts is not None:
         return Survey(facts=_with_replay(facts, config, num_processes), codec=codec, prompts=None)
     return _with_data(facts, config, codec)
@@ -219,13 +224,12 @@ def _checkpoint_bytes(directory: Path, config: Config) -> int | None:
     count = 0
     for file in directory.glob("*.safetensors"):
         with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            length = int.from_bytes(stream.read(8), "little")
+            if not 0 < length < file.stat().st_size:
+                raise ValueError(f"{file.name} has no header")
+            header = json.loads(stream.read(length))
         for name, entry in header.items():
             if name != "__metadata__":
-                size = 1
-                for width in entry["shape"]:
-                    size *= width
-                count += size
-    weights = 2 if config.torch_dtype == "bfloat16" else 4
-    masters = 4 if config.torch_dtype == "bfloat16" else 0
-    return count * (weights + (0 if config.save_only_model else 8 + masters))
+                count += math.prod(entry["shape"])
+    is_low, keeps_state = config.torch_dtype == "bfloat16", not config.save_only_model
+    return forecast_bytes(count, 2 if is_low else 4, keeps_state, is_low and keeps_state)

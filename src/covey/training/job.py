@@ -108,7 +108,7 @@ class Job:
         if self.buffer.done == self.steps_per_rollout():
             self.buffer.clear()
             self.progress.rollout += 1
-        check_step(batch, result, self.progress.step)
+        check_step(batch, result, self.progress.step, self.comm)
         if self.save.every and self.progress.step % self.save.every == 0:
             self.save_checkpoint()
 
