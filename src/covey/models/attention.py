@@ -176,8 +176,9 @@ def _plan_buckets(segments: Sequence[StreamSegment]) -> list[list[int]]:
         queries, keys = sizes[i]
         parented = segments[i].parent is not None
         if buckets and parented == has_parent:
-            cells = (len(buckets[-1]) + 1) * max(widest, queries) * max(longest, keys)
-            if cells <= _MAX_BUCKET_WASTE * (needed + queries * keys) or queries * keys <= _SMALL_CELLS:
+            row = max(widest, queries) * max(longest, keys)
+            cells = (len(buckets[-1]) + 1) * row
+            if cells <= _MAX_BUCKET_WASTE * (needed + queries * keys) or row <= _SMALL_CELLS:
                 buckets[-1].append(i)
                 needed += queries * keys
                 widest, longest = max(widest, queries), max(longest, keys)

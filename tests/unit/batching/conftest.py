@@ -26,11 +26,6 @@ from covey.types import (
 SAMPLING = SamplingParams(temperature=0.7, max_new_tokens=8, stop_token_ids=(2,))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def _trajectory(sibling: int, prompt: Sequence[int], own: Sequence[int], finish: Finish) -> Trajectory:
     return Trajectory(
         segments=(

@@ -8,15 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from covey.data.text import TextCodec, load_codec
 from covey.quickstart.task import MODEL_DIR
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -25,41 +24,6 @@ from covey.types import (
     Status,
     Trajectory,
 )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def _assert_close(actual: torch.Tensor, expected: torch.Tensor, rtol: float) -> None:
-    assert actual.shape == expected.shape, f"{tuple(actual.shape)} against {tuple(expected.shape)}"
-    if not expected.numel():
-        return
-    error, largest = (actual - expected).abs().max(), expected.abs().max()
-    assert error <= rtol * largest, (
-        f"off by {float(error):.3e} where the largest value is {float(largest):.3e}"
-    )
-
-
-@pytest.fixture(scope="session")
-def assert_close_guarded() -> Callable[..., None]:
-    """Equal within `rtol` of the largest expected value; outputs of a broken maths must fail the same check.
-
-    Zeros are compared exactly.
-    """
-
-    def check(actual: Any, expected: Any, rtol: float) -> None:
-        assert rtol <= 1e-4, "a comparison this loose proves nothing"
-        actual = torch.as_tensor(actual, dtype=torch.float64)
-        expected = torch.as_tensor(expected, dtype=torch.float64)
-        _assert_close(actual, expected, rtol)
-        if expected.count_nonzero():
-            for factor in (0.0, -1.0, 2.0):
-                with pytest.raises(AssertionError):
-                    _assert_close(factor * actual, expected, rtol)
-
-    return check
 
 
 @pytest.fixture(scope="session")

@@ -20,11 +20,6 @@ VOCAB = 96
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def quickstart_policy() -> Policy:
     """The embedded model, ready to sample from."""
