@@ -6,6 +6,7 @@ is put on padded rows by the probe and trains there.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from covey.training.facts import survey
 from covey.training.run import build_job
 from support.models import LEAKING_FAMILIES, STREAM_FAMILIES, save_model
 from support.runs import (
+    Result,
     difference,
     options,
     relative_difference,
@@ -25,6 +27,16 @@ from support.runs import (
     train_and_watch,
     write_rollouts,
 )
+
+
+def assert_same(actual: Result, expected: Result) -> None:
+    """Equal gradients of the first step, overall and tensor by tensor, and equal updates after five."""
+    overall, worst = relative_difference(actual.gradients[0], expected.gradients[0])
+    assert overall <= 1e-5, f"{overall:.2e}"
+    assert worst <= 1e-4, f"{worst:.2e}"
+    moved = total_norm(difference(expected.after, expected.before))
+    gap = total_norm(difference(actual.after, expected.after))
+    assert gap <= 1e-3 * moved, f"{gap / moved:.2e}"
 
 
 @pytest.mark.parametrize("family", STREAM_FAMILIES)
@@ -35,14 +47,18 @@ def test_layouts_agree(family: str, tmp_path: Path) -> None:
         stream: train_and_watch(options(model, tmp_path / stream, replay), stream=stream)
         for stream in ("padded", "packed", "prefix")
     }
-    padded = results["padded"]
-    moved = total_norm(difference(padded.after, padded.before))
     for stream in ("packed", "prefix"):
-        overall, worst = relative_difference(results[stream].gradients[0], padded.gradients[0])
-        assert overall <= 1e-5, f"{stream}: {overall:.2e}"
-        assert worst <= 1e-4, f"{stream}: {worst:.2e}"
-        gap = total_norm(difference(results[stream].after, padded.after))
-        assert gap <= 1e-3 * moved, f"{stream}: {gap / moved:.2e}"
+        assert_same(results[stream], results["padded"])
+        # The comparison itself: a zeroed, negated or doubled gradient or update does not pass.
+        good = results["padded"]
+        moved = difference(good.after, good.before)
+        for factor in (0.0, -1.0, 2.0):
+            scaled = {k: factor * v for k, v in results[stream].gradients[0].items()}
+            with pytest.raises(AssertionError):
+                assert_same(replace(results[stream], gradients=[scaled]), good)
+            with pytest.raises(AssertionError):
+                wrong = {k: good.before[k] + factor * v for k, v in moved.items()}
+                assert_same(replace(results[stream], after=wrong), good)
 
 
 @pytest.mark.parametrize("family", LEAKING_FAMILIES)

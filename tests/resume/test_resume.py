@@ -8,6 +8,7 @@ DDP processes.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,11 @@ def test_guard(tmp_path: Path) -> None:
     train_and_watch(opts(other, max_steps=3, seed=43, data_seed=42))
     with pytest.raises(AssertionError):
         assert_same_run(other, whole, 3)
+    shutil.copytree(whole, tmp_path / "spoiled")
+    moments = tmp_path / "spoiled" / "checkpoint-3" / "trainer" / "optimizer.safetensors"
+    data = bytearray(moments.read_bytes())
+    data[-1] ^= 1
+    moments.write_bytes(data)
+    assert_same_run(whole, whole, 3)
+    with pytest.raises(AssertionError):
+        assert_same_run(tmp_path / "spoiled", whole, 3)

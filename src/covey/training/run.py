@@ -352,7 +352,13 @@ def _announce(console: Console, job: Job, found: Survey, problems: list[Problem]
             f"note      learning_rate {job.schedule.peak:g} is little for a model of this size; try 1e-4"
         )
     if found.prompts is not None:
-        console.say(f"prompt 0  {found.prompts.entries[0].text!r}")
+        first = found.prompts.entries[0]
+        console.say(f"prompt 0  {first.text!r}")
+        if first.messages is None and found.codec is not None and found.codec.chat_template is not None:
+            console.say(
+                "note      prompts are text and go to the model as they are, without its chat template;"
+            )
+            console.say("          a column `messages` (or `question`) goes through the template")
     if job.progress.step:
         console.say(f"resumed   at step {job.progress.step} of {job.total_steps}")
 
