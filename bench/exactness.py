@@ -43,7 +43,7 @@ def row(name: str, actual: Result, expected: Result) -> None:
     sys.stdout.flush()
 
 
-def splits(work: Path, replay: Path, with_processes: bool) -> None:
+def splits(work: Path, replay: Path) -> None:
     """Every loss under every split of its 8 completions."""
     model = save_model("qwen2", work / "model")
     whole_runs = {x: options(model, work / f"whole-{x}", replay, loss_type=x, **BUDGET) for x in LOSSES}
@@ -53,8 +53,6 @@ def splits(work: Path, replay: Path, with_processes: bool) -> None:
             cut = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
             run = options(model, work / f"{loss}-{batch}", replay, loss_type=loss, **cut, **BUDGET)
             row(f"{loss}: (8,1) against ({batch},{accumulation})", train_and_watch(run), whole[loss])
-    if not with_processes:
-        return
     cases = [(x, b, a) for x in LOSSES for b, a in ((4, 1), (2, 2))]
     runs = [
         options(
@@ -93,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         replay = write_rollouts(work / "replay")
-        splits(work, replay, "--processes" in sys.argv)
+        splits(work, replay)
         layouts(work, replay)
 
 

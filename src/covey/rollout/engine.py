@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from covey.types import Completion, GenerationRequest, Receipt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NamedWeights = Iterator[tuple[str, "Tensor"]]
+"""A model's weights by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,10 @@ class Engine(Protocol):
         """End requests now; what they have comes from `results` with finish `abort`."""
         ...
 
-    def publish(self, version: int) -> Receipt:
-        """Serve the weights of `version` from now on; every sampled token carries it."""
+    def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
+        """Serve these weights as `version` from now on; every sampled token carries it.
+
+        `named_weights` gives tensors under transformers' names, gathered one by one as they are asked for; an
+        engine on the learner's own weights asks for none.
+        """
         ...

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from covey.models.policy import Policy
-from covey.rollout.engine import Capabilities
+from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.noise import row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt
 
@@ -85,7 +85,7 @@ class GenerateEngine:
                     )
                 )
 
-    def publish(self, version: int) -> Receipt:
+    def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
         """Count a new version; `generate` reads the learner's own weights."""
         self._version = version
         return Receipt(version=version)

@@ -102,7 +102,7 @@ class Job:
         self.progress.step += 1
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
-        self.engine.publish(self.progress.step)
+        self.engine.publish(self.backend.named_weights(), self.progress.step)
         self._record(batch, result)
         self._agree_on_signals()
         if self.buffer.done == self.steps_per_rollout():

@@ -130,7 +130,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
             # A rollout that is in the buffer has its file already.
             started = progress.rollout if buffer.rows else progress.rollout - 1
             files.supersede_after(progress.step, started)
-    engine.publish(progress.step)
+    engine.publish(backend.named_weights(), progress.step)
     return Job(
         source=source,
         engine=engine,

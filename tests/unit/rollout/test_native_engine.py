@@ -338,7 +338,7 @@ def test_weights_are_the_learners_own(tiny_policy, random_prompts, requests_of, 
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(0.5)
-    assert engine.publish(7).version == 7
+    assert engine.publish(iter(()), 7).version == 7
     after = run_engine(engine, requests)
     assert {v for c in after for v in c.versions} == {7}
     assert contents(after) != contents(before)

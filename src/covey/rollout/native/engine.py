@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covey.models.attention import StreamLayout
 from covey.models.policy import Policy
-from covey.rollout.engine import Capabilities
+from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.budget import rows_that_fit
 from covey.rollout.native.cache import CacheShape, DecodeLayout, Families, KVCache, PrefillLayout
 from covey.rollout.noise import row_key, sample, token_table
@@ -123,7 +123,7 @@ class NativeEngine:
         self._prompts = {p: q for p, q in self._prompts.items() if q}
         self._families = [f for f in self._families if f.running or f.waiting]
 
-    def publish(self, version: int) -> Receipt:
+    def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
         """Count a new version; the weights are the learner's own, so there is nothing to send."""
         self._version = version
         return Receipt(version=version)
