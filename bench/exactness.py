@@ -2,8 +2,7 @@
 
 The reference of each row is the same replayed rollouts in one forward pass. Columns: the relative difference
 of the first step's gradient over all tensors, of its worst tensor, and of the update after five AdamW steps.
-Run with `python bench/exactness.py` (about two minutes on two cores; `--processes` adds the rows of two gloo
-ranks).
+Run with `python bench/exactness.py`; it takes about a minute on two cores.
 """
 
 from __future__ import annotations
