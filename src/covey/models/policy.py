@@ -31,7 +31,11 @@ class Policy(nn.Module):
         self.model = model
         self.head: HeadSpec = head_spec(model)
         self.stream: StreamKind = "padded"
-        self._own_attention: str = model.config._attn_implementation  # type: ignore[union-attr, assignment]
+        config: Any = model.config
+        # Fused attention drops soft-capping without a word; transformers 5.17 picks it for Gemma 2.
+        is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+        own = config._attn_implementation
+        self._own_attention: str = "eager" if is_capped and own == "sdpa" else own
         self.use_stream(stream)
 
     def use_stream(self, stream: StreamKind) -> None:
