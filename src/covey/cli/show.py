@@ -42,11 +42,6 @@ def problem_text(problem: Problem) -> str:
     return "\n".join(text for _, text in _problem(problem))
 
 
-def finding_text(found: Finding) -> str:
-    """Return a finding as plain text."""
-    return "\n".join(text for _, text in _finding(found))
-
-
 def flags(edits: Mapping[str, Any]) -> str:
     """Return option values as they are typed: `--reward_funcs accuracy format`."""
     return " ".join(_flag(name, value) for name, value in edits.items())

@@ -125,6 +125,10 @@ class Job:
         metrics = {
             **self.buffer.metrics,
             **step_metrics(result),
+            **{
+                f"rows/dropped/{reason}": Metric(value=number, count=batch.denominators.num_sequences)
+                for reason, number in batch.dropped.items()
+            },
             "num_tokens": Metric(value=self.progress.num_tokens),
             "time/step_s": Metric(value=seconds),
             "throughput/tokens_per_s": Metric(value=tokens / seconds),
