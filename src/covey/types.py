@@ -72,7 +72,8 @@ class Prompt:
 
     `Prompt(id=7, messages=({"role": "user", "content": "What is 1+2?"},), text="<|im_start|>user…",
     token_ids=(256, 5), columns={"solution": "3"}, draw=Draw(epoch=0, rollout=0))`. `id` is the row's number
-    in its source; `columns` goes to the rewards.
+    in its source; `columns` goes to the rewards. `opened` is what the rendered prompt has already written of the
+    assistant's turn, `<think>\\n` for some models: rewards read it before the completion's text.
     """
 
     id: int
@@ -82,6 +83,7 @@ class Prompt:
     columns: Mapping[str, Any]
     draw: Draw
     task: str = ""
+    opened: str = ""
     media: tuple[Any, ...] = ()
 
 
@@ -195,12 +197,16 @@ class ScorePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The weighted total and its parts; total None means that no reward spoke or that one failed."""
+    """The weighted total and its parts; total None means that no reward spoke or that one failed.
+
+    `extras` are what rewards noted beside their values, JSON by name: `{"parsed_by": "boxed"}`.
+    """
 
     total: float | None
     parts: tuple[ScorePart, ...]
     status: Status = Status.OK
     message: str = ""
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
