@@ -87,6 +87,21 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "The first word after covey says what to do, and this version does no such thing.",
     ),
     ("E113", "Unknown code", "A code that is not in the list has never been printed by this version."),
+    (
+        "E114",
+        "Another training method",
+        "covey trains with GRPO; another method has another loss and other data.",
+    ),
+    (
+        "E115",
+        "Option that needs another one",
+        "Alone it cannot do what it says, and a run without it is another run.",
+    ),
+    (
+        "E116",
+        "Package not installed",
+        "The option rests on a library that is not in this environment.",
+    ),
     # -- batch
     (
         "E201",
@@ -171,6 +186,67 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "If every weight is 0 every total is 0, every advantage is 0 and no weight of the model moves.",
     ),
     ("E309", "No usable row", "The data set has no row with a prompt, so there is nothing to sample from."),
+    (
+        "E310",
+        "Gold answers that cannot be read",
+        "A row whose gold answer cannot be read scores nothing, so the model learns nothing from it.",
+    ),
+    (
+        "E311",
+        "Model that is no causal language model",
+        "GRPO samples text token by token and trains on it; other kinds of model have no such head.",
+    ),
+    (
+        "E312",
+        "Images, audio or video",
+        "This version trains on text. Leaving the other half of the input out would train another task.",
+    ),
+    (
+        "E313",
+        "Chat template",
+        "Messages become tokens through a template; without the right one the model reads another language.",
+    ),
+    (
+        "E314",
+        "Reward that cannot be loaded",
+        "A reward that is not there cannot score; better now than after the first rollout.",
+    ),
+    (
+        "E315",
+        "Reward that cannot be called",
+        "The function asks for an argument that neither covey nor a column of the data gives.",
+    ),
+    (
+        "E316",
+        "Reward that failed its trial",
+        "Before weights are loaded each reward scores two rows, one with the gold answer and one empty. "
+        "What fails there fails in every rollout, and nothing is ever scored 0 for it.",
+    ),
+    (
+        "E317",
+        "Adapter target that matches nothing",
+        "A target that is ignored leaves that part of the model untrained without a word.",
+    ),
+    (
+        "E318",
+        "Code that comes with a model",
+        "The model brings Python code of its own, which would run with all of your rights.",
+    ),
+    (
+        "E319",
+        "Data type that the device lacks",
+        "The forward pass would fail, or be emulated at a tenth of the speed.",
+    ),
+    (
+        "E320",
+        "Weights that are not safetensors",
+        "Other formats of weights can run code when they are read.",
+    ),
+    (
+        "E321",
+        "Hub that does not give the files",
+        "Without its files there is nothing to train, or nothing to train on.",
+    ),
     # -- output and resume
     (
         "E401",
@@ -230,6 +306,50 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "much of them.",
     ),
     ("W107", "Warm-up longer than the run", "The learning rate never reaches the value that was asked for."),
+    (
+        "W108",
+        "Option without effect",
+        "What the option says is done anyway, or has nothing to act on here.",
+    ),
+    (
+        "W109",
+        "Prompts past the chat template",
+        "The column prompt holds text, which goes to the model as it is. A model trained on chats expects "
+        "its template around it.",
+    ),
+    (
+        "W110",
+        "Format that nobody asked for",
+        "The reward format pays for <think> and <answer>. A model that is never told of them writes them by "
+        "chance, and the reward stays 0.",
+    ),
+    ("W111", "Rows left out", "A row that cannot be used is not trained on; the others are."),
+    (
+        "W112",
+        "Small learning rate for a small model",
+        "Rates for models of billions of parameters move one of a few million too little to see.",
+    ),
+    (
+        "W113",
+        "Defaults of ms-swift",
+        "The two commands have other defaults: `covey train` has covey's, `covey rlhf` those of ms-swift "
+        "that decide the result.",
+    ),
+    (
+        "W114",
+        "Note on the data",
+        "What was read is not quite what the command asked for.",
+    ),
+    (
+        "W115",
+        "Model on its own terms",
+        "The model cannot run the faster way; results are the same.",
+    ),
+    (
+        "W116",
+        "Reward in this process",
+        "A function without a file cannot be sent to a worker: nothing can end it if it hangs.",
+    ),
     # -- findings of a run
     (
         "F101",
@@ -258,8 +378,18 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "F107",
         "Reward failed",
-        "A completion without a reward is left out of its group; a reward that fails as a whole leaves "
-        "nothing to compare.",
+        "A completion without a reward is left out of its group; a reward that fails as a whole, or on more "
+        "than 1 % of the completions of ten steps, leaves too little to compare.",
+    ),
+    (
+        "F108",
+        "Reward that never differs",
+        "Equal rewards give advantages of 0. A reward that is the same for every completion teaches nothing.",
+    ),
+    (
+        "F109",
+        "Tracker failed",
+        "A tracker only gets copies; the files of the run have everything, and the run goes on.",
     ),
 )
 

@@ -72,8 +72,8 @@ class Prompt:
 
     `Prompt(id=7, messages=({"role": "user", "content": "What is 1+2?"},), text="<|im_start|>user…",
     token_ids=(256, 5), columns={"solution": "3"}, draw=Draw(epoch=0, rollout=0))`. `id` is the row's number
-    in its source; `columns` goes to the rewards. `opened` is what the rendered prompt has already written of the
-    assistant's turn, `<think>\\n` for some models: rewards read it before the completion's text.
+    in its source; `columns` goes to the rewards. `opened` is what the rendered prompt has already written of
+    the assistant's turn, `<think>` for some models: rewards read it before the completion's text.
     """
 
     id: int

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from covey.cli.show import wrapped
 from covey.codes import CODES
 from covey.config.names import nearest
 from covey.errors import ConfigError
+from covey.plan.words import wrapped
 from covey.types import Fix, Problem
 
 _USAGE = "covey explain CODE    say what a code means; the codes are\n\n"

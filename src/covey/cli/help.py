@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from covey.cli.show import flags, wrapped
 from covey.config.names import ALIASES
 from covey.config.schema import GROUPS, OPTIONS, REQUIRED, default_of, doc_of, group_of, rule_of
 from covey.config.values import kind_of
+from covey.plan.words import flags, wrapped
 
 _USAGE: Mapping[str, str] = {
     "train": """\
@@ -19,6 +19,17 @@ usage: covey train [CONFIG.yaml] --option value ...
 
 CONFIG.yaml holds the same names, flat or under the headings below; flags override it. A list takes several
 words, a repeated flag replaces, a switch is --x, --x true, --x false or --no_x.
+""",
+    "rlhf": """\
+usage: covey rlhf --rlhf_type grpo --option value ...
+
+The options of `covey train`, under the defaults of ms-swift that decide the result:
+""",
+    "plan": """\
+usage: covey plan [CONFIG.yaml] --option value ... [--json]
+
+The options of `covey train`, or after --rlhf_type grpo those of `covey rlhf`. Nothing is written, no weights
+are read, and hubs are not asked: models and data are those on this machine. --json prints one object.
 """,
     "quickstart": """\
 usage: covey quickstart [--option value ...]

@@ -63,6 +63,38 @@ def train(context: typer.Context) -> int:
     return verb(context.args)
 
 
+@app.command(context_settings=_OWN_WORDS, help=VERBS["rlhf"])
+def rlhf(context: typer.Context) -> int:
+    """Hand the words to the verb rlhf."""
+    from covey.cli.train import rlhf as verb
+
+    return verb(context.args)
+
+
+@app.command(context_settings=_OWN_WORDS, help=VERBS["plan"])
+def plan(context: typer.Context) -> int:
+    """Hand the words to the verb plan."""
+    from covey.cli.plan import plan as verb
+
+    return verb(context.args)
+
+
+@app.command(context_settings=_OWN_WORDS, help=VERBS["eval"], name="eval")
+def evaluate(context: typer.Context) -> int:
+    """Hand the words to the verb eval."""
+    from covey.cli.evaluate import evaluate as verb
+
+    return verb(context.args)
+
+
+@app.command(context_settings=_OWN_WORDS, help=VERBS["export"])
+def export(context: typer.Context) -> int:
+    """Hand the words to the verb export."""
+    from covey.cli.export import export as verb
+
+    return verb(context.args)
+
+
 @app.command(context_settings=_OWN_WORDS, help=VERBS["quickstart"])
 def quickstart(context: typer.Context) -> int:
     """Hand the words to the verb quickstart."""

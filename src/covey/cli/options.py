@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from covey.cli.launch import OUTPUT_DIR
 from covey.config import Resolved, Typed, parse, resolve
+from covey.config.dialect import dialect_note, ms_swift_typed
+from covey.config.quickstart import quickstart_typed
 
-Base = Callable[[dict[str, Typed]], dict[str, Typed]]
+_BASES: Mapping[str, Callable[[dict[str, Typed]], dict[str, Typed]]] = {
+    "train": dict,
+    "rlhf": ms_swift_typed,
+    "quickstart": quickstart_typed,
+}
 """What a verb puts under the options that were typed."""
 
 
-def read(argv: Sequence[str], base: Base = dict) -> tuple[Resolved, int]:
+def read(verb: str, argv: Sequence[str]) -> tuple[Resolved, int]:
     """Return the configuration of a command and the number of training processes over all machines."""
     parsed = parse(argv)
-    typed = base(parsed.typed)
+    typed = _BASES[verb](parsed.typed)
+    asked = os.environ.get(_ASKED_PROCESSES, "")
+    if "nproc_per_node" not in typed and asked.isdigit() and int(asked) > 1:
+        typed["nproc_per_node"] = Typed(int(asked), f"environment {_ASKED_PROCESSES}")
     num_processes = _num_processes(typed)
-    resolved = resolve(typed, num_processes, parsed.problems)
+    notes = [dialect_note(parsed.typed)] if verb == "rlhf" else []
+    resolved = resolve(typed, num_processes, [*parsed.problems, *notes])
     counted_up = os.environ.get(OUTPUT_DIR)
     if counted_up is not None and "output_dir" not in resolved.typed_names:
         config = resolved.config.model_copy(update={"output_dir": counted_up})
         resolved = replace(resolved, config=config)
     return resolved, num_processes
+
+
+# ms-swift starts so many processes.
+_ASKED_PROCESSES = "NPROC_PER_NODE"
 
 
 def under_torchrun() -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from covey.cli.help import asks_for_help, help_text
-from covey.cli.launch import launch
-from covey.cli.options import read, under_torchrun
-from covey.config.quickstart import QUICKSTART, quickstart_typed
-from covey.plan.checks import refuse_faults
+from covey.cli.start import start
+from covey.config.quickstart import QUICKSTART
+from covey.config.resolve import Resolved
+
+if TYPE_CHECKING:
+    from covey.training.facts import Survey
 
 
 def quickstart(argv: Sequence[str]) -> int:
@@ -17,14 +20,10 @@ def quickstart(argv: Sequence[str]) -> int:
     if asks_for_help(argv):
         sys.stdout.write(help_text("quickstart", QUICKSTART))
         return 0
-    resolved, num_processes = read(argv, quickstart_typed)
-    # What is wrong is found before torch is imported, which takes seconds; the run gets what was read.
-    from covey.training.facts import survey
+    return start("quickstart", argv, _run)
 
-    found = survey(resolved.config, num_processes)
-    refuse_faults(resolved, found.facts)
-    if num_processes > 1 and not under_torchrun():
-        return launch("quickstart", argv, num_processes, resolved.config.output_dir)
+
+def _run(resolved: Resolved, found: Survey) -> int:
     from covey.training.quickstart import quickstart as run
 
     return int(run(resolved, found).exit_code)

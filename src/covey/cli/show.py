@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+from covey.plan.words import flags, wrapped
 from covey.types import Finding, Fix, Problem, Severity
 
-WIDTH = 100
 _LABEL = 7
 
 Line = tuple[str, str]
@@ -20,10 +17,11 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity
 
 
 def problems(found: Sequence[Problem]) -> None:
-    """Write problems to standard error, and what follows from them."""
+    """Write problems and warnings to standard error, and what follows from them."""
     lines: list[Line] = []
     for problem in found:
-        lines += [*_problem(problem), ("", "")]
+        if problem.severity is not Severity.NOTE:
+            lines += [*_problem(problem), ("", "")]
     errors = sum(problem.severity is Severity.ERROR for problem in found)
     if errors:
         number = "1 problem" if errors == 1 else f"{errors} problems"
@@ -40,23 +38,6 @@ def finding(found: Finding) -> None:
 def problem_text(problem: Problem) -> str:
     """Return a problem as plain text."""
     return "\n".join(text for _, text in _problem(problem))
-
-
-def flags(edits: Mapping[str, Any]) -> str:
-    """Return option values as they are typed: `--reward_funcs accuracy format`."""
-    return " ".join(_flag(name, value) for name, value in edits.items())
-
-
-def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
-    """Return text wrapped at `width` columns, each line behind `indent`."""
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _problem(problem: Problem) -> Iterator[Line]:
@@ -89,19 +70,6 @@ def _parts(seen: str, why: str, cause: str, fixes: Sequence[Fix]) -> Iterator[Li
 def _labelled(label: str, text: str) -> str:
     block = wrapped(text, " " * (_LABEL + 2))
     return f"  {label:<{_LABEL}}{block[_LABEL + 2 :]}"
-
-
-def _flag(name: str, value: Any) -> str:
-    if value is None:
-        return f"--{name} none"
-    if isinstance(value, bool):
-        return f"--{name} {str(value).lower()}"
-    values = value if isinstance(value, list | tuple) else [value]
-    return f"--{name} {' '.join(shlex.quote(_word(item)) for item in values)}"
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def _write(lines: Sequence[Line]) -> None:

@@ -1,14 +1,18 @@
-"""`covey train [CONFIG.yaml] --option value ...`."""
+"""`covey train [CONFIG.yaml] --option value ...`, and `covey rlhf`, the same under ms-swift's defaults."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from covey.cli.help import asks_for_help, help_text
-from covey.cli.launch import launch
-from covey.cli.options import read, under_torchrun
-from covey.plan.checks import refuse_faults
+from covey.cli.start import start
+from covey.config.dialect import ms_swift_typed
+from covey.config.resolve import Resolved
+
+if TYPE_CHECKING:
+    from covey.training.facts import Survey
 
 
 def train(argv: Sequence[str]) -> int:
@@ -16,14 +20,18 @@ def train(argv: Sequence[str]) -> int:
     if asks_for_help(argv):
         sys.stdout.write(help_text("train"))
         return 0
-    resolved, num_processes = read(argv)
-    # What is wrong is found before torch is imported, which takes seconds; the run gets what was read.
-    from covey.training.facts import survey
+    return start("train", argv, _run)
 
-    found = survey(resolved.config, num_processes)
-    refuse_faults(resolved, found.facts)
-    if num_processes > 1 and not under_torchrun():
-        return launch("train", argv, num_processes, resolved.config.output_dir)
+
+def rlhf(argv: Sequence[str]) -> int:
+    """The same for a command of ms-swift."""
+    if asks_for_help(argv):
+        sys.stdout.write(help_text("rlhf", {n: t.value for n, t in ms_swift_typed({}).items()}))
+        return 0
+    return start("rlhf", argv, _run)
+
+
+def _run(resolved: Resolved, found: Survey) -> int:
     from covey.training.run import train as run
 
     return int(run(resolved, found).exit_code)

@@ -10,6 +10,10 @@ from covey.types import Fix, Problem
 
 VERBS: Mapping[str, str] = {
     "train": "Train a model; covey train --help has the options.",
+    "rlhf": "The same for a command of ms-swift, with its defaults.",
+    "plan": "Say what train would do: no weights, no network.",
+    "eval": "Sample and score held-out prompts with a model or checkpoint.",
+    "export": "Write a checkpoint as a model; --merge puts its adapter in.",
     "quickstart": "Train the built-in model on its task: a minute.",
     "explain": "Say what a code such as E201 means.",
 }
@@ -17,19 +21,16 @@ VERBS: Mapping[str, str] = {
 
 _SAME_FLAGS = "`covey train` takes the same flags"
 _ELSEWHERE: Mapping[str, str] = {
-    "rlhf": f"{_SAME_FLAGS}, with its own defaults and without --rlhf_type",
     "grpo": _SAME_FLAGS,
     "sft": "this version trains with GRPO only: `covey train`",
     "dpo": "this version trains with GRPO only: `covey train`",
     "pt": "this version trains with GRPO only: `covey train`",
-    "plan": "`covey train` checks everything before it starts, and writes plan.json",
     "doctor": "read metrics.jsonl and events.jsonl in the directory of the run",
     "selftest": "`covey quickstart` shows in a minute that everything works",
     "verify": "a checkpoint is verified when it is written and when it is resumed from",
-    "export": "a checkpoint directory is a model that transformers loads",
-    "merge": "a checkpoint directory is a model that transformers loads",
-    "eval": "this version has no evaluation",
-    "infer": "a checkpoint directory is a model that transformers loads",
+    "merge": "`covey export CHECKPOINT --merge`",
+    "merge-lora": "`covey export CHECKPOINT --merge`",
+    "infer": "`covey eval` samples and scores; a checkpoint directory is a model that transformers loads",
     "deploy": "a checkpoint directory is a model that transformers and inference servers load",
     "rollout": "this version samples in the training process",
     "vllm-serve": "this version samples in the training process",

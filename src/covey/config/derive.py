@@ -7,7 +7,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,12 +68,79 @@ def derive_batch(typed: Mapping[str, Any], num_processes: int) -> BatchOptions:
     )
 
 
-def derive_epsilon_high(typed: Mapping[str, Any]) -> tuple[float, str]:
-    """Return the upper clipping distance and its source: 0.28, or epsilon where that is typed, as in TRL."""
-    if "epsilon" in typed:
-        return typed["epsilon"], "derived from epsilon"
-    return EPSILON_HIGH, "default"
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one option follows from others: their names, and the value with the words for where it came
+    from."""
+
+    inputs: frozenset[str]
+    derive: Callable[[Mapping[str, Any]], tuple[Any, str]]
 
 
 EPSILON_HIGH = 0.28
 """The upper clipping distance when neither bound is typed."""
+
+_SMALLER_IS_BETTER = ("loss", "kl", "entropy", "length", "clipped_ratio", "std", "_s")
+_MOST_WORKERS = 8
+
+
+def _of(options: Mapping[str, Any], name: str) -> Any:
+    return options.get(name, default_of(name))
+
+
+def _epsilon_high(options: Mapping[str, Any]) -> tuple[Any, str]:
+    if "epsilon" in options:
+        return options["epsilon"], "derived from epsilon"
+    return EPSILON_HIGH, "default"
+
+
+def _learning_rate(options: Mapping[str, Any]) -> tuple[Any, str]:
+    return (
+        (1e-5, "default with tuner_type lora") if _of(options, "tuner_type") == "lora" else (1e-6, "default")
+    )
+
+
+def _reward_weights(options: Mapping[str, Any]) -> tuple[Any, str]:
+    return [1.0] * len(options.get("reward_funcs", [])), "default"
+
+
+def _reward_workers(options: Mapping[str, Any]) -> tuple[Any, str]:
+    cores = os.cpu_count() or 1
+    return min(_MOST_WORKERS, cores), f"default for {cores} cores"
+
+
+def _eval_strategy(options: Mapping[str, Any]) -> tuple[Any, str]:
+    if _of(options, "val_dataset") or _of(options, "split_dataset_ratio") > 0:
+        return "steps", "default with prompts to evaluate on"
+    return "no", "default without prompts to evaluate on"
+
+
+def _greater_is_better(options: Mapping[str, Any]) -> tuple[Any, str]:
+    metric = str(_of(options, "metric_for_best_model"))
+    return not metric.endswith(_SMALLER_IS_BETTER), "derived from metric_for_best_model"
+
+
+def _same_as(name: str) -> Rule:
+    return Rule(frozenset({name}), lambda options: (_of(options, name), f"derived from {name}"))
+
+
+RULES: Mapping[str, Rule] = {
+    "epsilon_high": Rule(frozenset({"epsilon"}), _epsilon_high),
+    "learning_rate": Rule(frozenset({"tuner_type"}), _learning_rate),
+    "reward_weights": Rule(frozenset({"reward_funcs"}), _reward_weights),
+    "reward_workers": Rule(frozenset(), _reward_workers),
+    "data_seed": _same_as("seed"),
+    "eval_strategy": Rule(frozenset({"val_dataset", "split_dataset_ratio"}), _eval_strategy),
+    "eval_steps": _same_as("save_steps"),
+    "eval_temperature": _same_as("temperature"),
+    "greater_is_better": Rule(frozenset({"metric_for_best_model"}), _greater_is_better),
+}
+"""The rules of single options; those of the batch and of output_dir stand alone."""
+
+
+def follows(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the value of `name` among resolved options is what its rule gives, so that nobody chose it."""
+    rule = RULES[name]
+    others = {n: v for n, v in options.items() if n != name}
+    typed = {n: v for n, v in others.items() if n not in rule.inputs or v != default_of(n)}
+    return options[name] in (rule.derive(others)[0], rule.derive(typed)[0])

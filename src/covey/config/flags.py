@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 
 from covey.config.file import read_file
 from covey.config.layers import merge
-from covey.config.names import look_up, normalise
+from covey.config.names import SWITCHES, look_up, normalise
 from covey.config.take import Layer, Typed, stray
 from covey.config.values import kind_of
 from covey.types import Problem
 
 __all__ = ["Parsed", "Typed", "parse"]
+
+# What an option means that stands without a value.
+_ALONE = {"resume_from_checkpoint": "latest", "log_completions": "true"}
 
 # A word such as -1 or -.5e3 is a value; every other word with a dash in front is a flag.
 _NEGATIVE = re.compile(r"^-(\d|\.\d)")
@@ -82,11 +85,11 @@ def _take_flag(layer: Layer, flag: _Flag) -> None:
     if kind.many:
         layer.take(flag.name, words or None, source)
         return
-    switch = kind.base == "bool" or known.typed == "bf16"
+    switch = kind.base == "bool" or known.typed in SWITCHES
     if switch and (not words or words[0].lower().endswith((".yaml", ".yml"))):
         words = ["true", *words]
-    elif not words and known.option == "resume_from_checkpoint":
-        words = ["latest"]
+    elif not words and known.option in _ALONE:
+        words = [_ALONE[known.option]]
     if len(words) > 1:
         layer.problems.append(stray(words[1:], f"--{known.typed}"))
     layer.take(flag.name, words[0] if words else [], source)
@@ -98,12 +101,12 @@ def _take_negated(layer: Layer, flag: _Flag) -> bool:
     if not plain.startswith("no_"):
         return False
     known = look_up(plain.removeprefix("no_"))
-    if known.typed == "bf16" or (known.option is not None and kind_of(known.option).base == "bool"):
+    if known.typed in SWITCHES or (known.option is not None and kind_of(known.option).base == "bool"):
         if flag.words:
             layer.problems.append(stray(flag.words, f"--{plain}"))
         layer.take(known.typed, "false", f"flag --{plain}")
         return True
-    if known.refused is not None:
+    if known.refused is not None or known.moot is not None:
         layer.take(known.typed, "false", f"flag --{plain}")
         return True
     return False

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from covey.config.derive import ACCUMULATION, EPSILON_HIGH, GENERATION_BATCH, PER_DEVICE, PER_GENERATION
+from covey.config.derive import (
+    ACCUMULATION,
+    GENERATION_BATCH,
+    PER_DEVICE,
+    PER_GENERATION,
+    RULES,
+    follows,
+)
 from covey.config.schema import default_of
 from covey.config.take import Typed
 
@@ -23,21 +30,10 @@ def merge(below: Mapping[str, Typed], flags: Mapping[str, Typed]) -> dict[str, T
 
 
 def _obsolete(file: Mapping[str, Any], flags: set[str]) -> set[str]:
-    gone: set[str] = set()
-    if "seed" in flags and file.get("data_seed") == file.get("seed", default_of("seed")):
-        gone.add("data_seed")
-    if "epsilon" in flags and _follows_from_epsilon(file):
-        gone.add("epsilon_high")
-    weights = file.get("reward_weights")
-    if "reward_funcs" in flags and weights == [1.0] * len(file.get("reward_funcs", [])):
-        gone.add("reward_weights")
+    gone = {
+        name for name, rule in RULES.items() if name in file and rule.inputs & flags and follows(name, file)
+    }
     return gone | _obsolete_batch(file, flags)
-
-
-def _follows_from_epsilon(file: Mapping[str, Any]) -> bool:
-    epsilon = file.get("epsilon", default_of("epsilon"))
-    high = file.get("epsilon_high")
-    return high == epsilon or (high == EPSILON_HIGH and epsilon == default_of("epsilon"))
 
 
 def _obsolete_batch(file: Mapping[str, Any], flags: set[str]) -> set[str]:

@@ -13,8 +13,8 @@ from covey.config.derive import (
     ACCUMULATION,
     GENERATION_BATCH,
     PER_GENERATION,
+    RULES,
     derive_batch,
-    derive_epsilon_high,
 )
 from covey.config.output import default_output_dir
 from covey.config.schema import OPTIONS, REQUIRED, Config, default_of
@@ -24,8 +24,8 @@ from covey.types import Fix, Problem
 
 _ABSENT: dict[str, Any] = {"model": "", "dataset": [], "reward_funcs": []}
 _EXAMPLES: dict[str, tuple[Any, str]] = {
-    "model": ("quickstart", "a directory with weights, or the built-in model"),
-    "dataset": (["quickstart"], "one or more .jsonl, .json, .csv or .parquet files, or the built-in task"),
+    "model": ("quickstart", "a directory with weights, an id on a hub, or the built-in model"),
+    "dataset": (["quickstart"], "files, directories or ids on a hub, or the built-in task"),
     "reward_funcs": (["accuracy"], "one or more rewards"),
 }
 
@@ -66,9 +66,8 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
         fill(name, getattr(batch, name), batch.sources.get(name, ""))
     if world_size > 1:
         fill("nproc_per_node", world_size, "derived from the number of processes")
-    fill("epsilon_high", *derive_epsilon_high(given))
-    fill("reward_weights", [1.0] * len(values["reward_funcs"]), "default")
-    fill("data_seed", values.get("seed", default_of("seed")), "derived from seed")
+    for name, rule in RULES.items():
+        fill(name, *rule.derive(values))
     if "output_dir" not in values:
         fill(
             "output_dir",

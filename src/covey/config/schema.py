@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from covey.config.inputs import InputOptions, option
 
 GROUPS: dict[str, str] = {
     "model": "Model",
+    "tuner": "Adapters",
     "data": "Data",
     "reward": "Rewards",
     "batch": "Batch: every number counts completions, not prompts",
@@ -20,77 +21,29 @@ GROUPS: dict[str, str] = {
     "algorithm": "Algorithm",
     "optimizer": "Optimizer",
     "run": "Run",
+    "evaluation": "Evaluation",
     "output": "Output, saving and resuming",
 }
 """The sections of config.yaml and of `--help`, in order, each with its heading."""
 
 
-def _option(group: str, default: Any, doc: str, rule: str = "") -> Any:
-    return Field(default, description=doc, json_schema_extra={"group": group, "rule": rule})
-
-
-class Config(BaseModel):
+class Config(InputOptions):
     """Every option of a run, resolved; `covey.config.from_dict` and `resolve` build one.
 
     Unknown names are refused. Lengths are tokens, batch sizes are completions, sizes on disk are GB (1e9
     bytes).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    # -- model
-    model: str = _option(
-        "model",
-        ...,
-        "Directory with the weights and the tokenizer, or the word quickstart for the built-in model.",
-    )
-    torch_dtype: Literal["auto", "float32", "bfloat16"] = _option(
-        "model",
-        "auto",
-        "What the forward pass computes in. The weights that the optimizer updates are always float32. "
-        "auto: bfloat16 on a GPU that has it, else float32.",
-    )
-    disable_dropout: bool = _option(
-        "model",
-        True,
-        "Turn dropout off, so that the policy gives a token the same probability each time it is asked.",
-    )
-    gradient_checkpointing: bool = _option(
-        "model",
-        False,
-        "Compute activations a second time in the backward pass: less memory, about a third slower.",
-    )
-
-    # -- data
-    dataset: list[str] = _option(
-        "data",
-        ...,
-        "One or more .jsonl, .json, .csv or .parquet files, or the word quickstart for the built-in task.",
-    )
-    dataset_shuffle: bool = _option("data", True, "Visit the prompts in a new random order in each epoch.")
-    max_length: int | None = _option(
-        "data",
-        None,
-        "Longest prompt in tokens; longer ones are left out and counted. Not set: what the model's context "
-        "leaves after max_completion_length.",
-    )
-
-    # -- reward
-    reward_funcs: list[str] = _option(
-        "reward", ..., "One or more rewards; a completion scores their weighted sum."
-    )
-    reward_weights: list[float] = _option("reward", ..., "One weight per reward, in the same order.", "all 1")
-
     # -- batch
-    num_generations: int = _option(
+    num_generations: int = option(
         "batch", 8, "Completions sampled per prompt, the group they are compared in. At least 2."
     )
-    per_device_train_batch_size: int = _option(
+    per_device_train_batch_size: int = option(
         "batch",
         8,
         "Completions in one forward pass of one process; the option that decides activation memory.",
     )
-    gradient_accumulation_steps: int = _option(
+    gradient_accumulation_steps: int = option(
         "batch",
         ...,
         "Forward passes per optimizer step and process. A step uses processes x "
@@ -98,29 +51,29 @@ class Config(BaseModel):
         "8 divided by the number of processes, at least 1; or 1 once another option of the batch size is "
         "typed",
     )
-    steps_per_generation: int = _option(
+    steps_per_generation: int = option(
         "batch",
         ...,
         "Forward passes per process that one rollout feeds; a multiple of gradient_accumulation_steps. "
         "Equal to it, each optimizer step sees fresh samples (on-policy).",
         "gradient_accumulation_steps, or what generation_batch_size asks for",
     )
-    generation_batch_size: int = _option(
+    generation_batch_size: int = option(
         "batch",
         ...,
         "Completions per rollout over all processes; another way to say steps_per_generation.",
         "processes x per_device_train_batch_size x steps_per_generation",
     )
-    num_iterations: int = _option("batch", 1, "How often the optimizer goes over the same rollout.")
+    num_iterations: int = option("batch", 1, "How often the optimizer goes over the same rollout.")
 
     # -- sampling
-    max_completion_length: int = _option(
+    max_completion_length: int = option(
         "sampling", 1024, "Longest completion in tokens; a longer one is cut there."
     )
-    temperature: float = _option(
+    temperature: float = option(
         "sampling", 1.0, "Sampling temperature, above 0; the loss divides its logits by the same number."
     )
-    engine: Literal["native", "generate"] = _option(
+    engine: Literal["native", "generate"] = option(
         "sampling",
         "native",
         "What samples: native, the built-in engine on the weights in training; or generate, the method of "
@@ -128,120 +81,170 @@ class Config(BaseModel):
     )
 
     # -- algorithm
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = _option(
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = option(
         "algorithm",
         "dapo",
         "How token losses are averaged. grpo: mean per completion, then over completions; bnpo and dapo: "
         "over the tokens of the step; dr_grpo: sum divided by completions x max_completion_length.",
     )
-    scale_rewards: Literal["group", "batch", "none"] = _option(
+    scale_rewards: Literal["group", "batch", "none"] = option(
         "algorithm",
         "group",
         "What advantages are divided by: the standard deviation within the group, over the whole rollout, "
         "or nothing. true means group and false means none.",
     )
-    epsilon: float = _option(
+    epsilon: float = option(
         "algorithm", 0.2, "Lower clipping distance of the probability ratio. Without effect while on-policy."
     )
-    epsilon_high: float = _option(
+    epsilon_high: float = option(
         "algorithm",
         ...,
         "Upper clipping distance of the probability ratio.",
         "0.28, or epsilon if that is typed",
     )
-    delta: float | None = _option(
+    delta: float | None = option(
         "algorithm",
         None,
         "Upper bound of the ratio also where the advantage is negative; above 1 + epsilon_high.",
     )
-    beta: float = _option(
+    beta: float = option(
         "algorithm", 0.0, "Weight of the KL divergence to the first model. 0 keeps no copy of that model."
     )
-    use_bias_correction_kl: bool = _option(
+    use_bias_correction_kl: bool = option(
         "algorithm", True, "Multiply the KL term by the probability ratio. Without effect at beta 0."
     )
-    mask_truncated_completions: bool = _option(
+    mask_truncated_completions: bool = option(
         "algorithm", False, "Leave completions cut at max_completion_length out of the loss."
     )
 
     # -- optimizer
-    learning_rate: float = _option("optimizer", 1e-6, "Peak learning rate of AdamW.")
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = _option(
+    learning_rate: float = option(
+        "optimizer", ..., "Peak learning rate of AdamW.", "1e-6, or 1e-5 with tuner_type lora"
+    )
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = option(
         "optimizer",
         "constant",
         "Course of the learning rate. Only a constant one lets a finished run be lengthened without a "
         "change.",
     )
-    warmup_steps: int = _option("optimizer", 0, "Optimizer steps over which the learning rate rises from 0.")
-    warmup_ratio: float = _option(
+    warmup_steps: int = option("optimizer", 0, "Optimizer steps over which the learning rate rises from 0.")
+    warmup_ratio: float = option(
         "optimizer", 0.0, "The same as a share of all steps, 0 to 1; type one of the two."
     )
-    adam_beta1: float = _option("optimizer", 0.9, "Decay of AdamW's mean of gradients.")
-    adam_beta2: float = _option("optimizer", 0.999, "Decay of AdamW's mean of squared gradients.")
-    adam_epsilon: float = _option("optimizer", 1e-8, "Added to AdamW's denominator.")
-    weight_decay: float = _option("optimizer", 0.0, "Decoupled weight decay.")
-    max_grad_norm: float = _option(
+    adam_beta1: float = option("optimizer", 0.9, "Decay of AdamW's mean of gradients.")
+    adam_beta2: float = option("optimizer", 0.999, "Decay of AdamW's mean of squared gradients.")
+    adam_epsilon: float = option("optimizer", 1e-8, "Added to AdamW's denominator.")
+    weight_decay: float = option("optimizer", 0.0, "Decoupled weight decay.")
+    max_grad_norm: float = option(
         "optimizer", 1.0, "Longer gradients are scaled to this norm. 0: no clipping."
     )
 
     # -- run
-    num_train_epochs: float = _option("run", 1.0, "Passes over the data set, rounded down to whole rollouts.")
-    max_steps: int = _option("run", -1, "Optimizer steps; takes the place of num_train_epochs. -1: not set.")
-    stop_after_steps: int | None = _option(
+    num_train_epochs: float = option("run", 1.0, "Passes over the data set, rounded down to whole rollouts.")
+    max_steps: int = option("run", -1, "Optimizer steps; takes the place of num_train_epochs. -1: not set.")
+    stop_after_steps: int | None = option(
         "run",
         None,
         "End after this optimizer step and save, while schedules keep the length of the full run.",
     )
-    seed: int = _option(
+    max_minutes: float | None = option(
+        "run", None, "End and save after this many minutes, between two optimizer steps."
+    )
+    seed: int = option(
         "run", 42, "Seed of sampling and of everything else that is random but the data order."
     )
-    data_seed: int = _option("run", ..., "Seed of the data order.", "seed")
-    nproc_per_node: int = _option("run", 1, "Training processes on this machine, one per GPU.")
+    data_seed: int = option("run", ..., "Seed of the data order.", "seed")
+    nproc_per_node: int = option("run", 1, "Training processes on this machine, one per GPU.")
+
+    # -- evaluation
+    eval_strategy: Literal["no", "steps", "epoch"] = option(
+        "evaluation",
+        ...,
+        "When to evaluate: never, every eval_steps optimizer steps, or after each epoch. The last step "
+        "always evaluates, unless it is no.",
+        "steps once there is something to evaluate on, else no",
+    )
+    eval_steps: int = option("evaluation", ..., "Optimizer steps between evaluations.", "save_steps")
+    eval_on_start: bool = option("evaluation", True, "Evaluate before the first step too.")
+    num_generations_eval: int = option(
+        "evaluation", 1, "Completions sampled per prompt; above 1 there is pass@k beside the mean."
+    )
+    eval_temperature: float = option(
+        "evaluation", ..., "Sampling temperature; 0 takes the likeliest token.", "temperature"
+    )
+    load_best_model_at_end: bool = option(
+        "evaluation", False, "Keep the best checkpoint, and name it as the result of the run."
+    )
+    metric_for_best_model: str = option(
+        "evaluation", "eval_reward", "What best means: a metric of the evaluation."
+    )
+    greater_is_better: bool = option(
+        "evaluation",
+        ...,
+        "Whether a larger value of that metric is the better one.",
+        "true, or false for losses, lengths and ratios of cut completions",
+    )
+    early_stopping_patience: int | None = option(
+        "evaluation", None, "End after this many evaluations in a row without a better value of that metric."
+    )
 
     # -- output
-    output_dir: str = _option(
+    output_dir: str = option(
         "output",
         ...,
         "Directory of the run: configuration, metrics, rollouts and checkpoints.",
         "runs/<model>-<dataset>-001, counted up to the first free number; when resuming, the run that is "
         "resumed",
     )
-    overwrite_output_dir: bool = _option(
+    overwrite_output_dir: bool = option(
         "output", False, "Delete the run that output_dir holds and start anew."
     )
-    resume_from_checkpoint: str | None = _option(
+    resume_from_checkpoint: str | None = option(
         "output",
         None,
         "Go on from a checkpoint: latest (or true) in output_dir, auto (latest, or a new run where there "
         "is none), or a checkpoint directory.",
     )
-    allow_changes: bool = _option(
+    allow_changes: bool = option(
         "output",
         False,
         "Resume although options that alter samples, gradients or learning rates have changed.",
     )
-    save_steps: int = _option(
+    save_steps: int = option(
         "output", 100, "Optimizer steps between checkpoints; the last step always saves one."
     )
-    save_total_limit: int = _option(
+    save_total_limit: int = option(
         "output", 2, "Checkpoints kept; older ones are deleted once the new one verifies."
     )
-    save_only_model: bool = _option("output", False, "Save weights only: small, but nothing to resume from.")
-    keep_trainer_state: int = _option(
+    save_only_model: bool = option("output", False, "Save weights only: small, but nothing to resume from.")
+    keep_trainer_state: int = option(
         "output",
         1,
         "How many of the newest checkpoints keep the optimizer state; older ones keep the weights only.",
     )
-    logging_steps: int = _option(
-        "output", 1, "Optimizer steps between lines on the terminal; files get every step."
+    logging_steps: int = option(
+        "output",
+        1,
+        "Optimizer steps between lines on the terminal and records in trackers; files get every step.",
     )
-    rollout_log: str | int = _option(
+    report_to: list[Literal["none", "tensorboard", "wandb", "swanlab", "mlflow", "trackio"]] = option(
+        "output",
+        ["none"],
+        "Trackers that get the metrics beside the files; several may be given.",
+    )
+    run_name: str | None = option(
+        "output", None, "Name of the run in the trackers. Not set: the last part of output_dir."
+    )
+    log_completions: int = option(
+        "output", 0, "Completions shown as a table in the trackers at each logged step. true means 8."
+    )
+    rollout_log: str | int = option(
         "output", "all", "Which rollouts are written whole: all, none, or a number N for every N-th."
     )
-    rollout_log_max_gb: float = _option(
+    rollout_log_max_gb: float = option(
         "output", 10.0, "Size at which the oldest written rollouts are deleted, in GB."
     )
-    replay_rollouts: str | None = _option(
+    replay_rollouts: str | None = option(
         "output", None, "Train on the rollouts written in this directory and sample nothing."
     )
 

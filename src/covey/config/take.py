@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from covey.config.names import Name, bf16_value, look_up, nearest, normalise
+from covey.codes import CODES
+from covey.config.foreign import Moot
+from covey.config.names import Name, look_up, nearest, normalise, switch_value
 from covey.config.schema import default_of
 from covey.config.values import UnfitError, coerce, kind_of
-from covey.types import Fix, Problem
+from covey.types import Fix, Problem, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,16 @@ class Layer:
     def take(self, name: str, value: Any, source: str) -> None:
         """Add one option under any of its names; faults are added to the problems."""
         known = look_up(name)
-        if known.refused is not None:
+        if known.typed == "rlhf_type":
+            self.problems += _other_method(value, source)
+        elif known.moot is not None:
+            self.problems.append(_moot(known.typed, known.moot, value, source))
+        elif known.refused is not None:
             self.problems.append(refused(known, source))
         elif known.option is None:
             self.problems.append(unknown(known, value, source))
         else:
-            self._add(known.option, bf16_value(value) if known.typed == "bf16" else value, source)
+            self._add(known.option, switch_value(known.typed, value), source)
 
     def _add(self, option: str, value: Any, source: str) -> None:
         try:
@@ -69,6 +75,45 @@ def refused(known: Name, source: str) -> Problem:
         why=known.refused or "",
         cause="The command comes from TRL, from ms-swift or from another version of covey.",
         fixes=(Fix(text=f"leave out --{known.typed}"),),
+    )
+
+
+def _other_method(value: Any, source: str) -> list[Problem]:
+    """Return nothing for `rlhf_type grpo`, which is what covey does, and a problem for any other."""
+    word = value[0] if isinstance(value, list | tuple) and value else value
+    if str(word).lower() == "grpo":
+        return []
+    return [
+        Problem(
+            code="E114",
+            option="rlhf_type",
+            seen=f"rlhf_type is {word or 'not said'} ({source}).",
+            why=CODES["E114"].why,
+            cause="A command for another method of ms-swift.",
+            fixes=(Fix(text="GRPO: `covey rlhf --rlhf_type grpo ...`"),),
+        )
+    ]
+
+
+def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
+    """Return the note on a name that says what is done anyway, or the problem of a value that says more."""
+    word = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+    given = "true" if word in (None, [], ()) else str(word).lower()
+    if not moot.values or given in moot.values:
+        return Problem(
+            code="W108",
+            option=name,
+            seen=f"{name} {given} ({source}) changes nothing.",
+            why=moot.words,
+            severity=Severity.NOTE,
+        )
+    return Problem(
+        code="E102",
+        option=name,
+        seen=f"{name} {given} ({source}) is nothing that this version can do.",
+        why=moot.words,
+        cause="The command comes from TRL, from ms-swift or from another version of covey.",
+        fixes=(Fix(text=f"leave out --{name}; it is {' or '.join(moot.values)} here"),),
     )
 
 

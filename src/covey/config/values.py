@@ -6,6 +6,7 @@ gives objects. All three end in the same value or in the same words about why no
 
 from __future__ import annotations
 
+import json
 import math
 import types
 from collections.abc import Mapping
@@ -19,21 +20,27 @@ TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
 NONE_WORDS = frozenset({"none", "null", "~"})
 
-SPELLINGS: Mapping[str, Mapping[str, str | None]] = {
+SPELLINGS: Mapping[str, Mapping[str, Any]] = {
     "torch_dtype": {
         "bf16": "bfloat16",
         "torch.bfloat16": "bfloat16",
         "fp32": "float32",
         "float": "float32",
         "torch.float32": "float32",
+        "fp16": "float16",
+        "half": "float16",
+        "torch.float16": "float16",
     },
+    "eval_strategy": {"false": "no", "none": "no", "epochs": "epoch"},
+    "log_completions": {"true": 8, "false": 0},
+    "report_to": {"null": "none", "false": "none"},
     "scale_rewards": {"true": "group", "false": "none"},
     "resume_from_checkpoint": {"true": "latest", "latest": "latest", "auto": "auto", "false": None},
     "rollout_log": {"true": "all", "all": "all", "false": "none", "none": "none"},
 }
 """Other words for a value, as TRL, ms-swift and torch write them; case is ignored."""
 
-Base = Literal["bool", "int", "float", "str", "choice", "rollout_log"]
+Base = Literal["bool", "int", "float", "str", "choice", "rollout_log", "json"]
 
 
 class UnfitError(ValueError):
@@ -64,13 +71,25 @@ class Kind:
             "str": "text",
             "choice": "one of " + ", ".join(self.choices),
             "rollout_log": "all, none or a whole number",
+            "json": 'a JSON object such as \'{"name": "value"}\'',
         }[self.base]
-        return {"text": "one or more words", "a number": "one or more numbers"}[one] if self.many else one
+        if not self.many:
+            return one
+        return {"str": "one or more words", "float": "one or more numbers"}.get(
+            self.base, f"one or more, each {one}"
+        )
 
     @property
     def placeholder(self) -> str:
         """What stands for the value in `--help`."""
-        one = {"bool": "[true|false]", "int": "N", "float": "X", "str": "TEXT", "rollout_log": "all|none|N"}
+        one = {
+            "bool": "[true|false]",
+            "int": "N",
+            "float": "X",
+            "str": "TEXT",
+            "rollout_log": "all|none|N",
+            "json": "JSON",
+        }
         word = "|".join(self.choices) if self.base == "choice" else one[self.base]
         return f"{word} [{word} ...]" if self.many else word
 
@@ -84,6 +103,8 @@ def kind_of(name: str) -> Kind:
     if get_origin(annotation) in (Union, types.UnionType):
         optional = type(None) in get_args(annotation)
         (annotation,) = (a for a in get_args(annotation) if a is not type(None))
+    if get_origin(annotation) is dict:
+        return Kind(base="json", optional=optional)
     many = get_origin(annotation) is list
     if many:
         (annotation,) = get_args(annotation)
@@ -100,6 +121,8 @@ def _hints() -> dict[str, Any]:
 def coerce(name: str, value: Any) -> Any:
     """Return `value` as the type of the option called `name`; UnfitError says in words why it is none."""
     kind = kind_of(name)
+    if kind.base == "json":
+        return _json(name, kind, value)
     if kind.many:
         words = list(value) if isinstance(value, list | tuple) else [value]
         return [_one(name, kind, word) for word in words]
@@ -112,6 +135,23 @@ def coerce(name: str, value: Any) -> Any:
     if kind.optional and (value is None or (isinstance(value, str) and value.lower() in NONE_WORDS)):
         return None
     return _one(name, kind, value)
+
+
+def _json(name: str, kind: Kind, value: Any) -> dict[str, Any] | None:
+    if isinstance(value, list | tuple) and len(value) == 1:
+        (value,) = value
+    if value is None or (isinstance(value, str) and value.lower() in NONE_WORDS):
+        return None
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise UnfitError(f"{name} takes {kind.words}; {value!r} is none: {error}") from None
+    if not isinstance(value, Mapping):
+        raise UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+    if name == "columns" and not all(isinstance(new, str) and new for new in value.values()):
+        raise UnfitError(f"{name} takes the new name of each column as text, not {_show(value)}")
+    return {str(key): item for key, item in value.items()}
 
 
 def _one(name: str, kind: Kind, value: Any) -> Any:

@@ -3,6 +3,7 @@ from."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -12,6 +13,8 @@ from covey.config.resolve import Resolved
 from covey.config.schema import GROUPS, OPTIONS, group_of
 
 _HEAD = "# The resolved configuration of a run. `covey train THIS_FILE` reads it again; flags override it.\n"
+# What YAML takes for something else in quoted text.
+_SPECIAL = re.compile(r"[^\x20-\x7e\u00a1-\u1fff\u3000-\ud7ff]")
 # Text that YAML takes for itself without quotes, unless the whole of it looks like another type.
 _BARE = re.compile(r"[A-Za-z_./][\w./+-]*")
 
@@ -29,6 +32,9 @@ def to_yaml(resolved: Resolved) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        # JSON is YAML, and fits on the line, once characters that YAML reads otherwise are escaped.
+        return _SPECIAL.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
     if isinstance(value, list):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, str) and not _BARE.fullmatch(value):

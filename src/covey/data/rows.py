@@ -1,73 +1,50 @@
-"""Rows of a data set, and the prompts they hold."""
+"""The prompts that rows hold: which column, rendered how, and what is left out."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from covey.data.errors import DataError as DataError
+from covey.data.errors import TemplateError
+from covey.data.prompt import PROMPT_COLUMNS as PROMPT_COLUMNS
+from covey.data.prompt import Rendered, opened, render
+from covey.data.sources import read_rows as read_rows
 from covey.data.text import TextCodec
-from covey.errors import CoveyError
 from covey.types import Draw, Prompt
 
-# Where a prompt is looked for, in this order; every other column goes to the rewards.
-PROMPT_COLUMNS = ("prompt", "messages", "query", "question", "problem")
-
-_FORMATS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+_CHUNK = 2_000
+_NAMED_ROWS = 5
 
 
-class DataError(CoveyError, ValueError):
-    """A data file that cannot be read, with the line where it stops making sense."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """How rows become prompts; `system` is the text itself (`system_text`)."""
 
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a .jsonl, .json, .csv or .parquet file, as dicts.
-
-    JSON lines are read directly; the other formats through `datasets`.
-    """
-    if path.suffix == ".jsonl":
-        return _read_jsonl(path)
-    if path.suffix not in _FORMATS:
-        known = ", ".join([".jsonl", *_FORMATS])
-        raise DataError(f"{path} is none of the formats that this version reads: {known}")
-    import datasets
-
-    datasets.disable_progress_bars()
-    try:
-        loaded = datasets.load_dataset(_FORMATS[path.suffix], data_files=str(path), split="train")
-    except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
-        raise DataError(f"{path} could not be read: {error}") from error
-    return [dict(row) for row in loaded]
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {number}: {error.msg}") from error
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}, line {number}: the bytes are no UTF-8 text") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: a row is a JSON object, not {type(row).__name__}")
-            rows.append(row)
-    return rows
+    system: str | None = None
+    apply_chat_template: bool = False
+    truncation_strategy: Literal["delete", "left"] = "delete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTable:
-    """Every usable prompt of the data, and how many rows were left out, by reason."""
+    """Every usable prompt of the data, and how many rows were left out, by reason.
+
+    Reasons: `no_prompt` (nothing in any prompt column), `wrong_type` (a number, or no list of messages),
+    `media`, `too_long`. `left_out_rows` has the numbers of the first rows of each, `media_columns` what holds
+    images, sound or video, `num_cut` the prompts cut to `max_length`, `num_raw` those that no template
+    touched.
+    """
 
     entries: tuple[Prompt, ...]
     left_out: Mapping[str, int]
     columns: tuple[str, ...]
     longest_in_data: int
+    left_out_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    media_columns: tuple[str, ...] = ()
+    num_cut: int = 0
+    num_raw: int = 0
 
     @property
     def longest(self) -> int:
@@ -76,78 +53,110 @@ class PromptTable:
 
     def take(self, number: int, draw: Draw) -> Prompt:
         """The prompt at `number`, marked with the draw it is taken for."""
-        p = self.entries[number]
-        return Prompt(
-            id=p.id, messages=p.messages, text=p.text, token_ids=p.token_ids, columns=p.columns, draw=draw
-        )
+        return replace(self.entries[number], draw=draw)
 
 
 _UNDRAWN = Draw(epoch=-1, rollout=-1)
+_PLAIN = PromptOptions()
 
 
 def prompt_table(
-    rows: Sequence[Mapping[str, Any]], codec: TextCodec, *, max_length: int | None
+    rows: Sequence[Mapping[str, Any]],
+    codec: TextCodec,
+    *,
+    max_length: int | None,
+    options: PromptOptions = _PLAIN,
+    first_id: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> PromptTable:
     """Render and tokenise every row once.
 
-    A `prompt` string goes to the model as it is; every other form goes through the chat template. Rows
-    without a prompt, and prompts longer than `max_length` tokens, are left out and counted.
+    A `prompt` string goes to the model as it is, after the tokenizer's own BOS; every other form goes through
+    the chat template. Rows without a prompt, and prompts longer than `max_length` tokens, are left out and
+    counted. `progress` is told (rows done, rows) every 2,000 rows; the first row's number is `first_id`.
     """
-    rendered = [_render(row, codec) for row in rows]
-    token_ids = codec.encode([r.text for r in rendered])
-    entries: list[Prompt] = []
-    left_out: dict[str, int] = {}
-    for number, (r, ids) in enumerate(zip(rendered, token_ids, strict=True)):
-        if not ids:
-            left_out["no_prompt"] = left_out.get("no_prompt", 0) + 1
-        elif max_length is not None and len(ids) > max_length:
-            left_out["too_long"] = left_out.get("too_long", 0) + 1
-        else:
-            entries.append(
-                Prompt(
-                    id=number,
-                    messages=r.messages,
-                    text=r.text,
-                    token_ids=ids,
-                    columns=r.columns,
-                    draw=_UNDRAWN,
-                )
-            )
+    made = _Made()
+    columns: dict[str, None] = {}
+    for start in range(0, len(rows), _CHUNK):
+        chunk = rows[start : start + _CHUNK]
+        for row in chunk:
+            columns.update(dict.fromkeys(row))
+        rendered = [_render(row, first_id + start + n, codec, options) for n, row in enumerate(chunk)]
+        for n, (r, ids) in enumerate(zip(rendered, _encode(rendered, codec), strict=True)):
+            made.add(first_id + start + n, r, ids, codec, max_length, options)
+        if progress is not None:
+            progress(start + len(chunk), len(rows))
     return PromptTable(
-        entries=tuple(entries),
-        left_out=left_out,
-        columns=tuple(sorted({name for row in rows for name in row})),
-        longest_in_data=max((len(ids) for ids in token_ids), default=0),
+        entries=tuple(made.entries),
+        left_out={reason: len(numbers) for reason, numbers in made.left_out.items()},
+        left_out_rows={reason: tuple(numbers[:_NAMED_ROWS]) for reason, numbers in made.left_out.items()},
+        columns=tuple(sorted(columns)),
+        longest_in_data=made.longest,
+        media_columns=tuple(sorted(made.media)),
+        num_cut=made.num_cut,
+        num_raw=made.num_raw,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    messages: tuple[Mapping[str, Any], ...] | None
-    text: str
-    columns: Mapping[str, Any]
+class _Made:
+    """What a table is made of, while it is made."""
+
+    def __init__(self) -> None:
+        self.entries: list[Prompt] = []
+        self.left_out: dict[str, list[int]] = {}
+        self.media: set[str] = set()
+        self.longest = self.num_cut = self.num_raw = 0
+
+    def add(
+        self,
+        number: int,
+        rendered: Rendered,
+        ids: tuple[int, ...],
+        codec: TextCodec,
+        max_length: int | None,
+        options: PromptOptions,
+    ) -> None:
+        """Keep a prompt, cut, or leave it out with its reason."""
+        self.media.update(rendered.media)
+        self.longest = max(self.longest, len(ids))
+        is_long = max_length is not None and len(ids) > max_length
+        is_cut = is_long and options.truncation_strategy == "left"
+        reason = rendered.reason or ("too_long" if is_long and not is_cut else "" if ids else "no_prompt")
+        if reason:
+            self.left_out.setdefault(reason, []).append(number)
+            return
+        text = rendered.text
+        if is_cut:
+            ids = ids[len(ids) - (max_length or 0) :]
+            text = codec.written_out(ids)
+        self.num_cut += is_cut
+        self.num_raw += rendered.messages is None
+        self.entries.append(
+            Prompt(
+                id=number,
+                messages=rendered.messages,
+                text=text,
+                token_ids=ids,
+                columns=rendered.columns,
+                draw=_UNDRAWN,
+                opened=opened(rendered),
+            )
+        )
 
 
-def _render(row: Mapping[str, Any], codec: TextCodec) -> _Rendered:
-    """The prompt text of a row; empty where it has none."""
-    column = next((c for c in PROMPT_COLUMNS if row.get(c)), None)
-    if column is None:
-        return _Rendered(None, "", row)
-    value = row[column]
-    columns = {k: v for k, v in row.items() if k != column}
-    if column == "prompt" and isinstance(value, str):
-        return _Rendered(None, value, columns)
-    messages = _messages(value)
-    if not messages:
-        return _Rendered(None, "", columns)
-    return _Rendered(messages, codec.render(messages), columns)
+def _render(row: Mapping[str, Any], number: int, codec: TextCodec, options: PromptOptions) -> Rendered:
+    try:
+        return render(row, codec, system=options.system, is_raw=not options.apply_chat_template)
+    except TemplateError as error:
+        raise TemplateError(f"row {number}: {error}" if codec.chat_template else str(error)) from error
 
 
-def _messages(value: Any) -> tuple[Mapping[str, Any], ...]:
-    if isinstance(value, str):
-        return ({"role": "user", "content": value},)
-    messages = tuple(dict(m) for m in value)
-    # ms-swift's data ends with the gold assistant turn; the policy writes that turn itself.
-    while messages and messages[-1].get("role") == "assistant":
-        messages = messages[:-1]
-    return messages
+def _encode(rendered: Sequence[Rendered], codec: TextCodec) -> list[tuple[int, ...]]:
+    """Token ids; only prompts that no template made get the tokenizer's own special tokens."""
+    ids = codec.encode([r.text for r in rendered])
+    if codec.prefix_ids:
+        raw = [n for n, r in enumerate(rendered) if r.messages is None and r.text]
+        whole = codec.encode([rendered[n].text for n in raw], add_special_tokens=True)
+        for n, with_prefix in zip(raw, whole, strict=True):
+            ids[n] = with_prefix
+    return ids

@@ -6,178 +6,196 @@ without the seconds that importing it costs a command that only checks its argum
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from covey.errors import CoveyError
+from covey.data.errors import ModelError, one_line
+from covey.data.errors import TemplateError as TemplateError
+from covey.data.model_files import model_context as model_context
+from covey.data.model_files import model_problem as model_problem
+from covey.data.model_files import read_json
+from covey.data.template import compiled, typed_template
 
-
-class TemplateError(CoveyError, ValueError):
-    """A chat template that is missing, or that refused the messages it was given."""
+# What a template is given on every rendering, which chat_template_kwargs may not replace.
+_OWN_ARGUMENTS = ("messages", "add_generation_prompt")
+# Stands for the assistant's text where a template is asked how it closes a turn.
+_CLOSED = "covey asks how a turn ends"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCodec:
-    """A model's tokenizer, chat template and end tokens."""
+    """A model's tokenizer, chat template and end tokens.
+
+    `stop_sources` says who asked for each end token; `prefix_ids` is what the tokenizer puts in front of a
+    text of its own accord; `template_kwargs` reaches the template on every rendering.
+    """
 
     tokenizer: Tokenizer
     chat_template: jinja2.Template | None
     special_tokens: Mapping[str, str]
     stop_token_ids: tuple[int, ...]
+    stop_sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    prefix_ids: tuple[int, ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt text of a conversation, opened for the assistant's turn."""
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text of a conversation, opened for the assistant's turn unless told otherwise."""
         if self.chat_template is None:
-            raise TemplateError("the model has no chat template")
+            raise TemplateError(
+                "the model has no chat template: give one with --chat_template FILE or --chat_template chatml"
+            )
         try:
             return self.chat_template.render(
                 messages=[dict(m) for m in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self.special_tokens,
+                add_generation_prompt=add_generation_prompt,
+                **{"tools": None, "documents": None, **self.special_tokens, **self.template_kwargs},
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TemplateError(f"the chat template refused the messages: {error}") from error
 
-    def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Token ids of rendered prompts; nothing is added."""
-        encoded = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [tuple(e.ids) for e in encoded]
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[tuple[int, ...]]:
+        """Token ids of texts; nothing is added to rendered prompts.
+
+        With `add_special_tokens` the tokenizer's own (a BOS token) come first, but not before a text that
+        writes them out itself. What the tokenizer would add at the end is left out: a prompt goes on.
+        """
+        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [tuple(e.ids) for e in encoded]
+        if not (add_special_tokens and self.prefix_ids):
+            return ids
+        size = len(self.prefix_ids)
+        return [i if i[:size] == self.prefix_ids else self.prefix_ids + i for i in ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks the assistant's text in templates: here, just its
-    body."""
-
-    # Read by jinja from the class; never changed.
-    tags = frozenset({"generation"})  # type: ignore[assignment]
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements between the tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def written_out(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def to_json(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+def stop_tokens_in_words(codec: TextCodec) -> str:
+    """End tokens, ids and who asked for each: `<|im_end|> (257; template, tokenizer), </s> (2; config)`."""
+    sources = codec.stop_sources
+    ids = sorted(codec.stop_token_ids, key=lambda i: ("template" not in sources.get(i, ()), i))
+    words = []
+    for token_id in ids:
+        content = codec.tokenizer.id_to_token(token_id)
+        named = content if content is not None else "(not in the tokenizer)"
+        words.append(f"{named} ({'; '.join([str(token_id), ', '.join(sources.get(token_id, ()))])})")
+    return ", ".join(words) or "none"
 
 
-def load_codec(model_dir: Path) -> TextCodec:
+def load_codec(
+    model_dir: Path,
+    *,
+    chat_template: str | None = None,
+    enable_thinking: bool | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> TextCodec:
     """Read tokenizer, template and end tokens of a model directory.
 
-    Raises FileNotFoundError where there is no tokenizer.json. End tokens are those of generation_config.json,
-    config.json and the tokenizer, together.
+    `chat_template` is `chatml` or a file and replaces the model's own. End tokens are those of
+    generation_config.json, config.json and the tokenizer, and the one that the template puts after an
+    assistant's turn. Raises FileNotFoundError where there is no tokenizer.json, ModelError where it is
+    broken, TemplateError where the template is.
     """
-    settings = _read_json(model_dir / "tokenizer_config.json")
-    template_file = model_dir / "chat_template.jinja"
-    template = (
-        template_file.read_text(encoding="utf-8")
-        if template_file.is_file()
-        else settings.get("chat_template")
-    )
-    if isinstance(template, list):
-        template = next((t["template"] for t in template if t.get("name") == "default"), None)
-    path = model_dir / "tokenizer.json"
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    tokenizer = Tokenizer.from_file(str(path))
-    # A file may carry the padding and truncation of its last use.
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    settings = read_json(model_dir / "tokenizer_config.json")
+    template = _own_template(model_dir, settings) if chat_template is None else typed_template(chat_template)
+    whose = "the model's chat template" if chat_template is None else f"the chat template {chat_template}"
+    tokenizer = _tokenizer(model_dir / "tokenizer.json")
     special = {
         name: value["content"] if isinstance(value, dict) else value
         for name, value in settings.items()
         if name.endswith("_token") and value is not None and not isinstance(value, bool)
     }
-    stop = _ids(_read_json(model_dir / "generation_config.json").get("eos_token_id"))
-    stop |= _ids(_read_json(model_dir / "config.json").get("eos_token_id"))
-    if "eos_token" in special:
-        stop |= _ids(tokenizer.token_to_id(special["eos_token"]))
-    return TextCodec(
+    codec = TextCodec(
         tokenizer=tokenizer,
-        chat_template=None if template is None else _compiled(template),
+        chat_template=None if template is None else compiled(template, whose),
         special_tokens=special,
-        stop_token_ids=tuple(sorted(stop)),
+        stop_token_ids=(),
+        prefix_ids=_prefix_ids(tokenizer),
+        template_kwargs=_template_kwargs(enable_thinking, chat_template_kwargs),
     )
+    asked = {
+        "template": _closing_ids(codec),
+        "generation_config": _ids(read_json(model_dir / "generation_config.json").get("eos_token_id")),
+        "config": _ids(read_json(model_dir / "config.json").get("eos_token_id")),
+        "tokenizer": _ids(tokenizer.token_to_id(special.get("eos_token", ""))),
+    }
+    stop = sorted(set().union(*asked.values()))
+    sources = {i: tuple(who for who, ids in asked.items() if i in ids) for i in stop}
+    return replace(codec, stop_token_ids=tuple(stop), stop_sources=sources)
 
 
-def _compiled(template: str) -> jinja2.Template:
+def _own_template(model_dir: Path, settings: Mapping[str, Any]) -> str | None:
+    file = model_dir / "chat_template.jinja"
+    template = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
+    if template is None:
+        template = read_json(model_dir / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        return next((t["template"] for t in template if t.get("name") == "default"), None)
+    return template
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    # The library raises Exception itself.
     try:
-        return _environment().from_string(template)
-    except jinja2.TemplateError as error:
-        raise TemplateError(f"the model's chat template is broken: {error}") from error
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path} is no tokenizer: {one_line(error)}") from error
+    # A file may carry the padding and truncation of its last use.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
-def model_problem(directory: Path) -> str | None:
-    """Why a directory is no model that can be loaded, or None; reads no weights and no torch."""
-    if not directory.is_dir():
-        return f"{directory} is not a directory"
-    if not (directory / "config.json").is_file():
-        return f"{directory} has no config.json"
-    if not (directory / "tokenizer.json").is_file():
-        return f"{directory} has no tokenizer.json"
-    if not any(directory.glob("*.safetensors")):
-        return f"{directory} has no .safetensors file, the only format of weights that is read"
+def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """What the tokenizer's post-processor puts before a text."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    starts = [n for n in range(len(whole)) if whole[n : n + len(plain)] == plain]
+    return tuple(whole[: starts[0]]) if starts else ()
+
+
+def _template_kwargs(
+    enable_thinking: bool | None, chat_template_kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    kwargs = dict(chat_template_kwargs or {})
+    for name in _OWN_ARGUMENTS:
+        if name in kwargs:
+            raise TemplateError(
+                f"chat_template_kwargs sets {name!r}, which covey gives to the template itself"
+            )
+    if enable_thinking is None:
+        return kwargs
+    if kwargs.get("enable_thinking", enable_thinking) != enable_thinking:
+        raise TemplateError(f"enable_thinking is {enable_thinking} and chat_template_kwargs says otherwise")
+    return {**kwargs, "enable_thinking": enable_thinking}
+
+
+def _closing_ids(codec: TextCodec) -> set[int]:
+    """The token that the template puts after an assistant's text, where it puts one."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CLOSED}]
     try:
-        json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        return f"{directory}/config.json is no JSON: {error}"
-    return None
+        text = codec.render(turns, add_generation_prompt=False)
+    except TemplateError:
+        return set()
+    before, _, after = text.rpartition(_CLOSED)
+    added = {token.content: i for i, token in codec.tokenizer.get_added_tokens_decoder().items()}
+    closing = [c for c in added if c.strip() and after.startswith(c)]
+    return {added[max(closing, key=len)]} if before and closing else set()
 
 
 def _ids(value: Any) -> set[int]:
     if value is None:
         return set()
     return set(value) if isinstance(value, list) else {int(value)}
-
-
-def model_context(directory: Path) -> int | None:
-    """Positions of the model, from its config.json; None where it does not say."""
-    config = _read_json(directory / "config.json")
-    config = config.get("text_config", config)
-    value = config.get("max_position_embeddings", config.get("n_positions"))
-    return value if isinstance(value, int) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
-    return value if isinstance(value, dict) else {}

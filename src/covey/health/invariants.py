@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from covey.comm import Comm
 from covey.errors import GuardStop
-from covey.types import Batch, Finding, Fix, ScoredGroup, ScorePart, Status, StepResult
+from covey.types import Batch, Finding, Fix, StepResult
 
 
 def check_step(batch: Batch, result: StepResult, step: int, comm: Comm) -> None:
@@ -49,22 +47,3 @@ def _has_signal(batch: Batch) -> bool:
     return any(
         micro.old_logprob_N is None and bool((micro.advantage_N != 0).any()) for micro in batch.micro_batches
     )
-
-
-def check_rewards(groups: Sequence[ScoredGroup], step: int) -> None:
-    """Raise GuardStop (F107) where a reward failed on every completion of a rollout."""
-    by_name: dict[str, list[ScorePart]] = {}
-    for part in (p for g in groups for s in g.scores for p in s.parts):
-        by_name.setdefault(part.name, []).append(part)
-    for name, parts in by_name.items():
-        if all(p.status is not Status.OK for p in parts):
-            raise GuardStop(
-                Finding(
-                    code="F107",
-                    seen=f"the reward {name} failed on all {len(parts)} completions: {parts[0].message}",
-                    why="No completion has a reward: there is nothing to learn from. Nothing was scored 0.",
-                    cause="An error in the reward function, or a column that it needs and the data lacks.",
-                    fixes=(Fix(text="mend the reward, then resume with --resume_from_checkpoint latest"),),
-                    step=step,
-                )
-            )

@@ -2,13 +2,13 @@
 
 Thirty-two bfloat16 accumulations into `.grad` add about 1 % of error, and at GRPO's learning rates a bfloat16
 weight cannot hold its update at all. So a parameter in a lower dtype has a float32 master with a float32
-gradient; a float32 parameter is its own master.
+gradient; a float32 parameter is its own master, an adapter's always. Frozen weights have neither.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,10 +35,17 @@ class NonFiniteGradient(ArithmeticError):
 
 
 class Masters:
-    """The trainable parameters of a module, their masters, and the optimizer that steps them."""
+    """The trainable parameters of a module, their masters, and the optimizer that steps them.
+
+    The whole module is cast to `compute_dtype`, but for the parameters named in `float32`.
+    """
 
     def __init__(
-        self, module: nn.Module, config: OptimizerConfig, compute_dtype: torch.dtype = torch.float32
+        self,
+        module: nn.Module,
+        config: OptimizerConfig,
+        compute_dtype: torch.dtype = torch.float32,
+        float32: Collection[str] = (),
     ) -> None:
         self.names: list[str] = []
         self.params: list[nn.Parameter] = []
@@ -46,7 +53,12 @@ class Masters:
             if parameter.requires_grad:
                 self.names.append(name)
                 self.params.append(parameter)
-        self.masters = [_master(p, compute_dtype) for p in self.params]
+            else:
+                parameter.data = parameter.data.to(compute_dtype)
+        self.masters = [
+            _master(p, torch.float32 if name in float32 else compute_dtype)
+            for name, p in zip(self.names, self.params, strict=True)
+        ]
         self._config = config
         self._low = [p is not m for p, m in zip(self.params, self.masters, strict=True)]
         decayed = [m for m in self.masters if m.dim() > 1]
@@ -70,6 +82,12 @@ class Masters:
         for parameter, master, low in zip(self.params, self.masters, self._low, strict=True):
             if low and parameter.grad is not None:
                 self.add(master, parameter.grad)
+                parameter.grad = None
+
+    def drop_low_gradients(self) -> None:
+        """Clear the gradients of the parameters that have masters beside them."""
+        for parameter, low in zip(self.params, self._low, strict=True):
+            if low:
                 parameter.grad = None
 
     @staticmethod

@@ -80,7 +80,10 @@ class _ChunkedStats(torch.autograd.Function):
         hidden_ND, weight_VD, bias_V, target_N, temperature_N, entropy_N = ctx.saved_tensors
         spec: HeadSpec = ctx.spec
         grad_hidden_ND = torch.zeros_like(hidden_ND)
-        grad_weight_VD = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
+        # Of a frozen head no gradient is made, which would be as large as the head in float32.
+        grad_weight_VD = None
+        if ctx.needs_input_grad[1]:
+            grad_weight_VD = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         for rows in _chunks(hidden_ND.shape[0], weight_VD.shape[0]):
             raw_CV = logits_of(hidden_ND[rows], weight_VD, bias_V, spec)
@@ -103,9 +106,11 @@ class _ChunkedStats(torch.autograd.Function):
                 grad_bias_V += grad_CV.sum(dim=0)
             low_CV = grad_CV.to(weight_VD.dtype)
             grad_hidden_ND[rows] = low_CV @ weight_VD
-            grad_weight_VD += (low_CV.t() @ hidden_ND[rows]).float()
+            if grad_weight_VD is not None:
+                grad_weight_VD += (low_CV.t() @ hidden_ND[rows]).float()
         grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), grad_bias, None, None, None
+        grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+        return grad_hidden_ND, grad_weight, grad_bias, None, None, None
 
 
 def _chunks(num_tokens: int, vocab: int) -> list[slice]:

@@ -1,4 +1,5 @@
-"""Loading a policy from a model directory: safetensors only, no remote code."""
+"""Loading a policy from a model directory: safetensors only, and no code of the model unless it is asked
+for."""
 
 from __future__ import annotations
 
@@ -9,22 +10,95 @@ import torch
 import transformers
 from torch import nn
 
+from covey.errors import CheckpointError
+from covey.models.adapter_shapes import ADAPTER_CONFIG, LoraSettings, adapter_settings
+from covey.models.lora import add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
 
 
 def load_policy(
-    directory: Path, *, device: torch.device, disable_dropout: bool, gradient_checkpointing: bool
+    directory: Path,
+    *,
+    device: torch.device,
+    disable_dropout: bool,
+    gradient_checkpointing: bool,
+    trust_remote_code: bool = False,
 ) -> Policy:
     """The model of a directory in float32, on padded rows; `choose_stream` says what else it can do.
 
     A backend that computes in a lower dtype casts the weights once it has their float32 masters.
     """
+    policy = _read(directory, trust_remote_code)
+    return _ready(policy, device, disable_dropout, gradient_checkpointing)
+
+
+def load_adapted(
+    directory: Path,
+    lora: LoraSettings,
+    *,
+    adapter: Path | None,
+    seed: int,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    disable_dropout: bool,
+    gradient_checkpointing: bool,
+    trust_remote_code: bool = False,
+) -> Policy:
+    """The model of a directory, frozen in `compute_dtype`, with a new adapter on it, or with the saved one of
+    the directory `adapter`."""
+    policy = _read(directory, trust_remote_code)
+    add_adapter(policy, lora, seed=seed, compute_dtype=compute_dtype)
+    if adapter is not None:
+        load_adapter(policy, adapter)
+    return _ready(policy, device, disable_dropout, gradient_checkpointing)
+
+
+def load_any(directory: Path, *, device: torch.device, base: Path | None = None) -> Policy:
+    """The model of a directory, or the adapter of one on its base, in float32 and ready to sample from.
+
+    `base` takes the place of the path that the adapter names.
+    """
+    if not (directory / ADAPTER_CONFIG).is_file():
+        policy = load_policy(directory, device=device, disable_dropout=True, gradient_checkpointing=False)
+        return policy.eval()
+    settings, named = adapter_settings(directory)
+    return load_adapted(
+        base_directory(directory, base or named),
+        settings,
+        adapter=directory,
+        seed=0,
+        compute_dtype=torch.float32,
+        device=device,
+        disable_dropout=True,
+        gradient_checkpointing=False,
+    ).eval()
+
+
+def base_directory(adapter: Path, base: Path) -> Path:
+    """`base`, if a model lies there; CheckpointError if none does."""
+    if not (base / "config.json").is_file():
+        raise CheckpointError(f"the base model of the adapter {adapter} is not at {base}; say where it is")
+    return base
+
+
+def _read(directory: Path, trust_remote_code: bool) -> Policy:
     transformers.utils.logging.disable_progress_bar()
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, use_safetensors=True, local_files_only=True
+        directory,
+        dtype=torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=trust_remote_code,
     )
-    model.to(device)
+    return Policy(model, stream="padded")
+
+
+def _ready(
+    policy: Policy, device: torch.device, disable_dropout: bool, gradient_checkpointing: bool
+) -> Policy:
+    policy.to(device)
+    model: Any = policy.model
     if disable_dropout:
         _silence_dropout(model)
     if gradient_checkpointing:
@@ -32,9 +106,7 @@ def load_policy(
         name = "activation_checkpointing_enable"
         enable = getattr(model, name, None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    policy = Policy(model, stream="padded")
-    policy.train()
-    return policy
+    return policy.train()
 
 
 def choose_stream(policy: Policy) -> list[ProbeResult]:
@@ -75,9 +147,18 @@ _TEXT_FILES = (
 def save_policy(policy: Policy, source: Path, target: Path) -> None:
     """Save the model so that `from_pretrained` loads it, with the tokenizer files of `source` beside it.
 
-    Weights are saved in the dtype that they are held in for computing.
+    Weights are saved in the dtype that they are held in for computing. Of a policy with an adapter the
+    adapter alone is saved, for peft to load; it names `source` as its base.
     """
-    policy.model.save_pretrained(target)  # type: ignore[operator]
+    if policy.adapter is None:
+        policy.model.save_pretrained(target)  # type: ignore[operator]
+    else:
+        save_adapter(policy, target, base=str(source.absolute()))
+    copy_text_files(source, target)
+
+
+def copy_text_files(source: Path, target: Path) -> None:
+    """Copy the tokenizer's files and the chat template."""
     for name in _TEXT_FILES:
         if (source / name).is_file():
             (target / name).write_bytes((source / name).read_bytes())

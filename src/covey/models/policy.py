@@ -6,7 +6,7 @@ A head outside the wrapped module leaves its gradient unsynchronised under DDP, 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
 from covey.types import MicroBatch, TokenStats
+
+if TYPE_CHECKING:
+    from covey.models.lora import Adapter
 
 StreamKind = Literal["padded", "packed", "prefix"]
 
@@ -23,12 +26,14 @@ class Policy(nn.Module):
     micro-batch.
 
     `stream` is how its rows may be laid out: `prefix` shares a prompt between siblings, `packed` lays rows
-    end to end, `padded` uses rows of their own and the model's own attention.
+    end to end, `padded` uses rows of their own and the model's own attention. `adapter` is what
+    `lora.add_adapter` has put on the model.
     """
 
     def __init__(self, model: nn.Module, *, stream: StreamKind = "prefix") -> None:
         super().__init__()
         self.model = model
+        self.adapter: Adapter | None = None
         self.head: HeadSpec = head_spec(model)
         self.stream: StreamKind = "padded"
         config: Any = model.config

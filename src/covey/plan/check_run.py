@@ -7,28 +7,48 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from covey.codes import CODES
 from covey.config.schema import Config
 from covey.plan.batch import plan_of
+from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts, ResumeFacts
+from covey.plan.problem import problem, warning
 from covey.plan.shape import counted, faults, shape_of
-from covey.types import Fix, Problem, Severity
+from covey.types import Fix, Problem
 
 FREE_ON_RESUME: frozenset[str] = frozenset(
     {
         "allow_changes",
+        "early_stopping_patience",
+        "eval_on_start",
+        "eval_steps",
+        "eval_strategy",
+        "eval_temperature",
         "gradient_checkpointing",
+        "greater_is_better",
         "keep_trainer_state",
+        "load_best_model_at_end",
+        "log_completions",
         "logging_steps",
+        "max_bad_gold",
+        "max_minutes",
+        "metric_for_best_model",
+        "num_generations_eval",
         "output_dir",
         "overwrite_output_dir",
+        "report_to",
         "resume_from_checkpoint",
+        "reward_timeout_s",
+        "reward_trial",
+        "reward_workers",
         "rollout_log",
         "rollout_log_max_gb",
+        "run_name",
         "save_only_model",
         "save_steps",
         "save_total_limit",
         "stop_after_steps",
+        "use_hf",
+        "val_dataset",
     }
 )
 """Options that alter no sample, gradient or learning rate."""
@@ -37,8 +57,6 @@ _LENGTH = frozenset({"max_steps", "num_train_epochs"})
 _SPLIT = frozenset(
     {"nproc_per_node", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"}
 )
-_CHECKPOINT_SPARE = 1
-_GB = 1e9
 
 
 def run_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -46,20 +64,11 @@ def run_problems(config: Config, facts: Facts) -> list[Problem]:
     return [
         *_no_step(config, facts),
         *_processes(config, facts),
-        *_precision(config, facts),
         *_output_dir(config, facts),
         *_resume(config, facts.resume),
         *_replay(config, facts),
         *_disk(config, facts),
     ]
-
-
-def _problem(
-    code: str, option: str, seen: str, cause: str, *fixes: Fix, severity: Severity = Severity.ERROR
-) -> Problem:
-    return Problem(
-        code=code, option=option, seen=seen, why=CODES[code].why, cause=cause, fixes=fixes, severity=severity
-    )
 
 
 def _no_step(config: Config, facts: Facts) -> list[Problem]:
@@ -70,7 +79,7 @@ def _no_step(config: Config, facts: Facts) -> list[Problem]:
     if plan.total_steps:
         return _long_warmup(config, plan.total_steps)
     return [
-        _problem(
+        problem(
             "E210",
             "num_train_epochs",
             f"num_train_epochs is {config.num_train_epochs:g} of {counted(facts.num_prompts, 'prompt')}, "
@@ -90,14 +99,13 @@ def _long_warmup(config: Config, total_steps: int) -> list[Problem]:
     ):
         return []
     return [
-        _problem(
+        warning(
             "W107",
             "warmup_steps",
             f"warmup_steps is {config.warmup_steps} and the run has "
             f"{counted(total_steps, 'optimizer step')}.",
             "A run shortened to try things out.",
             Fix(text="a tenth of the run", edits={"warmup_steps": total_steps // 10}),
-            severity=Severity.WARNING,
         )
     ]
 
@@ -112,31 +120,16 @@ def _processes(config: Config, facts: Facts) -> list[Problem]:
     cause = "A command from a machine with more devices, or CUDA_VISIBLE_DEVICES hides some."
     if facts.cuda:
         seen = f"nproc_per_node is {wanted} and this machine shows {counted(available, 'GPU')}."
-        return [_problem("E209", "nproc_per_node", seen, cause, *fewer)]
+        return [problem("E209", "nproc_per_node", seen, cause, *fewer)]
     seen = f"nproc_per_node is {wanted} and this machine has {counted(available, 'core')}, without a GPU."
-    return [_problem("W101", "nproc_per_node", seen, cause, *fewer, severity=Severity.WARNING)]
-
-
-def _precision(config: Config, facts: Facts) -> list[Problem]:
-    if config.torch_dtype != "bfloat16" or facts.cuda is not False:
-        return []
-    return [
-        _problem(
-            "W102",
-            "torch_dtype",
-            "torch_dtype is bfloat16, and training runs on the CPU.",
-            "A command written for a GPU.",
-            Fix(text="float32 here", edits={"torch_dtype": "auto"}),
-            severity=Severity.WARNING,
-        )
-    ]
+    return [warning("W101", "nproc_per_node", seen, cause, *fewer)]
 
 
 def _output_dir(config: Config, facts: Facts) -> list[Problem]:
     path, state = config.output_dir, facts.output_dir_state
     if state == "not_writable":
         return [
-            _problem(
+            problem(
                 "E403",
                 "output_dir",
                 f"{path} cannot be written.",
@@ -149,7 +142,7 @@ def _output_dir(config: Config, facts: Facts) -> list[Problem]:
     other = Fix(text="another directory", edits={"output_dir": _next_name(path)})
     if state == "not_empty":
         return [
-            _problem(
+            problem(
                 "E402",
                 "output_dir",
                 f"{path} holds files, and no run.",
@@ -160,7 +153,7 @@ def _output_dir(config: Config, facts: Facts) -> list[Problem]:
     if config.overwrite_output_dir:
         return []
     return [
-        _problem(
+        problem(
             "E401",
             "output_dir",
             f"{path} already holds a run.",
@@ -186,7 +179,7 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
         return []
     if resume.problem is not None:
         return [
-            _problem(
+            problem(
                 "E404",
                 "resume_from_checkpoint",
                 f"{resume.path}: {resume.problem}",
@@ -203,7 +196,7 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
         return []
     listed = ", ".join(f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in changed)
     return [
-        _problem(
+        problem(
             "E405",
             "resume_from_checkpoint",
             f"{resume.path} was made with other options: {listed}.",
@@ -252,7 +245,7 @@ def _replay(config: Config, facts: Facts) -> list[Problem]:
     if config.replay_rollouts is None or facts.replay_problem is None:
         return []
     return [
-        _problem(
+        problem(
             "E406",
             "replay_rollouts",
             f"{config.replay_rollouts}: {facts.replay_problem}",
@@ -265,25 +258,34 @@ def _replay(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _disk(config: Config, facts: Facts) -> list[Problem]:
-    size, free = facts.checkpoint_bytes, facts.free_disk_bytes
-    if size is None or free is None or config.save_total_limit < 1:
+    plan = disk_plan(config, facts)
+    free, needed = plan.free_bytes, plan.peak_bytes
+    if needed is None or free is None or config.save_total_limit < 1 or needed <= free:
         return []
-    # The new checkpoint is complete before an old one is deleted.
-    needed = size * (config.save_total_limit + _CHECKPOINT_SPARE)
-    if needed <= free:
-        return []
-    fixes = []
-    fewer = free // size - _CHECKPOINT_SPARE if size else 0
-    if 1 <= fewer < config.save_total_limit:
-        fixes.append(Fix(text="keep fewer checkpoints", edits={"save_total_limit": int(fewer)}))
-    fixes.append(Fix(text="an output_dir on a larger disk: --output_dir DIR"))
+    fixes = [
+        Fix(text=text, edits=edits)
+        for text, edits in (
+            ("keep fewer checkpoints", {"save_total_limit": 1}),
+            ("save weights only, with nothing to resume from", {"save_only_model": True}),
+            ("both", {"save_total_limit": 1, "save_only_model": True}),
+        )
+        if _fits(config, facts, edits)
+    ]
     return [
-        _problem(
+        problem(
             "E407",
             "save_total_limit",
-            f"{config.save_total_limit} checkpoints and the next one take {needed / _GB:.3g} GB; "
-            f"{free / _GB:.3g} GB are free.",
-            "Each checkpoint holds the weights and, for a resume, twice their size in optimizer state.",
+            f"{counted(plan.num_kept, 'checkpoint')} and the next one take {size(needed)}; {size(free)} are "
+            "free.",
+            "A checkpoint that a run can go on from holds the optimizer's state beside the weights.",
             *fixes,
+            Fix(text="an output_dir on a larger disk: --output_dir DIR"),
         )
     ]
+
+
+def _fits(config: Config, facts: Facts, edits: Mapping[str, Any]) -> bool:
+    changed = config.model_copy(update=dict(edits))
+    peak = disk_plan(changed, facts).peak_bytes
+    differs = any(getattr(config, name) != value for name, value in edits.items())
+    return differs and peak is not None and peak <= (facts.free_disk_bytes or 0)

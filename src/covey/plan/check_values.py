@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from covey.codes import CODES
 from covey.config.schema import Config, default_of
-from covey.types import Fix, Problem, Severity
-
-_READABLE = (".jsonl", ".json", ".csv", ".parquet")
+from covey.plan.problem import problem, warning
+from covey.types import Fix, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +35,19 @@ def _share(why: str, usual: Any, closed: bool = False) -> Range:
 
 
 _RANGES: dict[str, Range] = {
+    "lora_rank": _at_least(1, "An adapter has two matrices of this many rows and columns.", 16),
+    "lora_alpha": _above(0, "At 0 the adapters change nothing.", 32.0),
+    "lora_dropout": _share("It is the chance that an input is left out.", 0.0),
+    "split_dataset_ratio": _share("It is the share of the rows that is not trained on.", 0.0),
+    "reward_timeout_s": _above(0, "Every call would be too late.", 60.0),
+    "reward_workers": _at_least(1, "At least one process runs the functions.", 2),
+    "max_bad_gold": _share("It is a share of the rows.", 0.05, closed=True),
+    "eval_steps": _at_least(1, "It is a number of steps.", 100),
+    "num_generations_eval": _at_least(1, "Each prompt gets at least one completion.", 1),
+    "eval_temperature": _at_least(0, "At 0 the likeliest token is taken; below there is nothing.", 1.0),
+    "early_stopping_patience": _at_least(1, "It is a number of evaluations.", None),
+    "max_minutes": _above(0, "The run would have no step.", None),
+    "log_completions": _at_least(0, "It is a number of completions; 0 sends none.", 0),
     "max_length": _at_least(1, "A prompt has at least one token.", None),
     "max_completion_length": _at_least(1, "A completion has at least one token.", 1024),
     "epsilon": _above(
@@ -94,7 +105,7 @@ def value_problems(config: Config) -> list[Problem]:
         problems = [p for p in problems if p.option != "data_seed"]
     if config.epsilon_high == config.epsilon:
         problems = [p for p in problems if p.option != "epsilon_high"]
-    return [*_temperature(config), *problems, *_warmup(config), *_warnings(config), *_files(config)]
+    return [*_temperature(config), *problems, *_warmup(config), *_warnings(config), *_sources(config)]
 
 
 def _out_of_range(name: str, value: Any, allowed: Range) -> Problem:
@@ -176,7 +187,7 @@ def _warnings(config: Config) -> list[Problem]:
     problems = []
     if config.learning_rate == 0:
         problems.append(
-            _warning(
+            warning(
                 "W103",
                 "learning_rate",
                 "learning_rate is 0.",
@@ -187,7 +198,7 @@ def _warnings(config: Config) -> list[Problem]:
     if config.delta is not None and 0 < config.delta < 1 + config.epsilon_high:
         bound = 1 + config.epsilon_high
         problems.append(
-            _warning(
+            warning(
                 "W104",
                 "delta",
                 f"delta is {config.delta:g}, below 1 + epsilon_high = {bound:g}.",
@@ -198,7 +209,7 @@ def _warnings(config: Config) -> list[Problem]:
     passes = config.num_iterations * config.steps_per_generation // max(1, config.gradient_accumulation_steps)
     if passes > _MANY_STEPS:
         problems.append(
-            _warning(
+            warning(
                 "W106",
                 "num_iterations",
                 f"{passes} optimizer steps train on the same rollout.",
@@ -215,28 +226,51 @@ def _warnings(config: Config) -> list[Problem]:
 _MANY_STEPS = 8
 
 
-def _warning(code: str, option: str, seen: str, cause: str, fix: Fix) -> Problem:
-    why = CODES[code].why
-    return Problem(
-        code=code, option=option, seen=seen, why=why, cause=cause, fixes=(fix,), severity=Severity.WARNING
-    )
-
-
-def _files(config: Config) -> list[Problem]:
-    wrong = [path for path in config.dataset if path != "quickstart" and not path.lower().endswith(_READABLE)]
-    return [
-        Problem(
-            code="E302",
-            option="dataset",
-            seen=f"{path} is no {', '.join(_READABLE[:-1])} or {_READABLE[-1]} file.",
-            why="This version reads data from such files only.",
-            cause="The name of a data set on a hub, or a directory.",
-            fixes=(
+def _sources(config: Config) -> list[Problem]:
+    """What mixing, splitting and streaming ask of each other."""
+    problems = []
+    probabilities, num = config.interleave_prob, len(config.dataset)
+    even = [round(1 / num, 6)] * (num - 1) if num else []
+    if probabilities and (
+        len(probabilities) != num or min(probabilities) < 0 or abs(sum(probabilities) - 1) > _SUM_TOLERANCE
+    ):
+        problems.append(
+            problem(
+                "E109",
+                "interleave_prob",
+                f"interleave_prob is {' '.join(f'{p:g}' for p in probabilities)} for {num} sources; it takes "
+                "one probability each, which add up to 1.",
+                "A source was added or taken away.",
                 Fix(
-                    text="save it as a file: `datasets.load_dataset(NAME, "
-                    "split='train').to_json('train.jsonl')`"
+                    text="each source alike",
+                    edits={"interleave_prob": [*even, round(1 - sum(even), 6)]},
                 ),
-            ),
+            )
         )
-        for path in wrong
-    ]
+    if config.streaming:
+        if config.max_steps < 1:
+            problems.append(
+                problem(
+                    "E115",
+                    "streaming",
+                    "streaming is on and max_steps is not set: nobody knows how many rows will come.",
+                    "An epoch of a stream ends where its rows do, which is known only then.",
+                    Fix(text="say how many optimizer steps to take", edits={"max_steps": 1000}),
+                    Fix(text="read all rows before the run", edits={"streaming": False}),
+                )
+            )
+        for name in ("interleave_prob", "split_dataset_ratio"):
+            if getattr(config, name):
+                problems.append(
+                    problem(
+                        "E111",
+                        name,
+                        f"{name} is set and streaming is on.",
+                        "Mixing and splitting need all rows; a stream has only the next ones.",
+                        Fix(text="read all rows before the run", edits={"streaming": False}),
+                    )
+                )
+    return problems
+
+
+_SUM_TOLERANCE = 1e-6

@@ -8,7 +8,10 @@ from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.errors import ConfigError
 from covey.plan.check_batch import batch_problems
-from covey.plan.check_inputs import input_problems
+from covey.plan.check_data import data_problems
+from covey.plan.check_eval import eval_problems
+from covey.plan.check_model import model_problems
+from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
 from covey.plan.check_values import value_problems
 from covey.plan.facts import Facts
@@ -23,9 +26,12 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     batch names only what has to be typed.
     """
     problems = [
-        *input_problems(config, facts),
+        *model_problems(config, facts),
+        *data_problems(config, facts),
+        *reward_problems(config, facts),
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
         *value_problems(config),
+        *eval_problems(config, facts),
         *run_problems(config, facts),
     ]
     return sorted(problems, key=lambda problem: problem.severity is not Severity.ERROR)

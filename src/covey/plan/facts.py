@@ -26,6 +26,58 @@ class UnreadableFile:
     words: str
 
 
+ModelFault = Literal["missing", "kind", "media", "code", "format", "hub", "template"]
+"""What is wrong with a model: its files, what it is, that it sees or hears, that it brings code, that its
+weights are not safetensors, that a hub does not give it, or its chat template."""
+
+RewardFault = Literal["unknown", "load", "signature", "trial"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultyReward:
+    """A reward that cannot be used: `FaultyReward(name="mine.py:f", kind="load", words="...")`."""
+
+    name: str
+    kind: RewardFault
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldFacts:
+    """What the gold answers are: how many were read, how many were not, and the first of those as (row
+    number from 1, text, reason)."""
+
+    num_checked: int
+    num_bad: int
+    examples: tuple[tuple[int, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Rows without a usable prompt, by reason: `LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11))`, row
+    numbers from 1."""
+
+    reason: str
+    count: int
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFacts:
+    """Adapter targets of the command that match no module, each with the nearest names there are."""
+
+    target: str
+    nearest: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSet:
+    """A set of prompts to evaluate on."""
+
+    name: str
+    num_prompts: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeFacts:
     """What was found where a resume was asked for.
@@ -57,9 +109,32 @@ class Facts:
     dataset_missing        paths that do not exist
     dataset_unreadable     files that exist and cannot be read
     model_problem          why the model cannot be read; None where it can be, or where nobody looked
+    model_fault            what kind of fault that is
+    model_dir              the directory that its files lie in
+    num_parameters         weights of the model
+    num_trained            weights that are trained: all of them, or those of the adapters
+    stop_tokens            the end tokens and where each comes from, in words
+    first_prompt           the first rendered prompt
+    has_chat_template      whether the model, or the command, brings a chat template
+    prompts_are_text       whether prompts are strings that no template has been put around
+    mentions_format        whether a prompt speaks of the tags that the reward format pays for
+    media_columns          columns with images, audio or video
+    left_out               rows without a usable prompt
+    data_notes             what was read in another way than asked, in words
+    data_problem           why the rows do not make a data set, in words: mixing, columns, splitting
+    hub_problem            why a hub does not give a data set
+    golds                  what the gold answers are, where a reward needs them
+    faulty_rewards         rewards that cannot be loaded, called, or that failed their trial
+    reward_notes           what is to be said of the rewards
+    unmatched_targets      adapter targets that match no module
+    untrainable_targets    (name, reason) of adapter targets that an adapter would not reach
+    eval_sets              the sets of prompts to evaluate on
+    missing_packages       (option, what has to be installed) for libraries that are not there
+    has_bfloat16           whether the training device computes in bfloat16
     model_context          positions of the model
     rewards_available      every name that `reward_funcs` may hold
     checkpoint_bytes       size of one checkpoint with everything a resume needs
+    model_bytes            size of one that is reduced to the model
     free_disk_bytes        free space where output_dir lies
     cuda                   whether training uses CUDA
     nproc_available        GPUs with CUDA, else cores of this machine
@@ -76,12 +151,35 @@ class Facts:
     dataset_missing: tuple[str, ...] | None = None
     dataset_unreadable: tuple[UnreadableFile, ...] | None = None
     model_problem: str | None = None
+    model_fault: ModelFault | None = None
+    model_dir: str | None = None
     model_context: int | None = None
+    num_parameters: int | None = None
+    num_trained: int | None = None
+    stop_tokens: str | None = None
+    first_prompt: str | None = None
+    has_chat_template: bool | None = None
+    prompts_are_text: bool | None = None
+    mentions_format: bool | None = None
+    media_columns: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    data_notes: tuple[str, ...] = ()
+    data_problem: str | None = None
+    hub_problem: str | None = None
+    golds: GoldFacts | None = None
+    faulty_rewards: tuple[FaultyReward, ...] = ()
+    reward_notes: tuple[str, ...] = ()
+    unmatched_targets: tuple[TargetFacts, ...] = ()
+    untrainable_targets: tuple[tuple[str, str], ...] = ()
+    eval_sets: tuple[EvalSet, ...] = ()
+    missing_packages: tuple[tuple[str, str], ...] = ()
+    has_bfloat16: bool | None = None
     output_dir_state: OutputDirState | None = None
     resume: ResumeFacts | None = None
     replay_problem: str | None = None
     rewards_available: tuple[str, ...] | None = None
     checkpoint_bytes: int | None = None
+    model_bytes: int | None = None
     free_disk_bytes: int | None = None
     cuda: bool | None = None
     nproc_available: int | None = None

@@ -2,61 +2,46 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from covey.rewards.accuracy import accuracy
-from covey.rewards.protocol import FunctionReward, Reward, Scored
+from covey.rewards.builtin import BUILT_IN
+from covey.rewards.protocol import Judged, Scored, TrainerState
+from covey.rewards.resolve import built_in, names_of
+from covey.rewards.reward_set import RewardSet
 from covey.types import Score, ScorePart, Status
-
-_FORMAT = re.compile(
-    r"\s*<think>(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?:(?!</?think>|</?answer>).)*</answer>\s*",
-    re.DOTALL,
-)
-
-
-def format_reward(*, completions: Sequence[str]) -> list[float | None]:
-    """1 where a completion is `<think>…</think><answer>…</answer>`, each tag once and nothing around them;
-    else 0."""
-    return [float(_FORMAT.fullmatch(text) is not None) for text in completions]
-
-
-def _built_in() -> dict[str, Callable[..., list[float | None]]]:
-    return {"accuracy": accuracy, "format": format_reward}
 
 
 def available() -> tuple[str, ...]:
-    """Names that `--reward_funcs` takes."""
-    return tuple(sorted(_built_in()))
+    """Names that `--reward_funcs` takes without a file of the user's."""
+    return tuple(sorted(BUILT_IN))
 
 
-def build(names: Sequence[str]) -> list[Reward]:
-    """The rewards of these names, in order; an unknown name is a KeyError, found earlier by the plan."""
-    functions = _built_in()
-    return [FunctionReward(name, functions[name]) for name in names]
+def build(names: Sequence[str]) -> RewardSet:
+    """The built-ins of these names, in order, in this process; an unknown name is a KeyError."""
+    found = [built_in(name) for name in names]
+    return RewardSet([f.reward(n, None) for f, n in zip(found, names_of(found), strict=True)])
 
 
-def score_rows(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Scored]) -> list[Score]:
-    """One score a row: the weighted sum of the parts that spoke.
+def weighted(judged: Judged, weights: Sequence[float]) -> list[Score]:
+    """One score a row: the weighted sum of the parts that spoke, and what rewards noted of the row."""
+    return [replace(total(row.parts, weights), extras=row.extras) for row in judged.rows]
 
-    A part that failed makes the row invalid: it is left out of its group's statistics, and is not a 0.
-    """
-    if not rows:
-        return []
-    columns = [reward.score(rows) for reward in rewards]
-    return [total(parts, weights) for parts in zip(*columns, strict=True)]
+
+def score_rows(rewards: RewardSet, weights: Sequence[float], rows: Sequence[Scored]) -> list[Score]:
+    """`weighted` over rows that belong to no step of a run."""
+    return weighted(rewards.score(rows, TrainerState()), weights)
 
 
 def total(parts: Sequence[ScorePart], weights: Sequence[float]) -> Score:
-    """Combine the parts of one row; total None where no reward spoke or one failed."""
+    """Combine the parts of one row; total None where no reward spoke or one failed.
+
+    A part that failed makes the row invalid: it is left out of its group's statistics, and is not a 0.
+    """
     failed = next((p for p in parts if p.status is not Status.OK), None)
     if failed is not None:
         message = f"{failed.name}: {failed.message}"
         return Score(total=None, parts=tuple(parts), status=failed.status, message=message)
-    pairs: list[tuple[float, Any]] = [
-        (weight, part.value) for weight, part in zip(weights, parts, strict=True) if part.value is not None
-    ]
-    if not pairs:
-        return Score(total=None, parts=tuple(parts))
-    return Score(total=sum(weight * value for weight, value in pairs), parts=tuple(parts))
+    spoke = [(weight, part.value) for weight, part in zip(weights, parts, strict=True)]
+    values = [weight * value for weight, value in spoke if value is not None]
+    return Score(total=sum(values) if values else None, parts=tuple(parts))

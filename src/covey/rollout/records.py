@@ -46,6 +46,7 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "max_new_tokens": sampling.max_new_tokens,
         "stop_token_ids": list(sampling.stop_token_ids),
         "prompt": prompt.text,
+        "opened": prompt.opened,
         "text": trajectory.text,
         "finish": str(trajectory.finish),
         "reward": score.total,
@@ -55,6 +56,7 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         ],
         "status": str(score.status),
         "message": score.message,
+        "extras": dict(score.extras),
         "columns": dict(prompt.columns),
         "prompt_ids": list(prompt.token_ids),
         "completion_ids": list(trajectory.completion_ids),
@@ -117,7 +119,11 @@ def score_of(record: Mapping[str, Any]) -> Score:
         for p in record["parts"]
     )
     return Score(
-        total=record["reward"], parts=parts, status=Status(record["status"]), message=record["message"]
+        total=record["reward"],
+        parts=parts,
+        status=Status(record["status"]),
+        message=record["message"],
+        extras=record["extras"],
     )
 
 
@@ -129,6 +135,7 @@ def prompt_of(record: Mapping[str, Any]) -> Prompt:
         text=record["prompt"],
         token_ids=tuple(record["prompt_ids"]),
         columns=record["columns"],
+        opened=record["opened"],
         draw=Draw(epoch=record["epoch"], rollout=record["rollout"], attempt=record["attempt"]),
     )
 

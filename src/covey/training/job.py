@@ -1,45 +1,51 @@
-"""Everything a run is made of, and what happens around an optimizer step: records, checkpoints, reasons to
-stop."""
+"""Everything a run is made of, and what happens around an optimizer step: records, evaluations, checkpoints,
+reasons to stop."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
-from covey.checkpoint.registry import Registry
-from covey.checkpoint.retain import retain
-from covey.checkpoint.write import write_checkpoint
 from covey.comm import Comm
-from covey.health.invariants import check_rewards, check_step
+from covey.health.invariants import check_step
+from covey.health.rewards import RewardWatch
 from covey.learner.backends.base import Backend
 from covey.learner.schedule import Schedule
 from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
 from covey.rollout.records import records_of
-from covey.telemetry.console import Console
-from covey.telemetry.files import RunFiles
+from covey.training.evaluate import Best, Evaluator
 from covey.training.measure import rollout_metrics, step_metrics
+from covey.training.recorder import Recorder
+from covey.training.saving import Saver
+from covey.training.scoring import Scoring
 from covey.training.source import Source
 from covey.training.state import Progress, RolloutBuffer
 from covey.types import Batch, Finding, Metric, StepRecord, StepResult, TrainSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavePlan:
-    """When checkpoints are written and how many stay; `every` 0 saves only at the end."""
+class Limits:
+    """Where a run ends: its planned steps, an early stop, minutes on the clock, evaluations without gain."""
+
+    total_steps: int
+    stop_after: int | None = None
+    max_minutes: float | None = None
+    patience: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalTimes:
+    """When to evaluate: every `every` steps (0: at the end alone), and before the first step."""
 
     every: int
-    total_limit: int | None
-    keep_trainer_state: int
-    model_only: bool
-    write_model: Callable[[Path], None]
-    meta: Mapping[str, str]
+    on_start: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,75 +57,96 @@ class Signals:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """The wired parts of one run. `files` and `console` are None on every rank but the first."""
+    """The wired parts of one run. `evaluator` is None where nothing is evaluated."""
 
     source: Source
     engine: Engine
     backend: Backend
+    scoring: Scoring
     credit: CreditConfig
     needs: Needs
     loss: LossConfig
     schedule: Schedule
     pack_plan: PackPlan
     comm: Comm
-    registry: Registry
     progress: Progress
     buffer: RolloutBuffer
-    total_steps: int
-    stop_after: int | None
-    save: SavePlan
-    output_dir: Path
-    files: RunFiles | None
-    console: Console | None
+    limits: Limits
+    evaluator: Evaluator | None
+    eval_times: EvalTimes
+    best: Best
+    watch: RewardWatch
+    saver: Saver
+    recorder: Recorder
     signals: Signals = field(default_factory=Signals)
-    saved_step: int = -1
+    ended_by: str = ""
     _clock: float = field(default_factory=time.perf_counter)
+    _started: float = field(default_factory=time.perf_counter)
 
     def is_done(self) -> bool:
-        """Whether every planned step is taken, or the run was asked to end early."""
-        if self.progress.step >= self.total_steps or self.signals.number:
+        """Whether every planned step is taken, or something else ends the run; `ended_by` says what."""
+        limits, step = self.limits, self.progress.step
+        if step >= limits.total_steps or self.signals.number or self.ended_by:
             return True
-        return self.stop_after is not None and self.progress.step >= self.stop_after
+        return limits.stop_after is not None and step >= limits.stop_after
+
+    def begin(self) -> None:
+        """Evaluate before the first step where that is asked for."""
+        if self.evaluator is None or not self.eval_times.on_start or self.progress.step:
+            return
+        metrics = self._evaluate()
+        self.recorder.event("evaluated", step=0, **{name: m.value for name, m in metrics.items()})
+        if self.recorder.trackers is not None:
+            self.recorder.trackers.log(0, {name: m.value for name, m in metrics.items()})
 
     def take_in(self, collected: Collected, rows: list[TrainSample]) -> None:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         metrics = rollout_metrics(collected, rows, self.progress.step)
-        check_rewards(collected.groups, self.progress.step)
-        self.buffer.fill(rows, metrics)
-        if self.files is not None:
-            records = records_of(collected.groups)
-            for record, row in zip(records, rows, strict=True):
+        for finding in self.watch.look(collected.groups, self.progress.step):
+            self.recorder.say(f"{finding.code:<9} {finding.seen} {finding.cause}")
+            self.recorder.event("finding", step=self.progress.step, code=finding.code, seen=finding.seen)
+        self.buffer.fill(rows, metrics | self.scoring.take_metrics(self.comm))
+
+        def records() -> list[dict[str, Any]]:
+            found = records_of(collected.groups)
+            for record, row in zip(found, rows, strict=True):
                 record["advantage"] = row.advantage
                 record["masked"] = row.masked
-            self.files.append_rollout(self.progress.rollout, records)
+            return found
+
+        self.recorder.rollout(self.progress.rollout, records)
 
     def remaining_batches(self) -> list[Batch]:
         """The batches of the current rollout whose steps are not yet taken."""
         return pack(self.buffer.rows, self.pack_plan, self.progress.rollout)[self.buffer.done :]
 
     def finish_step(self, batch: Batch, result: StepResult) -> None:
-        """Count, check, record and publish one optimizer step, and save where one is due."""
+        """Count, check, record and publish one optimizer step; evaluate and save where that is due."""
         self.progress.step += 1
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
         self.engine.publish(self.backend.named_weights(), self.progress.step)
-        self._record(batch, result)
-        self._agree_on_signals()
+        self._agree_to_end()
+        seconds = time.perf_counter() - self._clock
+        evaluated, is_best = self._evaluate_if_due()
+        self.recorder.step(self._record(batch, result, seconds, evaluated), result.skipped)
         if self.buffer.done == self.steps_per_rollout():
             self.buffer.clear()
             self.progress.rollout += 1
         check_step(batch, result, self.progress.step, self.comm)
-        if self.save.every and self.progress.step % self.save.every == 0:
-            self.save_checkpoint()
+        every = self.saver.plan.every
+        if (every and self.progress.step % every == 0) or (is_best and self.saver.plan.keep_best):
+            self.saver.save(self.progress.step)
+        self._clock = time.perf_counter()
 
     def steps_per_rollout(self) -> int:
         """Optimizer steps of the current rollout over all its passes."""
         per_step = self.pack_plan.completions_per_rank * self.pack_plan.world
         return self.pack_plan.num_iterations * len(self.buffer.rows) // per_step
 
-    def _record(self, batch: Batch, result: StepResult) -> None:
-        now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
+    def _record(
+        self, batch: Batch, result: StepResult, seconds: float, evaluated: Mapping[str, Metric]
+    ) -> StepRecord:
         lengths = self.buffer.metrics["completions/mean_length"]
         tokens = (lengths.value or 0.0) * lengths.count / self.steps_per_rollout()
         metrics = {
@@ -132,50 +159,47 @@ class Job:
             "num_tokens": Metric(value=self.progress.num_tokens),
             "time/step_s": Metric(value=seconds),
             "throughput/tokens_per_s": Metric(value=tokens / seconds),
+            **evaluated,
         }
-        record = StepRecord(
+        return StepRecord(
             step=self.progress.step, rollout=batch.rollout, pass_index=batch.pass_index, metrics=metrics
         )
-        if self.files is not None:
-            self.files.append_metrics(record)
-            if result.skipped:
-                self.files.append_event("step_skipped", step=self.progress.step, reason=result.skipped)
-        if self.console is not None:
-            self.console.step(record)
+
+    def _evaluate_if_due(self) -> tuple[Mapping[str, Metric], bool]:
+        """The metrics of an evaluation where one is due, and whether it is the best so far."""
+        step, every = self.progress.step, self.eval_times.every
+        is_last = step >= self.limits.total_steps
+        if self.evaluator is None or not (is_last or (every and step % every == 0)):
+            return {}, False
+        metrics = self._evaluate()
+        is_best = self.best.update(metrics, step)
+        patience = self.limits.patience
+        if patience is not None and self.best.num_worse >= patience and not is_last:
+            self.ended_by = (
+                f"{self.best.num_worse} evaluations without a better {self.best.metric} than "
+                f"{self.best.value} of step {self.best.step}"
+            )
+        return metrics, is_best
+
+    def _evaluate(self) -> dict[str, Metric]:
+        assert self.evaluator is not None
+        metrics = dict(self.evaluator.run().metrics)
+        shown = [n for n in metrics if n.endswith(("reward", "/mean")) or "pass@" in n]
+        values = ", ".join(f"{n} {metrics[n].value:.4g}" for n in shown if metrics[n].value is not None)
+        self.recorder.say(f"eval      step {self.progress.step}: {values}")
+        return metrics
 
     def stop(self, finding: Finding) -> None:
         """Record what a guard saw, and save: what it saw was not applied, or is in the records."""
-        if self.files is not None:
-            self.files.append_event("finding", step=self.progress.step, code=finding.code, seen=finding.seen)
-        self.save_checkpoint()
+        self.recorder.event("finding", step=self.progress.step, code=finding.code, seen=finding.seen)
+        self.saver.save(self.progress.step)
 
-    def _agree_on_signals(self) -> None:
-        """A signal that one rank saw stops all of them after the same step."""
-        if self.comm.world > 1:
-            self.signals.number = int(self.comm.max([float(self.signals.number)])[0])
-
-    def save_checkpoint(self) -> None:
-        """Write `checkpoint-<step>` once, verify it, and let older ones go. Collective."""
-        if self.saved_step == self.progress.step:
-            return
-        states = None if self.save.model_only else self.registry.states()
-        self.saved_step = self.progress.step
-        if self.files is None:
-            return
-        path = write_checkpoint(
-            self.output_dir,
-            step=self.progress.step,
-            write_model=self.save.write_model,
-            states=states,
-            meta=self.save.meta,
-        )
-        self.files.append_event("saved", step=self.progress.step, path=path.name)
-        for deletion in retain(
-            self.output_dir,
-            total_limit=self.save.total_limit,
-            keep_trainer_state=self.save.keep_trainer_state,
-            protected=(),
-        ):
-            self.files.append_event(
-                "deleted", step=self.progress.step, path=str(deletion.path.relative_to(self.output_dir))
-            )
+    def _agree_to_end(self) -> None:
+        """A signal or a clock that one rank saw stops all of them after the same step."""
+        minutes = (time.perf_counter() - self._started) / 60
+        limit = self.limits.max_minutes
+        late = float(limit is not None and minutes >= limit)
+        number, is_late = self.comm.max([float(self.signals.number), late])
+        self.signals.number = int(number)
+        if is_late:
+            self.ended_by = f"max_minutes {limit:g}"

@@ -12,6 +12,7 @@ def run(job: Job) -> None:
 
     A resumed run enters with its buffer filled, in the middle of the rollout that it was stopped in.
     """
+    job.begin()
     while not job.is_done():
         if not job.buffer.rows:
             collected = job.source.next(job.progress.rollout)
@@ -30,4 +31,4 @@ def run(job: Job) -> None:
             job.finish_step(batch, result)
             if job.is_done():
                 break
-    job.save_checkpoint()
+    job.saver.save(job.progress.step)

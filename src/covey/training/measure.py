@@ -6,25 +6,18 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from covey.rollout.collect import Collected
-from covey.types import Finish, Metric, ScoredGroup, StepResult, TrainSample
+from covey.types import Finish, Metric, ScoredGroup, StepResult, TrainSample, Trajectory
 
 
 def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: int) -> dict[str, Metric]:
     """Metrics of a whole rollout, under TRL's names where TRL has the thing."""
     groups = collected.groups
     samples = [r.annotated.sample for r in rows]
-    lengths = [sum(s.is_trained) for s in samples]
-    ended = [n for n, s in zip(lengths, samples, strict=True) if s.finish is Finish.STOP]
-    cut = sum(s.finish is Finish.LENGTH for s in samples)
     logprobs = [x for s in samples for x in s.sampler_logprobs]
     ages = [version - v for s in samples for v in s.versions]
     return {
-        **_reward_metrics(groups),
-        "completions/mean_length": _mean(lengths),
-        "completions/min_length": Metric(value=min(lengths), count=len(lengths)),
-        "completions/max_length": Metric(value=max(lengths), count=len(lengths)),
-        "completions/mean_terminated_length": _mean(ended),
-        "completions/clipped_ratio": Metric(value=cut / len(samples), count=len(samples)),
+        **reward_metrics(groups),
+        **length_metrics([t for g in groups for t in g.group.trajectories]),
         "entropy_sampled": _mean([-x for x in logprobs]),
         "policy_age": Metric(value=max(ages, default=0), count=len(ages)),
         "rows/masked": Metric(value=sum(r.masked is not None for r in rows), count=len(rows)),
@@ -35,7 +28,22 @@ def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: 
     }
 
 
-def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
+def length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Metric]:
+    """Lengths of completions in tokens of the model, and how many were cut."""
+    lengths = [sum(len(s.token_ids) for s in t.segments if s.trained) for t in trajectories]
+    ended = [n for n, t in zip(lengths, trajectories, strict=True) if t.finish is Finish.STOP]
+    cut = sum(t.finish is Finish.LENGTH for t in trajectories)
+    return {
+        "completions/mean_length": _mean(lengths),
+        "completions/min_length": Metric(value=min(lengths), count=len(lengths)),
+        "completions/max_length": Metric(value=max(lengths), count=len(lengths)),
+        "completions/mean_terminated_length": _mean(ended),
+        "completions/clipped_ratio": Metric(value=cut / len(lengths), count=len(lengths)),
+    }
+
+
+def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
+    """Totals, their spread within groups, and each reward by name."""
     totals = [s.total for g in groups for s in g.scores if s.total is not None]
     by_group = [[s.total for s in g.scores if s.total is not None] for g in groups]
     spreads = [stdev(values) if len(values) > 1 else 0.0 for values in by_group]

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 import torch
-import torch.distributed as dist
 
 from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import needs
@@ -21,23 +15,24 @@ from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan
 from covey.checkpoint.read import read_states
 from covey.checkpoint.registry import Registry
-from covey.comm import Comm, GroupComm, LocalComm
+from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.config.write import to_yaml
 from covey.data.order import Order
 from covey.data.text import TextCodec
 from covey.errors import GuardStop
+from covey.health.rewards import RewardWatch
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.schedule import Schedule
-from covey.models.load import choose_stream, load_policy, save_policy
+from covey.models.load import choose_stream, load_adapted, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.checks import refuse_faults
-from covey.plan.facts import Facts
+from covey.plan.report import report_json
 from covey.rewards.registry import build
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
@@ -47,21 +42,28 @@ from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.plot import plot_rewards
 from covey.telemetry.rollouts import RolloutLimits
-from covey.training.facts import Survey, model_dir, survey
-from covey.training.job import Job, SavePlan, Signals
+from covey.telemetry.trackers.factory import start as start_trackers
+from covey.training.announce import closing, opening
+from covey.training.evaluate import Best, EvalPrompts, Evaluator
+from covey.training.facts import Survey, fetch_model, model_dir, survey
+from covey.training.facts.model import lora_settings
+from covey.training.job import EvalTimes, Job, Limits
 from covey.training.loop import run
-from covey.training.source import LiveSource, ReplaySource, Source
+from covey.training.process import SIGNAL_CODES, handlers, own_device, ranks, world_size
+from covey.training.recorder import Recorder
+from covey.training.saving import SavePlan, Saver
+from covey.training.scoring import Scoring
+from covey.training.source import LiveSource, ReplaySource, Source, StreamDrawing, TableDrawing
 from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
-from covey.types import Problem, SamplingParams
+from covey.types import SamplingParams
 
-# Below this many parameters the usual learning rates of large models train next to nothing.
-_SMALL_MODEL, _SMALL_MODEL_RATE = 50_000_000, 1e-5
-_SIGNAL_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+# What temperature 0 means to an engine that draws: far below any difference of logits.
+_GREEDY = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended, and where its files are."""
+    """How a run ended, and where its files are; `checkpoint` is the best one where that was asked for."""
 
     exit_code: int
     output_dir: Path
@@ -76,54 +78,69 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
     ConfigError carries every problem, and nothing is written before the checks pass. `found` is what a caller
     has surveyed for this configuration already.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    found = survey(resolved.config, world) if found is None else found
-    problems = refuse_faults(resolved, found.facts)
     with ExitStack() as stack:
-        comm = stack.enter_context(_ranks(world))
+        world = world_size()
+        if found is None:
+            found = stack.enter_context(survey(resolved.config, world))
+        problems = refuse_faults(resolved, found.facts)
+        fetch_model(resolved.config)
+        comm = stack.enter_context(ranks(world))
         job = build_job(resolved, found, comm)
         stack.callback(job.backend.close)
-        if job.console is not None:
-            stack.enter_context(job.console)
-            _announce(job.console, job, found, problems)
-        stack.enter_context(_handlers(job.signals))
+        recorder = job.recorder
+        if recorder.console is not None:
+            stack.enter_context(recorder.console)
+        batch = batch_plan(resolved.config, world, found.facts.num_prompts)
+        recorder.say(*opening(resolved.config, found.facts, batch, job, problems))
+        _report_layout(job)
+        _start_trackers(resolved.config, job)
+        exit_code = 1
         try:
+            stack.enter_context(handlers(job.signals))
             run(job)
+            exit_code = SIGNAL_CODES.get(signal.Signals(job.signals.number), 1) if job.signals.number else 0
         except GuardStop as stop:
+            exit_code = 3
             job.stop(stop.finding)
             raise
-        if job.console is not None:
-            job.console.say(_closing(job))
-    if job.files is not None and job.progress.step:
-        plot_rewards(job.files.metrics_path, job.output_dir / "reward.png", title=job.output_dir.name)
+        finally:
+            if recorder.trackers is not None:
+                recorder.trackers.close(exit_code)
+        recorder.say(*closing(job, "train"))
+    if recorder.files is not None and job.progress.step:
+        output = job.saver.output_dir
+        plot_rewards(recorder.files.metrics_path, output / "reward.png", title=output.name)
+    best = job.saver.best_path if resolved.config.load_best_model_at_end else None
     return Outcome(
-        exit_code=_SIGNAL_CODES.get(signal.Signals(job.signals.number), 1) if job.signals.number else 0,
-        output_dir=job.output_dir,
+        exit_code=exit_code,
+        output_dir=job.saver.output_dir,
         step=job.progress.step,
-        total_steps=job.total_steps,
-        checkpoint=job.output_dir / f"checkpoint-{job.progress.step}",
+        total_steps=job.limits.total_steps,
+        checkpoint=best or job.saver.path(job.progress.step),
     )
 
 
 def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     """Every part of a run, wired and, where it resumes, restored."""
-    config = resolved.config
-    device = _device()
-    resume = None if found.facts.resume is None else Path(found.facts.resume.path)
-    plan = batch_plan(config, comm.world, found.facts.num_prompts)
+    config, facts = resolved.config, found.facts
+    assert found.codec is not None
+    resume = None if facts.resume is None else Path(facts.resume.path)
+    plan = batch_plan(config, comm.world, facts.num_prompts)
     settled = needs(beta=config.beta, steps_per_rollout=plan.steps_per_rollout)
-    backend = _backend(config, device, resume, comm, reference=settled.reference)
+    backend = _backend(config, own_device(), resume, comm, reference=settled.reference)
     policy = backend.policy
     choose_stream(policy)
     engine = _engine(config, policy)
-    assert found.codec is not None
-    source = _source(config, found, plan, engine, backend, comm)
-    total_steps = _total_steps(plan, source)
-    files = _files(resolved, plan, found.facts) if comm.rank == 0 else None
-    progress, buffer, registry = Progress(), RolloutBuffer(), Registry()
-    for component in (progress, buffer, OptimizerState(backend), RandomState(comm)):
+    progress, buffer = Progress(), RolloutBuffer()
+    best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
+    scoring = Scoring(found.rewards or build([]), _weights(config), progress, plan.steps_per_epoch)
+    source = _source(config, found, plan, engine, backend, scoring, comm)
+    total_steps = scoring.total_steps = _total_steps(plan, source)
+    registry = Registry()
+    for component in (progress, buffer, OptimizerState(backend), RandomState(comm), best):
         registry.register(component)
-    registry.expect(("progress", "rollout", "optimizer", "rng"))
+    registry.expect(("progress", "rollout", "optimizer", "rng", "best"))
+    files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         registry.load(read_states(resume))
         if files is not None:
@@ -131,10 +148,18 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
             started = progress.rollout if buffer.rows else progress.rollout - 1
             files.supersede_after(progress.step, started)
     engine.publish(backend.named_weights(), progress.step)
+    recorder = Recorder(
+        files=files,
+        console=Console(total_steps, config.logging_steps) if comm.rank == 0 else None,
+        every=config.logging_steps,
+        total_steps=total_steps,
+        num_shown=config.log_completions,
+    )
     return Job(
         source=source,
         engine=engine,
         backend=backend,
+        scoring=scoring,
         credit=CreditConfig(
             scale_rewards=config.scale_rewards, mask_truncated_completions=config.mask_truncated_completions
         ),
@@ -143,25 +168,28 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         schedule=_schedule(config, total_steps),
         pack_plan=_pack_plan(config, found, policy, comm, source),
         comm=comm,
-        registry=registry,
         progress=progress,
         buffer=buffer,
-        total_steps=total_steps,
-        stop_after=config.stop_after_steps,
-        save=_save_plan(config, policy),
-        output_dir=Path(config.output_dir),
-        files=files,
-        console=Console(total_steps, config.logging_steps) if comm.rank == 0 else None,
-        saved_step=progress.step if resume is not None else -1,
+        limits=Limits(
+            total_steps=total_steps,
+            stop_after=config.stop_after_steps,
+            max_minutes=config.max_minutes,
+            patience=config.early_stopping_patience,
+        ),
+        evaluator=_evaluator(config, found, engine, backend, scoring, comm),
+        eval_times=_eval_times(config, plan),
+        best=best,
+        watch=RewardWatch(),
+        saver=Saver(
+            plan=_save_plan(config, policy),
+            output_dir=Path(config.output_dir),
+            registry=registry,
+            best=best,
+            recorder=recorder,
+            saved_step=progress.step if resume is not None else -1,
+        ),
+        recorder=recorder,
     )
-
-
-def _device() -> torch.device:
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
 
 
 def compute_dtype(config: Config, device: torch.device) -> torch.dtype:
@@ -175,27 +203,49 @@ def compute_dtype(config: Config, device: torch.device) -> torch.dtype:
 def _backend(
     config: Config, device: torch.device, resume: Path | None, comm: Comm, *, reference: bool
 ) -> Backend:
-    policy = load_policy(
-        resume or model_dir(config),
-        device=device,
-        disable_dropout=config.disable_dropout,
-        gradient_checkpointing=config.gradient_checkpointing,
-    )
     dtype = compute_dtype(config, device)
+    lora = lora_settings(config)
+    if lora is None:
+        policy = load_policy(
+            resume or model_dir(config),
+            device=device,
+            disable_dropout=config.disable_dropout,
+            gradient_checkpointing=config.gradient_checkpointing,
+            trust_remote_code=config.trust_remote_code,
+        )
+    else:
+        policy = load_adapted(
+            model_dir(config),
+            lora,
+            adapter=resume,
+            seed=config.seed,
+            compute_dtype=dtype,
+            device=device,
+            disable_dropout=config.disable_dropout,
+            gradient_checkpointing=config.gradient_checkpointing,
+            trust_remote_code=config.trust_remote_code,
+        )
     settings = OptimizerConfig(
         betas=(config.adam_beta1, config.adam_beta2),
         epsilon=config.adam_epsilon,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
     )
-    frozen = _reference(config, device, dtype) if reference else None
+    # A policy with an adapter is its own reference: the same weights with the adapter off.
+    frozen = _reference(config, device, dtype) if reference and lora is None else None
     kind = DDPBackend if comm.world > 1 else SingleBackend
     return kind(policy, settings, compute_dtype=dtype, reference=frozen)
 
 
 def _reference(config: Config, device: torch.device, dtype: torch.dtype) -> Policy:
     """A frozen copy of the model that the run started from, a resumed run too."""
-    policy = load_policy(model_dir(config), device=device, disable_dropout=True, gradient_checkpointing=False)
+    policy = load_policy(
+        model_dir(config),
+        device=device,
+        disable_dropout=True,
+        gradient_checkpointing=False,
+        trust_remote_code=config.trust_remote_code,
+    )
     policy.requires_grad_(False)
     policy.eval()
     choose_stream(policy)
@@ -211,9 +261,10 @@ def _engine(config: Config, policy: Policy) -> Engine:
     return NativeEngine(policy)
 
 
-def _sampling(config: Config, codec: TextCodec) -> SamplingParams:
+def sampling(config: Config, codec: TextCodec, temperature: float) -> SamplingParams:
+    """How completions are drawn at a temperature, of which 0 takes the likeliest token."""
     return SamplingParams(
-        temperature=config.temperature,
+        temperature=max(temperature, _GREEDY),
         max_new_tokens=config.max_completion_length,
         stop_token_ids=codec.stop_token_ids,
     )
@@ -224,30 +275,72 @@ def _weights(config: Config) -> list[float]:
 
 
 def _source(
-    config: Config, found: Survey, plan: BatchPlan, engine: Engine, backend: Backend, comm: Comm
+    config: Config,
+    found: Survey,
+    plan: BatchPlan,
+    engine: Engine,
+    backend: Backend,
+    scoring: Scoring,
+    comm: Comm,
 ) -> Source:
     if config.replay_rollouts is not None:
-        named = dict(zip(config.reward_funcs, _weights(config), strict=True))
-        return ReplaySource(Path(config.replay_rollouts), named)
-    assert found.prompts is not None and found.codec is not None
-    return LiveSource(
-        prompts=found.prompts,
-        order=Order(
+        return ReplaySource(
+            Path(config.replay_rollouts), dict(zip(config.reward_funcs, _weights(config), strict=True))
+        )
+    assert found.codec is not None
+    drawing: TableDrawing | StreamDrawing
+    if found.stream is not None:
+        drawing = StreamDrawing(stream=found.stream, per_rollout=plan.prompts_per_rollout)
+    else:
+        assert found.prompts is not None
+        order = Order(
             num_prompts=len(found.prompts.entries),
             per_rollout=plan.prompts_per_rollout,
             seed=config.data_seed,
             shuffle=config.dataset_shuffle,
-        ),
+        )
+        drawing = TableDrawing(prompts=found.prompts, order=order)
+    return LiveSource(
+        drawing=drawing,
         engine=engine,
         backend=backend,
-        rewards=build(config.reward_funcs),
-        weights=_weights(config),
+        score=scoring,
         codec=found.codec,
         plan=CollectPlan(
-            num_generations=config.num_generations, sampling=_sampling(config, found.codec), seed=config.seed
+            num_generations=config.num_generations,
+            sampling=sampling(config, found.codec, config.temperature),
+            seed=config.seed,
         ),
         comm=comm,
     )
+
+
+def _evaluator(
+    config: Config, found: Survey, engine: Engine, backend: Backend, scoring: Scoring, comm: Comm
+) -> Evaluator | None:
+    if config.eval_strategy == "no" or not found.eval_sets:
+        return None
+    assert found.codec is not None
+    return Evaluator(
+        sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
+        engine=engine,
+        backend=backend,
+        score=scoring,
+        codec=found.codec,
+        plan=CollectPlan(
+            num_generations=config.num_generations_eval,
+            sampling=sampling(config, found.codec, config.eval_temperature),
+            seed=config.seed,
+        ),
+        comm=comm,
+    )
+
+
+def _eval_times(config: Config, plan: BatchPlan) -> EvalTimes:
+    every = config.eval_steps
+    if config.eval_strategy == "epoch":
+        every = plan.steps_per_epoch or 0
+    return EvalTimes(every=every, on_start=config.eval_on_start)
 
 
 def _total_steps(plan: BatchPlan, source: Source) -> int:
@@ -302,21 +395,22 @@ def _save_plan(config: Config, policy: Policy) -> SavePlan:
         total_limit=config.save_total_limit,
         keep_trainer_state=config.keep_trainer_state,
         model_only=config.save_only_model,
+        keep_best=config.load_best_model_at_end,
         write_model=lambda target: save_policy(policy, origin, target),
         meta={"model": config.model},
     )
 
 
-def _files(resolved: Resolved, plan: BatchPlan, facts: Facts) -> RunFiles:
+def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
     config = resolved.config
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    if config.overwrite_output_dir and facts.resume is None:
+    if config.overwrite_output_dir and found.facts.resume is None:
         delete_run(output)
     limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
     files = RunFiles(output, rollouts=limits)
     files.write_config(to_yaml(_lasting(resolved)))
-    files.write_plan({"batch": plan.as_dict(), "in_words": plan.in_words(), "facts": asdict(facts)})
+    files.write_plan(report_json(config, found.facts, plan))
     return files
 
 
@@ -329,79 +423,25 @@ def _lasting(resolved: Resolved) -> Resolved:
     return replace(resolved, config=resolved.config.model_copy(update=defaults), sources=sources)
 
 
-def _announce(console: Console, job: Job, found: Survey, problems: list[Problem]) -> None:
-    """What a person wants to know before the first step."""
-    policy = job.backend.policy
-    count = sum(p.numel() for p in policy.parameters())
-    dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
-    native = isinstance(job.engine, NativeEngine)
-    engine = "native, on the learner's own weights" if native else "transformers generate"
-    console.say(f"run       {job.output_dir}")
-    console.say(f"model     {count / 1e6:.2f} M parameters, {dtype}, {policy.device}")
-    console.say(f"engine    {engine}; rows are laid out as: {policy.stream}")
-    if policy.stream == "padded":
-        code, seen = "F105", "the model carries state between packed rows (found by the probe at load)"
-        console.say(f"{code}      {seen};")
-        console.say("          it trains on padded rows and samples with generate, both slower")
-        if job.files is not None:
-            job.files.append_event("finding", step=job.progress.step, code=code, seen=seen)
-    for problem in problems:
-        console.say(f"{problem.code:<9} {problem.option}: {problem.seen} {problem.why}")
-    if count < _SMALL_MODEL and job.schedule.peak < _SMALL_MODEL_RATE:
-        console.say(
-            f"note      learning_rate {job.schedule.peak:g} is little for a model of this size; try 1e-4"
-        )
-    if found.prompts is not None:
-        first = found.prompts.entries[0]
-        console.say(f"prompt 0  {first.text!r}")
-        if first.messages is None and found.codec is not None and found.codec.chat_template is not None:
-            console.say(
-                "note      prompts are text and go to the model as they are, without its chat template;"
-            )
-            console.say("          a column `messages` (or `question`) goes through the template")
-    if job.progress.step:
-        console.say(f"resumed   at step {job.progress.step} of {job.total_steps}")
+def _report_layout(job: Job) -> None:
+    if job.backend.policy.stream == "padded":
+        seen = "the model carries state between packed rows (found by the probe at load)"
+        job.recorder.event("finding", step=job.progress.step, code="F105", seen=seen)
 
 
-def _closing(job: Job) -> str:
-    """Where the run ended, and how to go on."""
-    name = job.output_dir / f"checkpoint-{job.progress.step}"
-    if job.progress.step >= job.total_steps:
-        return f"done      {job.progress.step} steps; the model is {name}"
-    going_on = f"--output_dir {job.output_dir} --resume_from_checkpoint latest"
-    where = f"at step {job.progress.step} of {job.total_steps}"
-    return f"stopped   {where}; go on with the same options and {going_on}"
-
-
-@contextmanager
-def _ranks(world: int) -> Iterator[Comm]:
-    """The process group of the run; metadata travels over gloo, gradients over NCCL where there are GPUs."""
-    if world == 1:
-        yield LocalComm()
-        return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    try:
-        yield GroupComm()
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def _handlers(signals: Signals) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks the loop to save and end; a second Ctrl-C ends at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def _start_trackers(config: Config, job: Job) -> None:
+    recorder = job.recorder
+    if recorder.files is None or set(config.report_to) <= {"none"}:
         return
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if signals.number and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        signals.number = number
-        sys.stderr.write("covey: ending after this step, then saving; Ctrl-C again ends at once\n")
+    def event(kind: str, **fields: str) -> None:
+        recorder.event("finding", step=job.progress.step, code="F109", **fields)
 
-    before = {number: signal.signal(number, ask) for number in _SIGNAL_CODES}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    recorder.trackers = start_trackers(
+        config.report_to,
+        run_name=config.run_name or job.saver.output_dir.name,
+        output_dir=job.saver.output_dir,
+        config=config.model_dump(),
+        say=lambda text: recorder.say(f"tracker   {text}"),
+        event=event,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,15 +11,15 @@ from typing import Protocol
 from covey.comm import Comm
 from covey.data.order import Order
 from covey.data.rows import PromptTable
+from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
 from covey.learner.backends.base import Backend
-from covey.rewards.protocol import Reward, Scored
-from covey.rewards.registry import score_rows, total
-from covey.rollout.collect import Collected, CollectPlan, collect
+from covey.rewards.registry import total
+from covey.rollout.collect import Collected, CollectPlan, Scorer, collect
 from covey.rollout.engine import Engine
 from covey.rollout.records import groups_of
 from covey.telemetry.rollouts import read_rollouts
-from covey.types import Draw, Score, ScoredGroup
+from covey.types import Draw, Prompt, Score, ScoredGroup
 
 
 class Source(Protocol):
@@ -28,30 +28,55 @@ class Source(Protocol):
     def next(self, rollout: int) -> Collected: ...
 
 
+class Drawing(Protocol):
+    """Gives the prompts of a rollout by its number."""
+
+    def draw(self, rollout: int) -> list[Prompt]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveSource:
-    """Prompts in the data's order, sampled by the engine on the backend's weights and scored."""
+class TableDrawing:
+    """Prompts of a table in the data's order."""
 
     prompts: PromptTable
     order: Order
+
+    def draw(self, rollout: int) -> list[Prompt]:
+        """The prompts of rollout number `rollout`."""
+        epoch, numbers = self.order.take(rollout)
+        return [self.prompts.take(i, Draw(epoch=epoch, rollout=rollout)) for i in numbers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDrawing:
+    """Prompts of a stream, as they come."""
+
+    stream: PromptStream
+    per_rollout: int
+
+    def draw(self, rollout: int) -> list[Prompt]:
+        """The prompts of rollout number `rollout`."""
+        return self.stream.take(rollout, self.per_rollout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSource:
+    """Prompts as they are drawn, sampled by the engine on the backend's weights and scored."""
+
+    drawing: Drawing
     engine: Engine
     backend: Backend
-    rewards: Sequence[Reward]
-    weights: Sequence[float]
+    score: Scorer
     codec: TextCodec
     plan: CollectPlan
     comm: Comm
 
     def next(self, rollout: int) -> Collected:
         """Sample and score rollout number `rollout`."""
-        epoch, numbers = self.order.take(rollout)
-        prompts = [self.prompts.take(i, Draw(epoch=epoch, rollout=rollout)) for i in numbers]
+        prompts = self.drawing.draw(rollout)
         view: AbstractContextManager[object] = self.backend.rollout_view()
         with view:
-            return collect(prompts, self.engine, self._score, self.codec, self.plan, self.comm)
-
-    def _score(self, rows: Sequence[Scored]) -> list[Score]:
-        return score_rows(self.rewards, self.weights, rows)
+            return collect(prompts, self.engine, self.score, self.codec, self.plan, self.comm)
 
 
 class ReplaySource:
@@ -83,4 +108,5 @@ class ReplaySource:
     def _total(self, score: Score) -> Score:
         if not score.parts:
             return score
-        return total(score.parts, [self._weights.get(p.name, 1.0) for p in score.parts])
+        weighed = total(score.parts, [self._weights.get(p.name, 1.0) for p in score.parts])
+        return replace(weighed, extras=score.extras)

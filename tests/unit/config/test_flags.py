@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from covey.config import Parsed, parse
-from covey.types import Problem
+from covey.types import Problem, Severity
 
 
 def values(*argv: str) -> dict[str, Any]:
@@ -109,18 +109,17 @@ def test_an_unknown_name_like_no_other_points_to_the_list() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--train_type lora", "trains all weights"),
-        ("--lora_rank 8", "trains all weights"),
+        ("--lora_bias all", "group Adapters"),
+        ("--num_infer_workers 8", "vllm_tensor_parallel_size"),
         ("--use_vllm true", "its own engine"),
         ("--vLLM_max_model_len 4096", "its own engine"),
         ("--deepspeed zero3", "does not shard"),
         ("--attn_impl flash_attn", "attention"),
         ("--top_p 0.9", "whole distribution"),
-        ("--report_to wandb", "metrics.jsonl"),
-        ("--eval_steps 50", "no evaluation"),
-        ("--system You are", "system message"),
-        ("--no_use_vllm", "its own engine"),
-        ("--rlhf_type grpo", "GRPO"),
+        ("--wandb_project x", "environment"),
+        ("--eval_dataset a.jsonl", "val_dataset"),
+        ("--dataset_test_split test", "val_dataset"),
+        ("--fp16 true", "torch_dtype"),
     ],
 )
 def test_names_this_version_does_not_have_say_what_it_does(words: str, says: str) -> None:
@@ -128,6 +127,60 @@ def test_names_this_version_does_not_have_say_what_it_does(words: str, says: str
     assert problem.code == "E102"
     assert says in problem.why
     assert "leave out" in problem.fixes[0].text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--dataloader_num_workers 4",
+        "--use_vllm false",
+        "--no_use_vllm",
+        "--padding_free",
+        "--gc_collect_after_offload true",
+        "--optim adamw_torch",
+        "--top_k -1",
+        "--attn_impl auto",
+    ],
+)
+def test_names_that_say_what_is_done_anyway_are_a_note(words: str) -> None:
+    problem = one(parse(words.split()))
+    assert (problem.code, problem.severity) == ("W108", Severity.NOTE)
+    assert problem.why
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "value"),
+    [
+        ("--train_type full", "tuner_type", "full"),
+        ("--sft_type lora", "tuner_type", "lora"),
+        ("--use_peft", "tuner_type", "lora"),
+        ("--no_use_peft", "tuner_type", "full"),
+        ("--lora_r 4", "lora_rank", 4),
+        ("--lora_target_modules q_proj v_proj", "target_modules", ["q_proj", "v_proj"]),
+        ("--log_completions", "log_completions", 8),
+        ("--log_completions 3", "log_completions", 3),
+        ("--report_to wandb swanlab", "report_to", ["wandb", "swanlab"]),
+        ("--enable_thinking false", "enable_thinking", False),
+        ("--eval_strategy no", "eval_strategy", "no"),
+    ],
+)
+def test_names_and_values_of_the_other_tools(words: str, option: str, value: object) -> None:
+    parsed = parse(words.split())
+    assert parsed.problems == ()
+    assert parsed.typed[option].value == value
+
+
+def test_json_options() -> None:
+    parsed = parse(["--columns", '{"q": "question"}', "--chat_template_kwargs", '{"depth": 2}'])
+    assert parsed.typed["columns"].value == {"q": "question"}
+    assert parsed.typed["chat_template_kwargs"].value == {"depth": 2}
+    for words in ("{q: question", "[1]", '{"q": 3}'):
+        assert one(parse(["--columns", words])).code == "E103"
+
+
+def test_only_grpo_is_a_method() -> None:
+    assert parse(["--rlhf_type", "GRPO"]).problems == ()
+    assert one(parse(["--rlhf_type", "dpo"])).code == "E114"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +198,7 @@ def test_names_this_version_does_not_have_say_what_it_does(words: str, says: str
         ("--rollout_log some", "E103", "rollout_log"),
         ("--loss_type dapp", "E104", "loss_type"),
         ("--fp16", "E102", "fp16"),
-        ("--torch_dtype float16", "E104", "torch_dtype"),
+        ("--torch_dtype int8", "E104", "torch_dtype"),
         ("--seed 1 2", "E108", "--seed"),
         ("--save_only_model a.yaml", "E108", "--save_only_model"),
         ("--no_save_only_model x", "E108", "--no_save_only_model"),

@@ -23,6 +23,7 @@ def strategy(kind: Kind) -> st.SearchStrategy[Any]:
         "float": st.floats(allow_nan=False, allow_infinity=False),
         "str": TEXT,
         "choice": st.sampled_from(kind.choices or ("",)),
+        "json": st.dictionaries(TEXT, TEXT, max_size=3),
         "rollout_log": st.one_of(st.sampled_from(["all", "none"]), st.integers(1, 99)),
     }[kind.base]
     some = st.lists(one, min_size=1, max_size=3) if kind.many else one

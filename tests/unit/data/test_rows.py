@@ -187,7 +187,7 @@ def test_other_formats(tmp_path, suffix):
 
 
 def test_an_unknown_format_is_refused_by_name(tmp_path):
-    with pytest.raises(DataError, match=r"\.jsonl, \.json, \.csv, \.parquet"):
+    with pytest.raises(DataError, match=r"\.jsonl, \.jsonl\.gz, \.json, \.csv, \.parquet, \.arrow"):
         read_rows(write(tmp_path / "x.txt", "a"))
 
 

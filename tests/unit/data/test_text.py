@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from covey.data.text import TemplateError, load_codec, model_context, model_problem
+from covey.data.errors import ModelError, TemplateError
+from covey.data.text import load_codec, stop_tokens_in_words
 from covey.quickstart.task import MODEL_DIR
 
 CONVERSATIONS = [
@@ -140,66 +140,163 @@ def test_a_missing_tokenizer_is_named(tmp_path):
         load_codec(tmp_path)
 
 
+def test_a_broken_tokenizer_is_named(model_dir):
+    directory = model_dir()
+    (directory / "tokenizer.json").write_text('{"model": 1}')
+    with pytest.raises(ModelError, match=r"tokenizer\.json is no tokenizer: "):
+        load_codec(directory)
+
+
+# -- what a tokenizer puts in front ------------------------------------------------------------------------
+
+
+def with_bos(directory, *, also_end=False):
+    """Give a model directory's tokenizer a post-processor that adds <|endoftext|> in front."""
+    path = str(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    token = "<|endoftext|>"
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{token} $A {token}" if also_end else f"{token} $A",
+        special_tokens=[(token, tokenizer.token_to_id(token))],
+    )
+    tokenizer.save(path)
+    return directory
+
+
+def test_a_raw_text_begins_with_the_tokenizers_own_bos_once(model_dir, codec):
+    bos = codec.tokenizer.token_to_id("<|endoftext|>")
+    assert codec.prefix_ids == ()
+    assert codec.encode(["12"], add_special_tokens=True) == codec.encode(["12"])
+    own = load_codec(with_bos(model_dir()))
+    plain = codec.encode(["12"])[0]
+    assert own.encode(["12", "<|endoftext|>12"], add_special_tokens=True) == [(bos, *plain)] * 2
+    assert own.encode(["12"]) == [plain]
+
+
+def test_nothing_is_added_at_the_end(model_dir, codec):
+    # A prompt that ends with an end token is a prompt that is over.
+    own = load_codec(with_bos(model_dir(), also_end=True))
+    bos = codec.tokenizer.token_to_id("<|endoftext|>")
+    assert own.encode(["12"], add_special_tokens=True) == [(bos, *codec.encode(["12"])[0])]
+
+
+@pytest.mark.parametrize("says", [True, False, None])
+@pytest.mark.parametrize("prepare", [with_bos, lambda directory: directory])
+def test_raw_texts_are_encoded_as_transformers_does(says, prepare, model_dir):
+    # The file's post-processor decides, whatever add_bos_token says.
+    directory = prepare(model_dir(tokenizer_config={"bos_token": "<|im_start|>", "add_bos_token": says}))
+    theirs = AutoTokenizer.from_pretrained(directory)
+    (ids,) = load_codec(directory).encode(["12"], add_special_tokens=True)
+    assert list(ids) == theirs.encode("12")
+
+
+# -- settings of the template ------------------------------------------------------------------------------
+
+THINKING = (
+    "{% if enable_thinking is defined %}{{ enable_thinking }}{% else %}unset{% endif %}{{ color or '' }}"
+)
+
+
+def test_template_arguments_reach_the_template(model_dir):
+    directory = model_dir(template=THINKING)
+    messages = CONVERSATIONS[0]
+    assert load_codec(directory).render(messages) == "unset"
+    assert load_codec(directory, enable_thinking=False).render(messages) == "False"
+    codec = load_codec(directory, enable_thinking=True, chat_template_kwargs={"color": "red"})
+    assert codec.render(messages) == "Truered"
+    assert load_codec(directory, chat_template_kwargs={"enable_thinking": 1}).render(messages) == "1"
+
+
+def test_template_arguments_that_contradict_are_refused(model_dir):
+    directory = model_dir(template=THINKING)
+    with pytest.raises(TemplateError, match="enable_thinking is True"):
+        load_codec(directory, enable_thinking=True, chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(TemplateError, match="'messages'"):
+        load_codec(directory, chat_template_kwargs={"messages": []})
+
+
+def test_another_template_takes_the_models_place(model_dir, tmp_path):
+    directory = model_dir(template="MODEL")
+    file = tmp_path / "mine.jinja"
+    file.write_text("MINE {{ messages[0]['content'] }}", encoding="utf-8")
+    assert load_codec(directory, chat_template=str(file)).render(CONVERSATIONS[0]) == "MINE What is 12+34?"
+    chatml = load_codec(directory, chat_template="chatml").render(CONVERSATIONS[1])
+    assert chatml == (
+        "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n  café 你好\n\n<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    with pytest.raises(TemplateError, match="chatml or a file"):
+        load_codec(directory, chat_template=str(tmp_path / "nowhere.jinja"))
+    file.write_text("{% for %}", encoding="utf-8")
+    with pytest.raises(TemplateError, match=r"mine\.jinja is broken"):
+        load_codec(directory, chat_template=str(file))
+
+
+def test_without_a_template_the_error_says_what_to_type(model_dir):
+    directory = model_dir()
+    (directory / "chat_template.jinja").unlink()
+    with pytest.raises(TemplateError, match=r"--chat_template FILE or --chat_template chatml"):
+        load_codec(directory).render(CONVERSATIONS[0])
+
+
 # -- end tokens --------------------------------------------------------------------------------------------
 
 
-def test_end_tokens_are_the_union_of_all_three_places(model_dir, codec):
+def test_end_tokens_are_brought_together_from_all_four_places(model_dir, codec):
     end = codec.tokenizer.token_to_id("<|im_end|>")
     start, pad = (codec.tokenizer.token_to_id(t) for t in ("<|im_start|>", "<|endoftext|>"))
     assert codec.stop_token_ids == (end,)
-    changed = model_dir(
-        generation_config={"eos_token_id": [7, start]},
-        config={"eos_token_id": 3},
-        tokenizer_config={"eos_token": "<|endoftext|>"},
+    assert codec.stop_sources == {end: ("template", "generation_config", "config", "tokenizer")}
+    changed = load_codec(
+        model_dir(
+            generation_config={"eos_token_id": [7, start]},
+            config={"eos_token_id": 3},
+            tokenizer_config={"eos_token": "<|endoftext|>"},
+        )
     )
-    assert load_codec(changed).stop_token_ids == tuple(sorted({7, start, 3, pad}))
+    assert changed.stop_token_ids == tuple(sorted({7, start, 3, pad, end}))
+    assert changed.stop_sources[end] == ("template",)
+    assert stop_tokens_in_words(changed) == (
+        f"<|im_end|> ({end}; template), {codec.tokenizer.id_to_token(3)} (3; config), "
+        f"{codec.tokenizer.id_to_token(7)} (7; generation_config), "
+        f"<|im_start|> ({start}; generation_config), "
+        f"<|endoftext|> ({pad}; tokenizer)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "token"),
+    [
+        ("{% for m in messages %}{{ m['content'] }} <|endoftext|>\n{% endfor %}", "<|endoftext|>"),
+        ("{% for m in messages %}{{ m['content'] | trim }}<|im_end|><|endoftext|>{% endfor %}", "<|im_end|>"),
+        ("{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}", None),
+        ("{{ messages[0]['content'] }}<|im_end|>", None),
+        ("{{ raise_exception('only one turn') }}", None),
+    ],
+)
+def test_the_token_that_a_template_closes_a_turn_with(template, token, model_dir):
+    nothing = {"eos_token_id": None}
+    made = load_codec(
+        model_dir(
+            template=template, generation_config=nothing, config=nothing, tokenizer_config={"eos_token": None}
+        )
+    )
+    expected = () if token is None else (made.tokenizer.token_to_id(token),)
+    assert made.stop_token_ids == expected
+    assert stop_tokens_in_words(made) == (f"{token} ({expected[0]}; template)" if token else "none")
+
+
+def test_an_end_token_may_be_spelled_out(model_dir, codec):
     spelled_out = model_dir(
+        template="none",
         generation_config={"eos_token_id": None},
         config={"eos_token_id": None},
         tokenizer_config={"eos_token": {"content": "<|endoftext|>", "lstrip": False}},
     )
-    assert load_codec(spelled_out).stop_token_ids == (pad,)
-
-
-def test_no_end_token_anywhere(model_dir):
-    nothing = {"eos_token_id": None}
-    directory = model_dir(generation_config=nothing, config=nothing, tokenizer_config={"eos_token": None})
-    assert load_codec(directory).stop_token_ids == ()
+    assert load_codec(spelled_out).stop_token_ids == (codec.tokenizer.token_to_id("<|endoftext|>"),)
 
 
 def test_end_tokens_without_a_generation_config(model_dir, codec):
     directory = model_dir()
     (directory / "generation_config.json").unlink()
     assert load_codec(directory).stop_token_ids == codec.stop_token_ids
-
-
-# -- directories -------------------------------------------------------------------------------------------
-
-
-def test_what_is_wrong_with_a_directory(model_dir, tmp_path):
-    assert model_problem(MODEL_DIR) is None
-    assert "not a directory" in model_problem(tmp_path / "nowhere")
-    directory = model_dir()
-    assert ".safetensors" in model_problem(directory)
-    (directory / "model.safetensors").touch()
-    assert model_problem(directory) is None
-    (directory / "config.json").write_text("{")
-    assert "no JSON" in model_problem(directory)
-    (directory / "tokenizer.json").unlink()
-    assert "no tokenizer.json" in model_problem(directory)
-    (directory / "config.json").unlink()
-    assert "no config.json" in model_problem(directory)
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"max_position_embeddings": 2048}, 2048),
-        ({"n_positions": 1024}, 1024),
-        ({"text_config": {"max_position_embeddings": 99}, "max_position_embeddings": 5}, 99),
-        ({}, None),
-    ],
-)
-def test_the_models_context(config, expected, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert model_context(tmp_path) == expected

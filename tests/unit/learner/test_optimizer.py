@@ -97,12 +97,57 @@ def test_masters_keep_what_the_compute_dtype_cannot(dtype):
     assert stats.frac_params_changed > 0.9
     assert module.weight.dtype == dtype
     assert torch.equal(module.weight, masters.masters[0].to(dtype))
-    assert torch.equal(module.frozen, Two().frozen)
+    assert torch.equal(module.frozen, Two().frozen.to(dtype))
 
 
 def test_weights_must_come_in_float32():
     with pytest.raises(AssertionError, match="float32"):
         Masters(Two().to(BF16), CONFIG, compute_dtype=BF16)
+
+
+def test_a_named_parameter_stays_float32_beside_others_that_do_not():
+    # As with LoRA: an adapter of float32, a whole copy in the compute dtype, and a frozen base.
+    module = Two()
+    before = module.weight.detach().clone(), module.bias.detach().clone()
+    masters = Masters(module, CONFIG, compute_dtype=BF16, float32={"weight"})
+    assert (module.weight.dtype, module.bias.dtype, module.frozen.dtype) == (FP32, BF16, BF16)
+    assert [m is p for m, p in zip(masters.masters, masters.params, strict=True)] == [True, False]
+    for micro in range(2):
+        module.push(*random_gradients(micro))
+        masters.absorb()
+    # A float32 parameter gathers its gradient itself.
+    assert module.weight.grad is not None and module.bias.grad is None
+    summed = masters.gradients()
+    first, second = random_gradients(0), random_gradients(1)
+    assert torch.equal(summed["weight"], first[0] + second[0])
+    assert torch.equal(summed["bias"], first[1].to(BF16).float() + second[1].to(BF16).float())
+    masters.step(1e-6)
+    assert not torch.equal(module.weight, before[0])
+    assert not torch.equal(masters.masters[1], before[1])
+    assert torch.equal(module.bias, masters.masters[1].to(BF16))
+    moments = {f"{k}/{n}" for k in ("step", "exp_avg", "exp_avg_sq") for n in ("weight", "bias")}
+    assert masters.state().keys() == moments | {"master/bias"}
+
+
+def test_a_restored_run_of_mixed_dtypes_goes_on_bit_for_bit():
+    config = replace(CONFIG, weight_decay=0.1, max_grad_norm=1.0)
+    one, two = Two(), Two(seed=5)
+    masters = Masters(one, config, compute_dtype=BF16, float32={"weight"})
+    train(one, masters, range(3))
+    # A saved model has the float32 parameter exactly and the other one rounded.
+    two.load_state_dict({k: v.float().clone() for k, v in one.state_dict().items()})
+    restored = Masters(two, config, compute_dtype=BF16, float32={"weight"})
+    restored.load_state({k: v.clone() for k, v in masters.state().items()})
+    assert train(one, masters, range(3, 6)) == train(two, restored, range(3, 6))
+    assert all(torch.equal(v, two.state_dict()[k]) for k, v in one.state_dict().items())
+
+
+def test_low_gradients_alone_are_dropped():
+    module = Two()
+    masters = Masters(module, CONFIG, compute_dtype=BF16, float32={"weight"})
+    module.push(*random_gradients(0))
+    masters.drop_low_gradients()
+    assert module.bias.grad is None and torch.equal(module.weight.grad, random_gradients(0)[0])
 
 
 # -- a step ------------------------------------------------------------------------------------------------

@@ -71,6 +71,19 @@ def test_values_and_gradients(cells, spec, has_bias, monkeypatch, assert_close_g
             assert_close_guarded(actual, expected, rtol=1e-5)
 
 
+def test_a_frozen_head_gets_no_gradient_and_changes_no_other():
+    x = make(True)
+    gradients = []
+    for is_frozen in (False, True):
+        weight = x["weight"].detach().requires_grad_(not is_frozen)
+        outputs = token_stats(x["hidden"], weight, x["bias"], x["target"], x["temperature"], HeadSpec())
+        leaves = [x["hidden"], x["bias"]]
+        gradients.append(torch.autograd.grad(outputs[0].sum(), leaves, retain_graph=True))
+        (outputs[0].sum() + outputs[1].sum()).backward()
+        assert (weight.grad is None) == is_frozen
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
 def test_a_loss_on_one_output_alone(assert_close_guarded):
     x = make(False)
     for index in (0, 1):

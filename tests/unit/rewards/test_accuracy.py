@@ -45,6 +45,28 @@ def test_the_gold_of_a_solution(text, gold):
         ("no number at all", None),
         ("", None),
         ("<answer></answer>", ""),
+        ("<answer>1</answer> and <answer>2", "1"),
+        ("well <answer> 12", "12"),
+        ("It is $x+1$.", "x+1"),
+        (r"It is \(x+1\).", "x+1"),
+        ("It costs $18 and then $20.", "20"),
+        (r"That is \frac{\sqrt{3}}{2}", r"\frac{\sqrt{3}}{2}"),
+        ("It is 50% of 3, so 50%.", "50%"),
+        ("The answer is (B).", "B"),
+        ("The answer is **B**", "B"),
+        ("答案是 B。", "B"),
+        ("答案：42", "42"),
+        ("答案：星期日", "星期日"),
+        ("The answer is Sunday, as 3 days pass.", "Sunday"),
+        ("The answer is 1, 2 and 3.", "1, 2 and 3"),
+        ("The answer is what we found: 12", "12"),
+        ("The answer is Sunday.", "Sunday"),
+        ("The answer is 3 or 4.", "3 or 4"),
+        ("It is 3 or 4", "3 or 4"),
+        ("It is 3:4.", "3:4"),
+        ("1, 2, 3", "1, 2, 3"),
+        ("(3, 4)", "(3, 4)"),
+        ("B", "B"),
     ],
 )
 def test_the_answer_of_a_completion(text, answer):
@@ -58,7 +80,15 @@ def test_the_answer_of_a_completion(text, answer):
         (r"\boxed{1} \boxed{2}", "2"),
         (r"\boxed{}", ""),
         (r"\boxed{never closed", None),
-        (r"\boxed 3", None),
+        (r"\boxed{1} and \boxed{never closed", "1"),
+        (r"\boxed{\boxed{1}}", r"\boxed{1}"),
+        (r"\boxed{\{1\}}", r"\{1\}"),
+        (r"\boxed {3}", "3"),
+        (r"\boxed 3.", "3"),
+        (r"\boxed3", "3"),
+        (r"\boxed{1} or \boxed 3", "3"),
+        (r"\boxed 3 or \boxed{1}", "1"),
+        (r"\fbox{3}", "3"),
         ("none", None),
     ],
 )
@@ -179,6 +209,17 @@ def test_the_column_may_be_answer_and_solution_goes_first():
 @pytest.mark.parametrize("gold", [72, 72.0])
 def test_golds_that_are_numbers(gold):
     assert accuracy(completions=["72", "73"], solution=[gold, gold]) == [1.0, 0.0]
+
+
+def test_how_answers_were_found_is_told():
+    told = []
+    accuracy(
+        completions=["<answer>1</answer>", "<answer>1", r"\boxed{1}", "It is 1", "no idea at all", ""],
+        solution=["1"] * 6,
+        log_extra=lambda column, values: told.append((column, values)),
+    )
+    found = ["answer_tag", "answer_tag", "boxed", "last_expression", "none", "none"]
+    assert told == [("parsed_by", found)]
 
 
 def test_rows_are_compared_one_by_one():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from covey.rewards.protocol import FunctionReward
-from covey.rewards.registry import available, build, format_reward, score_rows, total
+from covey.rewards.builtin import format_reward, think_format_reward
+from covey.rewards.registry import available, build, score_rows, total
+from covey.rewards.reward_set import RewardSet
 from covey.types import ScorePart, Status
 
 
@@ -40,11 +41,50 @@ def test_format_of_a_long_text_takes_no_time():
     assert format_reward(completions=[text]) == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<think>a</think> b", 1.0),
+        ("<think>\na\n</think>\nb\nc", 1.0),
+        ("<think></think>", 1.0),
+        ("<think>a</think> b </think>", 1.0),
+        ("a", 0.0),
+        ("", 0.0),
+        ("<think>a", 0.0),
+        ("a</think> b", 0.0),
+        (" <think>a</think> b", 0.0),
+        ("<think>a<think>b</think> c", 0.0),
+        ("<think>a</think> b <think>c</think>", 0.0),
+    ],
+)
+def test_think_format(text, value):
+    assert think_format_reward(completions=[text]) == [value]
+
+
 def test_names():
-    assert available() == ("accuracy", "format")
-    assert [r.name for r in build(["format", "accuracy"])] == ["format", "accuracy"]
-    with pytest.raises(KeyError):
-        build(["nonsense"])
+    assert available() == ("accuracy", "accuracy_reward", "format", "think_format_reward")
+    assert build(["format", "accuracy"]).names == ("format", "accuracy")
+    assert build(["trl.rewards.think_format_reward"]).names == ("think_format_reward",)
+    for name in ("nonsense", "trl.rewards.accuracy", "trl.rewards.nonsense"):
+        with pytest.raises(KeyError):
+            build([name])
+
+
+def test_trls_accuracy_has_its_gold_in_the_column_solution(scored):
+    rewards = build(["accuracy_reward"])
+    rows = [scored("72", solution="72"), scored("71", solution="72")]
+    assert [s.total for s in score_rows(rewards, [1.0], rows)] == [1.0, 0.0]
+    (fault,) = rewards.missing(["answer"])
+    assert (fault.reward, fault.kind) == ("accuracy_reward", "signature")
+    assert "demands solution" in fault.words
+
+
+def test_a_reward_reads_what_the_prompt_has_opened(scored):
+    rows = [
+        scored("a</think><answer>b</answer>", opened="<think>"),
+        scored("a</think><answer>b</answer>"),
+    ]
+    assert [s.total for s in score_rows(build(["format"]), [1.0], rows)] == [1.0, 0.0]
 
 
 # -- total -------------------------------------------------------------------------------------------------
@@ -99,14 +139,27 @@ def test_rows_are_scored_by_every_reward(scored):
 
 
 def test_one_failing_reward_makes_its_rows_invalid_and_no_zero(scored):
+    def length(completions):
+        return [1.0, 2.0]
+
     def picky(completions):
         return [1.0 if c == "a" else float("nan") for c in completions]
 
-    rewards = [FunctionReward("length", lambda completions: [1.0, 2.0]), FunctionReward("picky", picky)]
-    scores = score_rows(rewards, [1.0, 1.0], [scored("a"), scored("b")])
+    with RewardSet.start([length, picky]) as rewards:
+        scores = score_rows(rewards, [1.0, 1.0], [scored("a"), scored("b")])
     assert [(s.total, s.status) for s in scores] == [(2.0, Status.OK), (None, Status.INVALID)]
     assert scores[1].parts[0].value == 2.0
 
 
-def test_no_rows(scored):
+def test_a_score_carries_what_was_noted(scored):
+    def noting(completions, log_extra):
+        log_extra("kind", ["x", "y"])
+        return [1.0, None]
+
+    with RewardSet.start([noting]) as rewards:
+        scores = score_rows(rewards, [1.0], [scored("a"), scored("b")])
+    assert [(s.total, s.extras) for s in scores] == [(1.0, {"kind": "x"}), (None, {"kind": "y"})]
+
+
+def test_no_rows():
     assert score_rows(build(["accuracy"]), [1.0], []) == []

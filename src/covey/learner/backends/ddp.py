@@ -64,8 +64,7 @@ class DDPBackend:
             (output.loss * self.grad_scale).backward()
         if last and self._is_low:
             # The hook has added this backward's gradients to the masters already.
-            for parameter in self.masters.params:
-                parameter.grad = None
+            self.masters.drop_low_gradients()
         else:
             self.masters.absorb()
         return stats, output
@@ -99,8 +98,12 @@ def _reduce_in_float32(masters: Masters, bucket: dist.GradBucket) -> torch.futur
     """Reduce a bucket of low-precision gradients through the masters' float32 accumulators.
 
     Earlier micro-batches are in the accumulators already; the last one's gradient joins them and the sum is
-    averaged over ranks in float32. What DDP writes back into `.grad` is not used.
+    averaged over ranks in float32. What DDP writes back into `.grad` is not used. A bucket holds one dtype:
+    one of float32 has whole sums in it, and what DDP writes back is the average.
     """
+    if bucket.buffer().dtype == torch.float32:
+        total = bucket.buffer().div_(dist.get_world_size())
+        return dist.all_reduce(total, async_op=True).get_future().then(lambda done: done.value()[0])
     owners = [masters.master_of(p) for p in bucket.parameters()]
     flat = torch.cat([masters.add(m, g).reshape(-1) for m, g in zip(owners, bucket.gradients(), strict=True)])
     flat /= dist.get_world_size()

@@ -11,12 +11,16 @@ from torch import Tensor
 from covey.algorithm.losses import LossOutput
 from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.models.lora import adapter_off, adapter_parameters, merged, plain_weights
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
 class SingleBackend:
-    """The policy in one process; `reference` is a frozen policy where the loss has a KL term."""
+    """The policy in one process; `reference` is a frozen policy where the loss has a KL term.
+
+    A policy with an adapter needs none: its reference is the policy with the adapter off.
+    """
 
     world = 1
     grad_scale = 1.0
@@ -29,15 +33,19 @@ class SingleBackend:
         compute_dtype: torch.dtype = torch.float32,
         reference: Policy | None = None,
     ) -> None:
+        assert policy.adapter is None or reference is None, "an adapter's reference is its own base"
         self.policy = policy
         self.reference = reference
-        self.masters = Masters(policy, config, compute_dtype)
+        self.masters = Masters(policy, config, compute_dtype, float32=adapter_parameters(policy))
 
     @torch.no_grad()
     def annotate(self, micro: MicroBatch, which: Annotation) -> Tensor:
         """Logprobs of the trained tokens by the current policy (`old`) or by the reference."""
         if which == "old":
             return self.policy(micro).logprob_N  # type: ignore[no-any-return]
+        if self.policy.adapter is not None:
+            with adapter_off(self.policy):
+                return self.policy(micro).logprob_N  # type: ignore[no-any-return]
         assert self.reference is not None, "nothing asked for a reference when the run was built"
         return self.reference(micro).logprob_N  # type: ignore[no-any-return]
 
@@ -55,18 +63,19 @@ class SingleBackend:
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
-        """The policy itself, in evaluation mode: nothing is copied."""
+        """The policy itself, in evaluation mode, its adapter merged where that is exact."""
         training = self.policy.training
         self.policy.eval()
         try:
-            yield self.policy
+            with merged(self.policy):
+                yield self.policy
         finally:
             self.policy.train(training)
 
     def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Weights under transformers' names, in `dtype` (None: as held)."""
-        for name, parameter in self.policy.model.named_parameters():
-            yield name, parameter.detach() if dtype is None else parameter.detach().to(dtype)
+        """Weights under transformers' names, adapters merged, in `dtype` (None: as held)."""
+        for name, weight in plain_weights(self.policy):
+            yield name, weight if dtype is None else weight.to(dtype)
 
     def state(self) -> Mapping[str, Tensor]:
         """AdamW's moments and the masters."""

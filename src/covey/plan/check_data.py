@@ -1,49 +1,31 @@
-"""What is wrong with model, data and rewards, and whether prompts and completions fit into the context."""
+"""What is wrong with the data, and whether prompts and completions fit into the context."""
 
 from __future__ import annotations
 
-from covey.codes import CODES
 from covey.config.names import nearest
 from covey.config.schema import Config
 from covey.plan.facts import Facts, MissingColumn
+from covey.plan.problem import note, problem, warning
+from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
-from covey.types import Fix, Problem, Severity
+from covey.types import Fix, Problem
 
 
-def input_problems(config: Config, facts: Facts) -> list[Problem]:
-    """Return what the facts about model, data and rewards say against the configuration."""
+def data_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what the facts about the data say against the configuration."""
     return [
-        *_model(config, facts),
         *_dataset(facts),
+        *_mixed(config, facts),
         *_columns(facts),
+        *_media(facts),
         *_lengths(config, facts),
-        *_rewards(config, facts),
-    ]
-
-
-def _problem(code: str, option: str, seen: str, cause: str, *fixes: Fix) -> Problem:
-    return Problem(code=code, option=option, seen=seen, why=CODES[code].why, cause=cause, fixes=fixes)
-
-
-def _model(config: Config, facts: Facts) -> list[Problem]:
-    if facts.model_problem is None:
-        return []
-    return [
-        _problem(
-            "E301",
-            "model",
-            f"{config.model}: {facts.model_problem}",
-            "A path from another machine or directory, or a name on a hub; this version reads local "
-            "directories.",
-            Fix(text="download it first: `hf download NAME --local-dir DIR`, then --model DIR"),
-            Fix(text="the built-in model", edits={"model": "quickstart"}),
-        )
+        *_rows(facts),
     ]
 
 
 def _dataset(facts: Facts) -> list[Problem]:
     problems = [
-        _problem(
+        problem(
             "E302",
             "dataset",
             f"{path} does not exist.",
@@ -53,7 +35,7 @@ def _dataset(facts: Facts) -> list[Problem]:
         for path in facts.dataset_missing or ()
     ]
     problems += [
-        _problem(
+        problem(
             "E302",
             "dataset",
             f"{file.path} cannot be read: {file.words}",
@@ -65,7 +47,7 @@ def _dataset(facts: Facts) -> list[Problem]:
     empty = facts.num_prompts == 0 and not facts.num_prompts_too_long
     if empty and not problems and not facts.missing_columns:
         problems.append(
-            _problem(
+            problem(
                 "E309",
                 "dataset",
                 f"The data set has {counted(facts.num_rows or 0, 'row')} and no usable prompt.",
@@ -76,6 +58,68 @@ def _dataset(facts: Facts) -> list[Problem]:
     return problems
 
 
+def _mixed(config: Config, facts: Facts) -> list[Problem]:
+    problems = []
+    if facts.hub_problem is not None:
+        problems.append(
+            problem(
+                "E321",
+                "dataset",
+                facts.hub_problem,
+                "No network from here, a name that is misspelt, or a data set that asks for a login.",
+                Fix(text="where there is a network: `hf download NAME --repo-type dataset`, then the same"),
+                Fix(text="a file instead: --dataset FILE.jsonl"),
+            )
+        )
+    if facts.data_problem is not None:
+        option = "columns" if config.columns and "column" in facts.data_problem else "dataset"
+        problems.append(
+            problem(
+                "E302",
+                option,
+                facts.data_problem,
+                "A name or a number that does not fit what the data set holds.",
+                Fix(text=f"mend --{option}; docs/data.md has the syntax"),
+            )
+        )
+    return [*problems, *(note("W114", "dataset", words) for words in facts.data_notes)]
+
+
+def _media(facts: Facts) -> list[Problem]:
+    if not facts.media_columns:
+        return []
+    return [
+        problem(
+            "E312",
+            "dataset",
+            f"The data holds images, audio or video: {', '.join(facts.media_columns)}.",
+            "A data set for vision models.",
+            Fix(text="a data set of text alone, or this one without these rows and columns"),
+        )
+    ]
+
+
+def _rows(facts: Facts) -> list[Problem]:
+    """A word on rows that have no usable prompt, while others do."""
+    left = [found for found in facts.left_out if found.reason not in ("too_long", "cut")]
+    if not left or not facts.num_prompts:
+        return []
+    shown = "; ".join(
+        f"{counted(found.count, 'row')} {REASONS.get(found.reason, found.reason)}: "
+        f"{', '.join(map(str, found.rows))}{' ...' if found.count > len(found.rows) else ''}"
+        for found in left
+    )
+    return [
+        warning(
+            "W111",
+            "dataset",
+            f"{shown}.",
+            "Rows that were written without a prompt, or under another column name.",
+            Fix(text='mend these rows, or rename a column: --columns \'{"NAME": "question"}\''),
+        )
+    ]
+
+
 def _columns(facts: Facts) -> list[Problem]:
     return [_column(missing, facts.columns or ()) for missing in facts.missing_columns or ()]
 
@@ -84,7 +128,7 @@ def _column(missing: MissingColumn, columns: tuple[str, ...]) -> Problem:
     near = nearest(missing.column, columns)
     there = f" There are: {', '.join(columns)}." if columns else ""
     fix = f"rename {near} to {missing.column}" if near else f"add a column {missing.column}"
-    return _problem(
+    return problem(
         "E303",
         "dataset",
         f"No column {missing.column}, which {missing.needed_by} needs.{there}",
@@ -116,7 +160,7 @@ def _all_too_long(config: Config, facts: Facts) -> Problem:
         edits = {"max_length": longest, "max_completion_length": context - longest}
         fixes.append(Fix(text="room for every prompt, and shorter completions", edits=edits))
     fixes.append(Fix(text="shorter prompts, or a model with a longer context"))
-    return _problem(
+    return problem(
         "E304",
         "max_length",
         f"All {counted(facts.num_prompts_too_long or 0, 'prompt')} are longer than {limit}.",
@@ -151,7 +195,7 @@ def _context(config: Config, facts: Facts) -> list[Problem]:
         fixes.append(Fix(text="leave the longest prompts out", edits={"max_length": context - completion}))
     known = f"longest prompt {prompt}" if facts.longest_prompt is not None else "a prompt of at least 1"
     return [
-        _problem(
+        problem(
             "E305",
             "max_completion_length",
             f"{known} + max_completion_length {completion} = {prompt + completion} tokens; the model has "
@@ -164,7 +208,7 @@ def _context(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _left_out(config: Config, facts: Facts) -> Problem:
-    problem = _problem(
+    return warning(
         "W105",
         "max_length",
         f"{counted(facts.num_prompts_too_long or 0, 'prompt')} of {facts.num_rows or '?'} are longer than "
@@ -172,70 +216,3 @@ def _left_out(config: Config, facts: Facts) -> Problem:
         "A few long rows; the others are not touched.",
         Fix(text="raise --max_length, or lower --max_completion_length, to keep them"),
     )
-    return _as_warning(problem)
-
-
-def _as_warning(problem: Problem) -> Problem:
-    return Problem(
-        code=problem.code,
-        option=problem.option,
-        seen=problem.seen,
-        why=problem.why,
-        cause=problem.cause,
-        fixes=problem.fixes,
-        severity=Severity.WARNING,
-    )
-
-
-def _rewards(config: Config, facts: Facts) -> list[Problem]:
-    problems = [
-        _unknown_reward(config, n, facts.rewards_available)
-        for n in config.reward_funcs
-        if facts.rewards_available is not None and n not in facts.rewards_available
-    ]
-    return [*problems, *_weights(config)]
-
-
-def _unknown_reward(config: Config, name: str, available: tuple[str, ...] | None) -> Problem:
-    names = tuple(available or ())
-    near = nearest(name, names)
-    fixes = [Fix(text=f"there are: {', '.join(names)}" if names else "there is none in this version")]
-    if near is not None:
-        edits = {"reward_funcs": [near if n == name else n for n in config.reward_funcs]}
-        fixes.insert(0, Fix(text=f"the nearest is {near}", edits=edits))
-    return _problem(
-        "E306",
-        "reward_funcs",
-        f"There is no reward {name}.",
-        f"The nearest name is {near}." if near else "A reward of another tool, or a misspelt name.",
-        *fixes,
-    )
-
-
-def _weights(config: Config) -> list[Problem]:
-    funcs, weights = config.reward_funcs, config.reward_weights
-    if not funcs:
-        return []
-    ones = Fix(text="every reward counts the same", edits={"reward_weights": [1.0] * len(funcs)})
-    if len(weights) != len(funcs):
-        return [
-            _problem(
-                "E307",
-                "reward_weights",
-                f"{counted(len(weights), 'weight')} for {counted(len(funcs), 'reward')}: "
-                f"{', '.join(f'{w:g}' for w in weights) or 'none'} for {', '.join(funcs)}.",
-                "A reward was added or taken away, and the weights were not.",
-                ones,
-            )
-        ]
-    if not any(weights):
-        return [
-            _problem(
-                "E308",
-                "reward_weights",
-                f"Every weight is 0: {', '.join(funcs)}.",
-                "Weights set to 0 to watch a reward without training on it; one has to count.",
-                ones,
-            )
-        ]
-    return []

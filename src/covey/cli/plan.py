@@ -1,0 +1,50 @@
+"""`covey plan [CONFIG.yaml] --option value ...`: what `covey train` would do, without weights and network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from covey.cli.help import asks_for_help, help_text
+from covey.cli.options import read
+from covey.config.names import normalise
+from covey.plan.batch import batch_plan
+from covey.plan.checks import refuse_faults
+from covey.plan.report import report_json, report_lines
+from covey.plan.words import note_lines
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Print the plan as text, or with --json as one object; ConfigError carries what is wrong."""
+    if asks_for_help(argv):
+        sys.stdout.write(help_text("plan"))
+        return 0
+    words = [word for word in argv if word != "--json"]
+    verb = "rlhf" if _is_rlhf(words) else "train"
+    resolved, num_processes = read(verb, words[1:] if words[:1] in (["train"], ["rlhf"]) else words)
+    from covey.training.facts import survey
+
+    with survey(resolved.config, num_processes, offline=True) as found:
+        said = refuse_faults(resolved, found.facts)
+        batch = batch_plan(resolved.config, num_processes, found.facts.num_prompts)
+        if "--json" in argv:
+            content = {
+                "options": resolved.config.model_dump(),
+                "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in said],
+                **report_json(resolved.config, found.facts, batch),
+            }
+            sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+            return 0
+        lines = report_lines(resolved.config, found.facts, batch)
+    for problem in said:
+        lines += note_lines(problem)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _is_rlhf(words: Sequence[str]) -> bool:
+    """Whether the words are a command of ms-swift: `covey plan rlhf ...`, or --rlhf_type among them."""
+    return words[:1] == ["rlhf"] or any(
+        word.startswith("-") and normalise(word.partition("=")[0]) == "rlhf_type" for word in words
+    )

@@ -1,0 +1,59 @@
+"""`covey rlhf`: ms-swift's command line with ms-swift's defaults where they decide the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from covey.codes import CODES
+from covey.config.take import Typed
+from covey.types import Problem, Severity
+
+MS_SWIFT: Mapping[str, Any] = {
+    "tuner_type": "lora",
+    "lora_rank": 8,
+    "lora_alpha": 32.0,
+    "loss_type": "grpo",
+    "beta": 0.04,
+    "use_bias_correction_kl": False,
+    "epsilon": 0.2,
+    "temperature": 0.9,
+    "max_completion_length": 512,
+    "lr_scheduler_type": "cosine",
+    "weight_decay": 0.1,
+    "adam_beta2": 0.95,
+    "num_train_epochs": 3.0,
+}
+"""Defaults of `swift rlhf --rlhf_type grpo` (4.6) that `covey rlhf` shares; what is typed overrides them."""
+
+LEARNING_RATE: Mapping[str, float] = {"lora": 1e-4, "full": 1e-5}
+"""The same for learning_rate, which follows from tuner_type."""
+
+_SOURCE = "default of ms-swift"
+_NOT_COPIED = (
+    "Four others are covey's: a batch that starts (8 completions a forward pass, not 1), float32 weights "
+    "under the optimizer (not bfloat16), no dropout in the adapters (it makes the ratio differ from 1), and "
+    "two checkpoints kept (not all of them)."
+)
+
+
+def ms_swift_typed(typed: dict[str, Typed]) -> dict[str, Typed]:
+    """Return what was typed over ms-swift's defaults."""
+    below = dict(MS_SWIFT)
+    tuner = typed["tuner_type"].value if "tuner_type" in typed else MS_SWIFT["tuner_type"]
+    below["learning_rate"] = LEARNING_RATE[tuner]
+    if "epsilon_high" in typed:
+        del below["epsilon"]
+    return {name: Typed(value, _SOURCE) for name, value in below.items()} | typed
+
+
+def dialect_note(typed: Mapping[str, Typed]) -> Problem:
+    """Return the note, said once, on which defaults hold and which of ms-swift's do not."""
+    taken = sorted(name for name in (*MS_SWIFT, "learning_rate") if name not in typed)
+    return Problem(
+        code="W113",
+        option="rlhf",
+        seen=f"ms-swift's defaults hold for {', '.join(taken) or 'nothing: all of them are typed'}.",
+        why=f"{CODES['W113'].why} {_NOT_COPIED}",
+        severity=Severity.NOTE,
+    )

@@ -1,0 +1,188 @@
+"""Names of TRL and ms-swift that are no options here: those that this version refuses, with the reason, and
+those that say what covey does anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Moot:
+    """A name whose values say what happens anyway; `values` empty means that any of them does."""
+
+    words: str
+    values: tuple[str, ...] = ()
+
+
+_TUNER = "Adapters have the options of the group Adapters in `covey train --help`."
+_VLLM = "This version samples in the training process with its own engine (--engine native)."
+_WHOLE = "This version samples from the model's whole distribution, so that the loss sees the same one."
+_SHARD = "Each process holds the whole model; this version does not shard it."
+_ROLLOUTS = "Every completion is written to rollouts/ in output_dir; --rollout_log says how many."
+_TOKEN = "This version has the importance ratio per token only."
+_LOSS = "This version has the losses grpo, bnpo, dr_grpo and dapo (--loss_type)."
+_ADVANTAGE = (
+    "Advantages are those of GRPO, the reward against the mean of its group; --scale_rewards sets the "
+    "divisor."
+)
+_SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the end."
+_REF = "The reference of the KL term is the model at the start and stays so."
+_QUANT = "Weights are held unquantised; this version does not quantise them."
+_MULTI = "A completion is one answer of the model; this version has no tools and no further turns."
+_MODEL_REWARD = "Rewards are functions (--reward_funcs); this version runs no reward models."
+_ENTROPY = "This version has no entropy term in the loss; entropy itself is among the metrics."
+_SPLIT = "The data set's name takes them: --dataset ID:SUBSET@SPLIT."
+_OURS = "A tracker takes it from its own environment variables; --report_to and --run_name are ours."
+_RESAMPLE = "Groups whose rewards are all equal stay in the batch, with advantage 0, and are counted."
+_NO_LOADERS = "Prompts are read before the run starts, so there are no loaders to set."
+_EVERY_COLUMN = "Every column of the data set goes to the rewards."
+_UPLOAD = "This version uploads nothing."
+
+MOOT: Mapping[str, Moot] = {
+    "dataloader_num_workers": Moot(_NO_LOADERS),
+    "dataloader_pin_memory": Moot(_NO_LOADERS),
+    "dataloader_prefetch_factor": Moot(_NO_LOADERS),
+    "dataloader_persistent_workers": Moot(_NO_LOADERS),
+    "dataset_num_proc": Moot(_NO_LOADERS),
+    "load_from_cache_file": Moot(_NO_LOADERS),
+    "lazy_tokenize": Moot(_NO_LOADERS),
+    "remove_unused_columns": Moot(_EVERY_COLUMN, ("false",)),
+    "dataloader_drop_last": Moot("Each epoch has whole rollouts only.", ("true",)),
+    "per_device_eval_batch_size": Moot("As many completions are sampled side by side as memory allows."),
+    "do_train": Moot("`covey train` trains.", ("true",)),
+    "do_eval": Moot("--eval_strategy says when to evaluate."),
+    "logging_first_step": Moot("Every step is logged, the first one too."),
+    "logging_dir": Moot("tensorboard's files lie in output_dir/runs."),
+    "logging_strategy": Moot("Every --logging_steps steps.", ("steps",)),
+    "save_strategy": Moot(_SAVING, ("steps",)),
+    "save_safetensors": Moot("Weights are always saved as safetensors.", ("true",)),
+    "create_checkpoint_symlink": Moot(_SAVING, ("false",)),
+    "add_version": Moot("--output_dir is used as it is; left out, it is counted up under runs/."),
+    "log_entropy": Moot("entropy is among the metrics."),
+    "gc_collect_after_offload": Moot("It is always done where something is offloaded."),
+    "model_type": Moot("The model's own config.json says what it is."),
+    "task_type": Moot("`covey train` is GRPO on a causal language model.", ("causal_lm",)),
+    "padding_free": Moot("Rows are always packed where the model allows it.", ("true",)),
+    "packing": Moot("Rows are always packed where the model allows it.", ("true",)),
+    "attn_impl": Moot("covey chooses the attention itself.", ("auto",)),
+    "use_liger_kernel": Moot("The logits of a whole batch are never built.", ("auto",)),
+    "optim": Moot("The optimizer is AdamW.", ("adamw_torch", "adamw_torch_fused", "adamw")),
+    "ddp_find_unused_parameters": Moot("Every trained weight takes part in every forward pass."),
+    "ddp_backend": Moot("NCCL where there are GPUs, gloo elsewhere."),
+    "ddp_timeout": Moot("The timeouts of torch.distributed hold."),
+    "disable_tqdm": Moot("A terminal gets one live line, a file a few plain ones."),
+    "check_model": Moot("A model's files are checked before they are loaded."),
+    "ds3_gather_for_generation": Moot("Each process holds the whole model."),
+    "use_vllm": Moot(_VLLM, ("false",)),
+    "async_generate": Moot(_VLLM, ("false",)),
+    "offload_model": Moot("Nothing is offloaded.", ("false",)),
+    "offload_optimizer": Moot("Nothing is offloaded.", ("false",)),
+    "sleep_level": Moot(_VLLM, ("0",)),
+    "fp16": Moot("--torch_dtype says what the forward pass computes in.", ("false",)),
+    "load_in_4bit": Moot(_QUANT, ("false",)),
+    "load_in_8bit": Moot(_QUANT, ("false",)),
+    "top_p": Moot(_WHOLE, ("1", "1.0")),
+    "top_k": Moot(_WHOLE, ("-1", "0")),
+    "min_p": Moot(_WHOLE, ("0", "0.0")),
+    "repetition_penalty": Moot(_WHOLE, ("1", "1.0")),
+    "num_beams": Moot(_WHOLE, ("1",)),
+    "do_sample": Moot("Completions are always sampled; --temperature sets how.", ("true",)),
+    "importance_sampling_level": Moot(_TOKEN, ("token",)),
+    "advantage_estimator": Moot(_ADVANTAGE, ("grpo",)),
+    "kl_in_reward": Moot(_ADVANTAGE, ("false",)),
+    "dynamic_sample": Moot(_RESAMPLE, ("false",)),
+    "sync_ref_model": Moot(_REF, ("false",)),
+    "top_entropy_quantile": Moot(_ENTROPY, ("1", "1.0")),
+    "push_to_hub": Moot(_UPLOAD, ("false",)),
+    "group_by_length": Moot("Rows of a forward pass are packed.", ("false",)),
+    "torch_compile": Moot("This version does not compile the model.", ("false",)),
+}
+"""Names that say what covey does anyway: accepted and said once. Other values than those are refused."""
+
+REFUSED: Mapping[str, str] = {
+    "adapters": "A run starts with new adapters; to train on from merged ones: `covey export DIR --merge`.",
+    "ref_adapters": "The reference is the model with the adapter off.",
+    "merge_lora": "`covey export CHECKPOINT --merge` merges an adapter into its model.",
+    "quant_method": _QUANT,
+    "quant_bits": _QUANT,
+    "num_infer_workers": f"{_VLLM} With ms-swift today one writes --vllm_tensor_parallel_size.",
+    "use_lmdeploy": f"{_VLLM} LMDeploy has left ms-swift too.",
+    "tensor_parallel_size": f"{_VLLM} With ms-swift today one writes --vllm_tensor_parallel_size.",
+    "move_model_batches": _VLLM,
+    "use_transformers_continuous_batching": _VLLM,
+    "use_transformers_paged": _VLLM,
+    "deepspeed": _SHARD,
+    "fsdp": _SHARD,
+    "device_map": _SHARD,
+    "sequence_parallel_size": _SHARD,
+    "attn_implementation": "covey chooses the attention itself; rows of one forward pass are packed.",
+    "generation_kwargs": _WHOLE,
+    "stop_words": "A completion ends at the model's own end token or at --max_completion_length.",
+    "wandb_project": _OURS,
+    "num_completions_to_print": _ROLLOUTS,
+    "eval_dataset": "Sets to evaluate on are --val_dataset FILE ...",
+    "resume_only_model": "To start from saved weights, give them as --model.",
+    "ignore_data_skip": "A resumed run goes on in the data where it stopped.",
+    "dataset_config": _SPLIT,
+    "dataset_train_split": _SPLIT,
+    "dataset_test_split": "The split to evaluate on is a source of --val_dataset ID:SUBSET@SPLIT.",
+    "custom_dataset_info": "A data set is named by its file or hub id, and --columns renames its columns.",
+    "model_init_kwargs": "--torch_dtype, --model_revision and --trust_remote_code are options of their own.",
+    "template": "The chat template is the tokenizer's own; --chat_template FILE replaces it.",
+    "reward_model": _MODEL_REWARD,
+    "reward_model_plugin": _MODEL_REWARD,
+    "reward_model_name_or_path": _MODEL_REWARD,
+    "reward_adapters": _MODEL_REWARD,
+    "multi_turn_scheduler": _MULTI,
+    "max_turns": _MULTI,
+    "use_gym_env": _MULTI,
+    "gym_env": _MULTI,
+    "tools": _MULTI,
+    "max_tool_calling_iterations": _MULTI,
+    "multi_objective_aggregation": "Rewards are added up with --reward_weights before they are compared.",
+    "tau_pos": _LOSS,
+    "tau_neg": _LOSS,
+    "real_tau": _LOSS,
+    "entropy_coef": _ENTROPY,
+    "use_adaptive_entropy": _ENTROPY,
+    "off_policy_mask_threshold": _TOKEN,
+    "off_policy_sequence_mask_delta": _TOKEN,
+    "max_resample_times": _RESAMPLE,
+    "ref_model": _REF,
+    "ref_model_sync_steps": _REF,
+    "ref_model_mixup_alpha": _REF,
+    "lr_scheduler_kwargs": (
+        "--lr_scheduler_type, --warmup_steps and --warmup_ratio are all there is to the schedule."
+    ),
+    "auto_find_batch_size": (
+        "Batch sizes are what you type; the plan lists equal splits that need less memory."
+    ),
+    "gradient_checkpointing_kwargs": "--gradient_checkpointing is on or off.",
+    "ignore_args_error": "An option that does nothing is always refused.",
+    "stopping_strategy": "Mixing ends when the first source is used up; without --interleave_prob all are.",
+    "val_dataset_shuffle": "Every prompt of --val_dataset is evaluated, so their order is of no matter.",
+}
+"""Names that this version has nothing for, each with what it does instead."""
+
+REFUSED_PREFIXES: Mapping[str, str] = {
+    "vllm_": _VLLM,
+    "lora_": _TUNER,
+    "bnb_": _QUANT,
+    "swanlab_": _OURS,
+    "wandb_": _OURS,
+    "fsdp_": _SHARD,
+    "rollout_importance_sampling_": _TOKEN,
+    "vespo_": _LOSS,
+    "fipo_": _LOSS,
+    "sapo_": _LOSS,
+    "hub_": _UPLOAD,
+    "teacher_": "This version distils from no teacher.",
+    "chord_": "This version mixes in no supervised loss.",
+    "freeze_": "What is trained is --tuner_type full or lora.",
+    "cosine_": "This version has no rewards with options.",
+    "repetition_": "This version has no rewards with options.",
+    "soft_": "This version has no rewards with options.",
+    "dataloader_": _NO_LOADERS,
+}
+"""Beginnings of names that come in families."""

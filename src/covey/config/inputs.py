@@ -1,0 +1,170 @@
+"""The options of what a run is made from: model, adapter, data and rewards."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def option(group: str, default: Any, doc: str, rule: str = "") -> Any:
+    """A field of the configuration: `doc` is its help text, `rule` says how it follows from others."""
+    return Field(default, description=doc, json_schema_extra={"group": group, "rule": rule})
+
+
+class InputOptions(BaseModel):
+    """Options of the groups model, tuner, data and reward."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    # -- model
+    model: str = option(
+        "model",
+        ...,
+        "Directory with weights and tokenizer, an id on the Hugging Face hub, ms::ID on ModelScope, or the "
+        "word quickstart for the built-in model.",
+    )
+    model_revision: str | None = option(
+        "model", None, "Branch, tag or commit of a model on a hub. Not set: its main branch."
+    )
+    use_hf: bool = option(
+        "model",
+        True,
+        "Where ids of models and data sets without a prefix are looked for: the Hugging Face hub, or with "
+        "false ModelScope.",
+    )
+    trust_remote_code: bool = option(
+        "model",
+        False,
+        "Run the Python code that comes with a model. A model of a hub then needs its --model_revision, a "
+        "full commit.",
+    )
+    torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "model",
+        "auto",
+        "What the forward pass computes in. The weights that the optimizer updates are always float32. "
+        "auto: bfloat16 on a GPU that has it, else float32.",
+    )
+    disable_dropout: bool = option(
+        "model",
+        True,
+        "Turn dropout off, so that the policy gives a token the same probability each time it is asked.",
+    )
+    gradient_checkpointing: bool = option(
+        "model",
+        False,
+        "Compute activations a second time in the backward pass: less memory, about a third slower.",
+    )
+
+    # -- tuner
+    tuner_type: Literal["full", "lora"] = option(
+        "tuner",
+        "full",
+        "What is trained: full, all weights; or lora, low-rank adapters beside frozen weights.",
+    )
+    lora_rank: int = option("tuner", 16, "Rank of an adapter's two matrices.")
+    lora_alpha: float = option(
+        "tuner", 32.0, "Scale of the adapters: their output is multiplied by lora_alpha / lora_rank."
+    )
+    lora_dropout: float = option(
+        "tuner",
+        0.0,
+        "Dropout in front of the adapters; without effect while disable_dropout is on, which is the default.",
+    )
+    target_modules: list[str] = option(
+        "tuner",
+        ["all-linear"],
+        "Modules that get an adapter, by the end of their names; all-linear: all linear layers but the head.",
+    )
+    modules_to_save: list[str] = option(
+        "tuner", [], "Modules that are trained whole beside the adapters, by the end of their names."
+    )
+    use_rslora: bool = option("tuner", False, "Scale by lora_alpha / sqrt(lora_rank) instead.")
+    use_dora: bool = option(
+        "tuner", False, "Train the length of each weight column beside its direction (DoRA)."
+    )
+
+    # -- data
+    dataset: list[str] = option(
+        "data",
+        ...,
+        "One or more sources: files (.jsonl, .json, .csv, .parquet, .arrow), directories, or ids on a hub as "
+        "[hf::|ms::]ID[:SUBSET][@SPLIT]; #N behind any of them takes N rows. quickstart: the built-in task.",
+    )
+    val_dataset: list[str] = option(
+        "data", [], "Sources of the prompts to evaluate on, one set each; NAME=SOURCE names a set."
+    )
+    split_dataset_ratio: float = option(
+        "data", 0.0, "Share of the rows of dataset that is kept out of training and evaluated on."
+    )
+    columns: dict[str, str] | None = option(
+        "data", None, 'Renames columns: \'{"question_text": "question", "final": "solution"}\'.'
+    )
+    system: str | None = option(
+        "data",
+        None,
+        "System message of rows that have none: text, a file, or r1, which asks for <think> and <answer>.",
+    )
+    dataset_shuffle: bool = option("data", True, "Visit the prompts in a new random order in each epoch.")
+    interleave_prob: list[float] = option(
+        "data",
+        [],
+        "One probability a source: rows are drawn from the sources so, until one is used up. Not set: one "
+        "source after the other.",
+    )
+    streaming: bool = option(
+        "data", False, "Read rows as they are needed; needs max_steps, and shuffles within blocks of rows."
+    )
+    max_length: int | None = option(
+        "data",
+        None,
+        "Longest prompt in tokens; longer ones are left out and counted. Not set: what the model's context "
+        "leaves after max_completion_length.",
+    )
+    truncation_strategy: Literal["delete", "left"] = option(
+        "data",
+        "delete",
+        "What becomes of a longer prompt: delete leaves it out, left cuts its beginning off.",
+    )
+    apply_chat_template: bool = option(
+        "data",
+        False,
+        "Put a prompt that is text through the chat template as a user message, as other columns are.",
+    )
+    chat_template: str | None = option(
+        "data", None, "Chat template in place of the tokenizer's: a Jinja file, or chatml."
+    )
+    enable_thinking: bool | None = option("data", None, "Given to the chat template under this name.")
+    chat_template_kwargs: dict[str, Any] | None = option(
+        "data", None, "Further values for the chat template, as JSON."
+    )
+
+    # -- reward
+    reward_funcs: list[str] = option(
+        "reward",
+        ...,
+        "One or more rewards: accuracy, format, FILE.py:NAME, package.module.name, or a name of a plugin. A "
+        "completion scores their weighted sum.",
+    )
+    reward_weights: list[float] = option("reward", ..., "One weight per reward, in the same order.", "all 1")
+    external_plugins: list[str] = option(
+        "reward", [], "Python files that put rewards into orms, as ms-swift's plugins do."
+    )
+    reward_timeout_s: float = option("reward", 60.0, "Seconds that one call of a reward function may take.")
+    reward_workers: int = option(
+        "reward", ..., "Processes that run reward functions, per training process.", "the cores, at most 8"
+    )
+    reward_trial: bool = option(
+        "reward",
+        True,
+        "Call each reward on two rows before weights are loaded; false for judges that cost money.",
+    )
+    max_bad_gold: float = option(
+        "reward", 0.05, "Share of rows whose gold answer may be unreadable before the run is refused."
+    )
+    completion_form: Literal["auto", "text", "messages"] = option(
+        "reward",
+        "auto",
+        "How reward functions get prompts and completions. auto: as messages where the column prompt holds "
+        "messages, else as text.",
+    )

@@ -1,0 +1,31 @@
+"""What a user can mend in data, models and templates: each error is one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from covey.errors import CoveyError
+
+
+class DataError(CoveyError, ValueError):
+    """Data that cannot be had or read, with the place where it stops making sense."""
+
+
+class ModelError(CoveyError, ValueError):
+    """A model whose files cannot be had."""
+
+
+class TemplateError(CoveyError, ValueError):
+    """A chat template that is missing, or that refused the messages it was given."""
+
+
+def one_line(error: object) -> str:
+    """The words of an error without its line breaks."""
+    return " ".join(str(error).split())
+
+
+def nearest(wanted: str, there: Iterable[str]) -> str:
+    """` (nearest: main)`, or nothing where no name is near."""
+    found = difflib.get_close_matches(wanted, list(there), n=1)
+    return f" (nearest: {found[0]})" if found else ""

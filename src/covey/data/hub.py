@@ -1,0 +1,267 @@
+"""Models and data sets of the Hugging Face hub: what is fetched, and each failure in one line.
+
+`huggingface_hub` is imported when first needed; it honours HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.data import modelscope
+from covey.data.errors import DataError, ModelError, one_line
+
+# The first question decides whether there is a network; nothing is retried before it is answered.
+_TIMEOUT_S = 5.0
+_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_INDEX = "model.safetensors.index.json"
+_SMALL = (
+    *("config.json", "generation_config.json", "adapter_config.json", _INDEX),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("vocab.*", "merges.txt", "spiece.model", "sentencepiece*"),
+)
+_UNASKED = "the network was not to be used"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """Where the small files of a model lie, which commit they are, and the size of its weights where
+    known."""
+
+    directory: Path
+    revision: str | None = None
+    weights_bytes: int | None = None
+
+
+def locate_model(
+    name: str, *, revision: str | None = None, use_hf: bool = True, offline: bool = False
+) -> ModelFiles:
+    """The directory with config, tokenizer and template of a model, fetched without its weights.
+
+    A local directory is returned as it is; `ms::id`, or any id with `use_hf` false, is ModelScope's.
+    ModelError says in one line why the files cannot be had; with `offline` nothing is asked of the network.
+    """
+    if _is_local(name):
+        return ModelFiles(directory=Path(name).expanduser())
+    hub, name = _hub_id(name, use_hf)
+    if hub == "ms":
+        directory = modelscope.model_directory(
+            name, revision=revision, allow_patterns=_SMALL, offline=offline
+        )
+        return ModelFiles(directory=directory, revision=revision)
+    sizes, silence = _listing(name, revision, offline)
+    directory = _snapshot(name, revision, _SMALL, silence)
+    if not (directory / "config.json").is_file() and not (directory / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{name} has no config.json" if sizes is not None else _not_cached(name, silence, "config.json")
+        )
+    size = None
+    if sizes is not None:
+        known = [sizes.get(file) for file in _weight_files(name, directory, list(sizes))]
+        size = sum(n for n in known if n is not None) if all(known) else None
+    return ModelFiles(directory=directory, revision=directory.name, weights_bytes=size)
+
+
+def fetch_weights(
+    name: str, *, revision: str | None = None, use_hf: bool = True, offline: bool = False
+) -> Path:
+    """The directory of a model with its safetensors weights in it, fetched where they are not there yet."""
+    files = locate_model(name, revision=revision, use_hf=use_hf, offline=offline)
+    if _is_local(name):
+        return files.directory
+    hub, name = _hub_id(name, use_hf)
+    if hub == "ms":
+        return modelscope.model_directory(
+            name, revision=revision, allow_patterns=(*_SMALL, "model*.safetensors"), offline=offline
+        )
+    sizes, silence = _listing(name, files.revision, offline)
+    there = sorted(p.name for p in files.directory.iterdir()) if sizes is None else list(sizes)
+    wanted = _weight_files(name, files.directory, there)
+    directory = _snapshot(name, files.revision, (*_SMALL, *wanted), silence)
+    missing = [file for file in wanted if not (directory / file).is_file()]
+    if missing:
+        raise ModelError(_not_cached(name, silence, ", ".join(missing[:3])))
+    return directory
+
+
+def silence_about(name: str, *, offline: bool) -> str:
+    """Why the hub is not to be asked for a data set, empty where it answers.
+
+    DataError where it answers that there is none to have.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    if offline:
+        return _UNASKED
+    try:
+        huggingface_hub.HfApi().dataset_info(name, timeout=_TIMEOUT_S)
+    except (errors.HTTPError, OSError, ValueError) as error:
+        if _is_no_answer(error):
+            return _silence(error)
+        raise DataError(explain(error, name, kind="data set")) from error
+    return ""
+
+
+def cached_dataset(name: str) -> Path | None:
+    """The files of a data set in the hub's cache on this machine; None where there are none."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", local_files_only=True))
+    except (errors.LocalEntryNotFoundError, ValueError):
+        return None
+
+
+def not_cached_dataset(name: str, silence: str) -> DataError:
+    """The error for a data set that is neither in the cache nor to be had."""
+    return DataError(_not_cached(name, silence))
+
+
+def http_error() -> type[Exception]:
+    """The root of what the hub's client raises for a request that failed."""
+    from huggingface_hub import errors
+
+    return errors.HTTPError
+
+
+@contextmanager
+def no_network() -> Iterator[None]:
+    """The hub's client as if HF_HUB_OFFLINE were set, which it reads only once, when it is imported."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def explain(error: Exception, name: str, *, kind: str, revision: str | None = None) -> str:
+    """What the hub meant, in one line with what to do."""
+    from huggingface_hub import constants, errors
+
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    if isinstance(error, errors.GatedRepoError):
+        page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'data set' else ''}{name}"
+        return (
+            f"{name} is gated ({status}): ask for access at {page}, then log in with `hf auth login` or "
+            "HF_TOKEN"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name} has no revision {revision!r}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"{name}: the hub knows no such {kind}, or it is private and not yours to read ({status}): check "
+            "the spelling, then log in with `hf auth login` or HF_TOKEN"
+        )
+    if status == 401:
+        return f"{name}: the hub did not accept the token (401): log in anew: `hf auth login`, HF_TOKEN"
+    return f"{name}: the hub answered: {one_line(error)}"
+
+
+def _is_local(name: str) -> bool:
+    return Path(name).expanduser().is_dir()
+
+
+def _hub_id(name: str, use_hf: bool) -> tuple[str, str]:
+    hub = "hf" if use_hf else "ms"
+    for prefix in ("hf", "ms"):
+        if name.startswith(f"{prefix}::"):
+            hub, name = prefix, name.removeprefix(f"{prefix}::")
+    if name.startswith((".", "/", "~")) or not _ID.fullmatch(name):
+        raise ModelError(f"{name} is neither a directory here nor the id of a model (owner/name)")
+    return hub, name
+
+
+def _listing(name: str, revision: str | None, offline: bool) -> tuple[Mapping[str, int | None] | None, str]:
+    """Sizes of the files of a model on the hub, or None and why the hub says nothing."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    if offline:
+        return None, _UNASKED
+    try:
+        info = huggingface_hub.HfApi().model_info(
+            name, revision=revision, timeout=_TIMEOUT_S, files_metadata=True
+        )
+    except (errors.HTTPError, OSError, ValueError) as error:
+        if _is_no_answer(error):
+            return None, _silence(error)
+        raise ModelError(explain(error, name, kind="model", revision=revision)) from error
+    return {file.rfilename: file.size for file in info.siblings or ()}, ""
+
+
+def _silence(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    return f"{constants.ENDPOINT} does not answer: {one_line(error)}"
+
+
+def _is_no_answer(error: Exception) -> bool:
+    """No network, offline by request, or a hub that is down: the cache may still do."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HfHubHTTPError):
+        return error.response.status_code >= 500
+    return isinstance(error, errors.HTTPError | OSError)
+
+
+def _snapshot(name: str, revision: str | None, patterns: Sequence[str], silence: str) -> Path:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        found = huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=["*/*"],
+            local_files_only=bool(silence),
+        )
+    except errors.LocalEntryNotFoundError as error:
+        called = f"{name} at {revision}" if revision else name
+        raise ModelError(_not_cached(called, silence)) from error
+    except (errors.HTTPError, OSError, ValueError) as error:
+        raise ModelError(explain(error, name, kind="model", revision=revision)) from error
+    return Path(found)
+
+
+def _not_cached(name: str, silence: str, missing: str = "") -> str:
+    from huggingface_hub import constants
+
+    why = silence or "the download ended before it was whole"
+    part = f" ({missing} is missing)" if missing else ""
+    return f"{name} is not, or not whole, in the cache {constants.HF_HUB_CACHE}{part}, and {why}"
+
+
+def _weight_files(name: str, directory: Path, there: Sequence[str]) -> list[str]:
+    """The safetensors files that hold a model's weights; ModelError where it has none."""
+    if _INDEX in there and (directory / _INDEX).is_file():
+        index: Any = json.loads((directory / _INDEX).read_text(encoding="utf-8"))
+        return sorted(set(index["weight_map"].values()))
+    if "model.safetensors" in there:
+        return ["model.safetensors"]
+    own = [f for f in there if f.endswith(".safetensors") and "/" not in f and not f.startswith("adapter")]
+    if own:
+        return own
+    if "adapter_config.json" in there:
+        raise ModelError(
+            f"{name} is an adapter, not a model: give its base as --model, or merge the two with "
+            "`covey export --merge`"
+        )
+    if any(f.endswith(_PICKLES) for f in there):
+        raise ModelError(
+            f"{name} has only pickled weights, which can run code and are not read: convert to safetensors"
+        )
+    raise ModelError(f"{name} has no weights: no .safetensors file is in it")

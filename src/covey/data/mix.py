@@ -1,0 +1,97 @@
+"""Several lists of rows made one, one made two, and columns renamed: pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from covey.data.errors import DataError, nearest
+
+Row = Mapping[str, Any]
+
+
+def mix(
+    tables: Sequence[Sequence[Row]], *, seed: int, interleave_prob: Sequence[float] | None = None
+) -> list[Row]:
+    """The sources one after the other, or drawn from by probability until the first is used up.
+
+    A source's own order is kept: `mix([[a, b], [c]], seed=0)` is `[a, b, c]`.
+    """
+    if interleave_prob is None:
+        return [row for table in tables for row in table]
+    _check_probabilities(interleave_prob, len(tables))
+    if not all(tables):
+        return []
+    random = np.random.Generator(np.random.PCG64(seed))
+    edges = np.cumsum(interleave_prob)[:-1]
+    taken = [0] * len(tables)
+    rows: list[Row] = []
+    while True:
+        source = int(np.searchsorted(edges, random.random(), side="right"))
+        rows.append(tables[source][taken[source]])
+        taken[source] += 1
+        if taken[source] == len(tables[source]):
+            return rows
+
+
+def _check_probabilities(probabilities: Sequence[float], num_sources: int) -> None:
+    if len(probabilities) != num_sources:
+        raise DataError(
+            f"interleave_prob has {len(probabilities)} values for {num_sources} data sets: one each is needed"
+        )
+    if not all(math.isfinite(p) and p >= 0 for p in probabilities):
+        raise DataError(f"interleave_prob holds probabilities, from 0 to 1: {list(probabilities)}")
+    total = math.fsum(probabilities)
+    if abs(total - 1) > 1e-6:
+        raise DataError(f"interleave_prob adds up to {total:g}, not 1")
+
+
+def split_rows(rows: Sequence[Row], ratio: float, *, seed: int) -> tuple[list[Row], list[Row]]:
+    """Train and validation rows: a share `ratio` of them, at least one, drawn by `seed`; both in their old
+    order."""
+    if not 0 <= ratio < 1:
+        raise DataError(f"split_dataset_ratio is {ratio:g}: it is a share from 0 to below 1")
+    if ratio == 0:
+        return list(rows), []
+    if len(rows) < 2:
+        raise DataError(f"split_dataset_ratio is {ratio:g}, and of {len(rows)} rows none can be held out")
+    size = min(max(1, round(len(rows) * ratio)), len(rows) - 1)
+    drawn = np.random.Generator(np.random.PCG64(seed)).choice(len(rows), size, replace=False)
+    held = {int(i) for i in drawn}
+    train = [row for number, row in enumerate(rows) if number not in held]
+    return train, [row for number, row in enumerate(rows) if number in held]
+
+
+def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
+    """The rows with columns renamed, old name to new.
+
+    DataError where no row has an old name, or where a row has a new name already.
+    """
+    names = {old: new for old, new in names.items() if old != new}
+    if not names:
+        return list(rows)
+    there = {column for row in rows for column in row}
+    for old in names:
+        if rows and old not in there:
+            raise DataError(
+                f"columns renames {old!r}, which no row has{nearest(old, there)}; there are: "
+                f"{', '.join(sorted(there))}"
+            )
+    return [_renamed(row, number, names) for number, row in enumerate(rows)]
+
+
+def _renamed(row: Row, number: int, names: Mapping[str, str]) -> Row:
+    renamed: dict[str, Any] = {}
+    for column, value in row.items():
+        new = names.get(column, column)
+        if renamed.get(new) is not None:
+            if value is None:
+                continue
+            raise DataError(
+                f"columns makes two columns {new!r} of row {number}, which holds {', '.join(row)}"
+            )
+        renamed[new] = value
+    return renamed

@@ -1,0 +1,200 @@
+"""What a model's directory says of itself, and why it cannot be trained; reads no weights and no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.data.errors import nearest
+
+_OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
+_SLOW_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+_PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidated*.bin")
+_MEDIA_KEYS = re.compile(
+    r"(vision|audio|visual|image|video|speech)(_config|_tower|_token_id|_token_index)|mm_\w+"
+)
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_NAMES = re.compile(r'"([\w.-]+)"\s*[,:]\s*"\w+Config"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProblem:
+    """Why a directory is no model that can be trained: a `kind` to tell cases apart, and the words for
+    people."""
+
+    kind: str
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def model_problem(directory: Path, *, with_weights: bool = True) -> ModelProblem | None:
+    """Why a directory is no model that can be trained, or None.
+
+    Kinds: not_a_directory, adapter, no_config, bad_config, remote_code, unknown_model_type, vision,
+    encoder_decoder, not_causal, slow_tokenizer, no_tokenizer, missing_shards, pickled_weights, no_weights.
+    With `with_weights` false, as for a model located on a hub, the last three are not asked.
+    """
+    if not directory.is_dir():
+        return ModelProblem(kind="not_a_directory", words=f"{directory} is not a directory")
+    if not (directory / "config.json").is_file():
+        return _without_config(directory)
+    for name in _OBJECTS:
+        path = directory / name
+        try:
+            is_object = not path.is_file() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+        except ValueError as error:
+            return ModelProblem(kind="bad_config", words=f"{path} is no JSON: {error}")
+        if not is_object:
+            return ModelProblem(kind="bad_config", words=f"{path} is no JSON object")
+    config = read_json(directory / "config.json")
+    found = _model_type_problem(directory, config) or _architecture_problem(directory, config)
+    found = found or _tokenizer_problem(directory)
+    return found or (_weights_problem(directory) if with_weights else None)
+
+
+def model_context(directory: Path) -> int | None:
+    """Positions of the model, from its config.json; None where it does not say."""
+    config = read_json(directory / "config.json")
+    config = config.get("text_config") or config
+    value = config.get("max_position_embeddings", config.get("n_positions"))
+    return value if isinstance(value, int) else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object's file; empty where there is no file or no object in it."""
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return value if isinstance(value, dict) else {}
+
+
+def known_model_types() -> frozenset[str]:
+    """Every `model_type` of the installed transformers, read from its source; empty where it cannot be
+    found."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    auto = Path(spec.origin).parent / "models" / "auto"
+    files = [auto / name for name in ("auto_mappings.py", "configuration_auto.py")]
+    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    return frozenset(name for text in texts for name in _NAMES.findall(text))
+
+
+def _without_config(directory: Path) -> ModelProblem:
+    if (directory / "adapter_config.json").is_file():
+        base = _base_of(directory)
+        return ModelProblem(
+            kind="adapter",
+            words=f"{directory} is an adapter of {base}, not a model: give {base} as --model, or merge the "
+            "two with `covey export --merge`",
+        )
+    return ModelProblem(kind="no_config", words=f"{directory} has no config.json")
+
+
+def _base_of(directory: Path) -> str:
+    try:
+        return str(read_json(directory / "adapter_config.json").get("base_model_name_or_path") or "its base")
+    except ValueError:
+        return "its base"
+
+
+def _model_type_problem(directory: Path, config: Mapping[str, Any]) -> ModelProblem | None:
+    name, known = config.get("model_type"), known_model_types()
+    if not known or name in known:
+        return None
+    if "auto_map" in config:
+        return ModelProblem(
+            kind="remote_code",
+            words=f"{directory} is a model whose code comes with it (auto_map of config.json), and covey "
+            "runs no such code: take a model that transformers knows by itself",
+        )
+    if not isinstance(name, str):
+        return ModelProblem(kind="unknown_model_type", words=f"{directory}/config.json names no model_type")
+    return ModelProblem(
+        kind="unknown_model_type",
+        words=f"{directory}/config.json has model_type {name!r}, which the installed transformers does not "
+        f"know{nearest(name, sorted(known))}: a newer transformers may (pip install -U transformers)",
+    )
+
+
+def _architecture_problem(directory: Path, config: Mapping[str, Any]) -> ModelProblem | None:
+    media = sorted(key for key in config if _MEDIA_KEYS.fullmatch(key) and config[key] is not None)
+    if media:
+        return ModelProblem(
+            kind="vision",
+            words=f"{directory} is a model of images or sound ({', '.join(media[:3])} in config.json), and "
+            "this version trains on text only",
+        )
+    if config.get("is_encoder_decoder"):
+        return ModelProblem(
+            kind="encoder_decoder",
+            words=f"{directory} is an encoder with a decoder ({config.get('model_type')}), and only models "
+            "that are a decoder alone are trained",
+        )
+    names = config.get("architectures") or []
+    if names and not any(str(n).endswith(_CAUSAL) for n in names):
+        return ModelProblem(
+            kind="not_causal",
+            words=f"{directory} is a {names[0]}, which writes no text: a model that can be trained is a "
+            "…ForCausalLM",
+        )
+    return None
+
+
+def _tokenizer_problem(directory: Path) -> ModelProblem | None:
+    if (directory / "tokenizer.json").is_file():
+        return None
+    slow = next((name for name in _SLOW_TOKENIZERS if (directory / name).is_file()), None)
+    if slow is None:
+        return ModelProblem(kind="no_tokenizer", words=f"{directory} has no tokenizer.json")
+    return ModelProblem(
+        kind="slow_tokenizer",
+        words=f"{directory} has no tokenizer.json, only {slow}: write one with "
+        f"AutoTokenizer.from_pretrained('{directory}').save_pretrained('{directory}')",
+    )
+
+
+def _weights_problem(directory: Path) -> ModelProblem | None:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file() and not (directory / "model.safetensors").is_file():
+        return _shards_problem(directory, index)
+    # An adapter beside a config.json is no model's weights.
+    if any(not p.name.startswith("adapter_model") for p in directory.glob("*.safetensors")):
+        return None
+    if (directory / "adapter_config.json").is_file():
+        return _without_config(directory)
+    pickled = sorted(p.name for pattern in _PICKLES for p in directory.glob(pattern))
+    if pickled:
+        return ModelProblem(
+            kind="pickled_weights",
+            words=f"{directory} has only pickled weights ({pickled[0]}), which can run code and are not "
+            f"read; convert to safetensors: AutoModelForCausalLM.from_pretrained('{directory}')"
+            f".save_pretrained('{directory}')",
+        )
+    return ModelProblem(
+        kind="no_weights",
+        words=f"{directory} has no .safetensors file, the only format of weights that is read",
+    )
+
+
+def _shards_problem(directory: Path, index: Path) -> ModelProblem | None:
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ModelProblem(kind="missing_shards", words=f"{index} names no files of weights")
+    missing = sorted(name for name in shards if not (directory / name).is_file())
+    if not missing:
+        return None
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return ModelProblem(
+        kind="missing_shards",
+        words=f"{directory} lacks {len(missing)} of {len(shards)} files of weights: "
+        f"{', '.join(missing[:3])}{more}",
+    )

@@ -1,0 +1,43 @@
+"""ModelScope, through its own client; the one module that imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.data.errors import DataError, ModelError, one_line
+
+_INSTALL = "ModelScope's client is not installed: pip install modelscope (or take it from Hugging Face: hf::"
+
+
+def dataset_directory(name: str, *, offline: bool) -> Path:
+    """The files of a data set, fetched into ModelScope's cache."""
+    try:
+        return _snapshot(name, repo_type="dataset", local_files_only=offline)
+    except ModelError as error:
+        raise DataError(str(error)) from error
+
+
+def model_directory(name: str, *, revision: str | None, allow_patterns: Sequence[str], offline: bool) -> Path:
+    """The files of a model that match the patterns, fetched into ModelScope's cache."""
+    return _snapshot(
+        name,
+        repo_type="model",
+        revision=revision,
+        allow_patterns=list(allow_patterns),
+        local_files_only=offline,
+    )
+
+
+def _snapshot(name: str, **options: Any) -> Path:
+    try:
+        from modelscope.hub.snapshot_download import snapshot_download
+    except ImportError as error:
+        raise ModelError(f"{name}: {_INSTALL}{name})") from error
+    # The client's error classes differ from release to release.
+    try:
+        return Path(snapshot_download(name, **options))
+    except Exception as error:
+        where = "ModelScope's cache" if options["local_files_only"] else "ModelScope"
+        raise ModelError(f"{name} could not be had from {where}: {one_line(error)}") from error

@@ -1,0 +1,214 @@
+"""`--dataset` arguments: what they name, and the rows behind them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from covey.data import jsonl, modelscope, tables
+from covey.data.errors import DataError
+
+_FILE_SUFFIXES = (*jsonl.SUFFIXES, *tables.FORMATS)
+_PATH_STARTS = ("./", "../", "/", "~")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_NAMED = re.compile(r"([\w.-]+)=(.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """One `--dataset` argument, taken apart.
+
+    `parse_source("hf::openai/gsm8k:main@test#100")` is `DataSource(text=…, hub="hf", path="openai/gsm8k",
+    subset="main", split="test", limit=100)`. `hub` is `any` for an id without a prefix, which `--use_hf`
+    sends to one hub or the other; `name` is what was typed before a `=`.
+    """
+
+    text: str
+    hub: Literal["local", "hf", "ms", "any"]
+    path: str
+    subset: str | None = None
+    split: str | None = None
+    limit: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The rows of a source, and what is worth saying about how they were taken."""
+
+    rows: list[dict[str, Any]]
+    notes: tuple[str, ...] = ()
+
+
+def parse_source(text: str) -> DataSource:
+    """Take `[name=][hf::|ms::]id_or_path[:subset][@split][#N]` apart; DataError says what is malformed.
+
+    What lies on this machine under the whole text, or under what is left without `#N`, `@split` or `:subset`,
+    is local, and so is what looks like a path or a data file; everything else is the id of a data set on a
+    hub.
+    """
+    name, rest = None, text
+    match = _NAMED.fullmatch(text)
+    if match and not _exists(text):
+        name, rest = match.groups()
+    for hub in ("hf", "ms"):
+        if rest.startswith(f"{hub}::"):
+            return _on_hub(text, rest.removeprefix(f"{hub}::"), hub, name)
+    if _exists(rest):
+        return DataSource(text=text, hub="local", path=os.path.expanduser(rest), name=name)
+    path, subset, split, limit = _parts(text, rest)
+    if _exists(path) or path.startswith(_PATH_STARTS) or path.endswith(_FILE_SUFFIXES):
+        path = os.path.expanduser(path)
+        return DataSource(
+            text=text, hub="local", path=path, subset=subset, split=split, limit=limit, name=name
+        )
+    return _on_hub(text, rest, "any", name)
+
+
+def eval_name(source: DataSource) -> str:
+    """A short name for metrics: the one typed before `=`, else the file's stem or the last part of the id.
+
+    `eval_name(parse_source("data/gsm8k test.jsonl"))` is `gsm8k_test`.
+    """
+    last = os.path.basename(source.path.rstrip("/"))
+    if source.hub == "local":
+        suffix = next((s for s in _FILE_SUFFIXES if last.endswith(s)), "")
+        last = last.removesuffix(suffix)
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", source.name or last).strip("_.") or "eval"
+
+
+def load_source(
+    source: DataSource, *, use_hf: bool, seed: int, shuffle: bool, offline: bool = False
+) -> Loaded:
+    """Rows of a source; with `#N` the first N, or when `shuffle` a choice of N by `seed`, in file order.
+
+    With `offline` nothing is asked of the network: what is not on this machine is a DataError.
+    """
+    table = _table(source, use_hf=use_hf, offline=offline)
+    limit, size = source.limit, len(table)
+    if limit is None or limit >= size:
+        note = f"{source.text} asks for {limit} rows and has {size}: all are taken"
+        notes = (note,) if limit is not None and limit > size else ()
+        return Loaded(rows=tables.rows_of(table, None), notes=notes)
+    numbers = list(range(limit))
+    if shuffle:
+        drawn = np.random.Generator(np.random.PCG64(seed)).choice(size, limit, replace=False)
+        numbers = sorted(int(i) for i in drawn)
+    return Loaded(rows=tables.rows_of(table, numbers))
+
+
+def stream_rows(
+    sources: Sequence[DataSource], *, use_hf: bool, offline: bool = False
+) -> Callable[[], Iterator[dict[str, Any]]]:
+    """A function that begins to read the sources, one after the other, anew at each call.
+
+    `#N` ends a source after its first N rows.
+    """
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for source in sources:
+            yield from islice(_stream(source, use_hf=use_hf, offline=offline), source.limit)
+
+    return rows
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of one data file, as dicts."""
+    return tables.rows_of(_local_table(path, None, None), None)
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(os.path.expanduser(path))
+
+
+def _parts(text: str, rest: str) -> tuple[str, str | None, str | None, int | None]:
+    """The path and what follows it; a part that holds a slash belongs to the path."""
+    limit: int | None = None
+    subset = split = None
+    path, mark, tail = rest.rpartition("#")
+    if mark and "/" not in tail:
+        if not (tail.isascii() and tail.isdigit() and int(tail) > 0):
+            raise DataError(
+                f"{text}: after # stands how many rows to take, a whole number above 0, not {tail!r}"
+            )
+        rest, limit = path, int(tail)
+    if not _exists(rest):
+        path, mark, tail = rest.rpartition("@")
+        if mark and "/" not in tail:
+            rest, split = path, _named(text, tail, "after @ stands a split, as in @train")
+    if not _exists(rest):
+        path, mark, tail = rest.rpartition(":")
+        if mark and "/" not in tail:
+            rest, subset = path, _named(text, tail, "after : stands a subset, as in openai/gsm8k:main")
+    if not rest:
+        raise DataError(f"{text!r} names no data set: write a path, or an id as in openai/gsm8k")
+    return rest, subset, split, limit
+
+
+def _named(text: str, part: str, words: str) -> str:
+    if not part:
+        raise DataError(f"{text}: {words}, and nothing stands there")
+    return part
+
+
+def _on_hub(text: str, rest: str, hub: str, name: str | None) -> DataSource:
+    path, subset, split, limit = _parts(text, rest)
+    if not _HUB_ID.fullmatch(path):
+        raise DataError(
+            f"{text}: {path!r} is neither a file or directory here nor the id of a data set (owner/name)"
+        )
+    known: Literal["hf", "ms", "any"] = "hf" if hub == "hf" else "ms" if hub == "ms" else "any"
+    return DataSource(text=text, hub=known, path=path, subset=subset, split=split, limit=limit, name=name)
+
+
+def _table(source: DataSource, *, use_hf: bool, offline: bool) -> tables.Table:
+    if source.hub == "local":
+        return _local_table(Path(source.path), source.subset, source.split)
+    if _is_hf(source, use_hf):
+        return tables.load_hub(source.path, source.subset, source.split, offline=offline)
+    directory = modelscope.dataset_directory(source.path, offline=offline)
+    return tables.load_directory(directory, source.subset, source.split, called=source.path)
+
+
+def _is_hf(source: DataSource, use_hf: bool) -> bool:
+    return source.hub == "hf" or (source.hub == "any" and use_hf)
+
+
+def _local_table(path: Path, subset: str | None, split: str | None) -> tables.Table:
+    if path.is_dir():
+        return tables.load_directory(path, subset, split, called=str(path))
+    _check_file(path, subset, split)
+    if path.name.endswith(jsonl.SUFFIXES):
+        return list(jsonl.iter_jsonl(path))
+    return tables.load_file(path)
+
+
+def _check_file(path: Path, subset: str | None, split: str | None) -> None:
+    if not path.is_file():
+        raise DataError(f"{path} is not there")
+    if subset or split:
+        typed = f":{subset}" if subset else f"@{split}"
+        raise DataError(f"{path} is one file, which has no subsets or splits: leave {typed} out")
+    if not path.name.endswith(_FILE_SUFFIXES):
+        raise DataError(f"{path} is none of the formats that this version reads: {', '.join(_FILE_SUFFIXES)}")
+
+
+def _stream(source: DataSource, *, use_hf: bool, offline: bool) -> Iterator[dict[str, Any]]:
+    path = Path(source.path)
+    if source.hub == "local":
+        if path.is_dir():
+            return tables.stream_directory(path, source.subset, source.split, called=str(path))
+        _check_file(path, source.subset, source.split)
+        is_lines = path.name.endswith(jsonl.SUFFIXES)
+        return jsonl.iter_jsonl(path) if is_lines else tables.stream_file(path)
+    if _is_hf(source, use_hf):
+        return tables.stream_hub(source.path, source.subset, source.split, offline=offline)
+    directory = modelscope.dataset_directory(source.path, offline=offline)
+    return tables.stream_directory(directory, source.subset, source.split, called=source.path)

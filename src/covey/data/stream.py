@@ -1,0 +1,118 @@
+"""Prompts of a data set that is read as it goes and never held: for `--streaming`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from covey.data.errors import DataError
+from covey.data.mix import rename_columns
+from covey.data.rows import PromptOptions, PromptTable, prompt_table
+from covey.data.text import TextCodec
+from covey.types import Draw, Prompt
+
+BLOCK = 1_024
+
+
+class PromptStream:
+    """The usable prompts of a stream, epoch after epoch, drawn `per_rollout` at a time.
+
+    Blocks of 1,024 rows are read in the order of the data and, when `shuffle`, permuted within themselves by
+    (seed, epoch, block). At the end of the data the stream begins again. What is drawn for a rollout depends
+    on nothing that was asked before; going back, or far ahead, costs reading from the beginning.
+    """
+
+    def __init__(
+        self,
+        rows: Callable[[], Iterator[Mapping[str, Any]]],
+        codec: TextCodec,
+        *,
+        max_length: int | None,
+        options: PromptOptions,
+        seed: int,
+        shuffle: bool,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        self._rows = rows
+        self._codec = codec
+        self._max_length = max_length
+        self._options = options
+        self._seed = seed
+        self._shuffle = shuffle
+        self._columns = dict(columns or {})
+        self._left_out: dict[str, int] = {}
+        self._num_counted = 0
+        self._position = 0
+        self._prompts = self._endless()
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Rows left out by reason, each row counted once, among those read so far."""
+        return dict(self._left_out)
+
+    @property
+    def num_rows_read(self) -> int:
+        """Different rows read so far."""
+        return self._num_counted
+
+    def first_block(self) -> PromptTable:
+        """The first 1,024 rows as a table: what can be known of the data before the run."""
+        return self._table(list(islice(self._rows(), BLOCK)), 0)
+
+    def take(self, rollout: int, per_rollout: int) -> list[Prompt]:
+        """The prompts of a rollout, marked with the epoch in which the first of them stands."""
+        start = rollout * per_rollout
+        if start < self._position:
+            self._prompts, self._position = self._endless(), 0
+        for _ in islice(self._prompts, start - self._position):
+            pass
+        drawn = list(islice(self._prompts, per_rollout))
+        self._position = start + per_rollout
+        draw = Draw(epoch=drawn[0].draw.epoch, rollout=rollout)
+        return [replace(prompt, draw=draw) for prompt in drawn]
+
+    def _endless(self) -> Iterator[Prompt]:
+        epoch = 0
+        while True:
+            is_empty = True
+            for prompt in self._epoch(epoch):
+                is_empty = False
+                yield prompt
+            if is_empty:
+                reasons = ", ".join(f"{n} {reason}" for reason, n in self._left_out.items())
+                raise DataError(f"the stream has no usable prompt (left out: {reasons or 'it has no rows'})")
+            epoch += 1
+
+    def _epoch(self, epoch: int) -> Iterator[Prompt]:
+        draw = Draw(epoch=epoch, rollout=-1)
+        rows = self._rows()
+        block = 0
+        while part := list(islice(rows, BLOCK)):
+            table = self._table(part, block * BLOCK)
+            self._count(table, block * BLOCK + len(part))
+            for number in self._order(len(table.entries), epoch, block):
+                yield table.take(number, draw)
+            block += 1
+
+    def _table(self, rows: Sequence[Mapping[str, Any]], first: int) -> PromptTable:
+        renamed = rename_columns(rows, self._columns) if self._columns else rows
+        return prompt_table(
+            renamed, self._codec, max_length=self._max_length, options=self._options, first_id=first
+        )
+
+    def _count(self, table: PromptTable, end: int) -> None:
+        if end <= self._num_counted:
+            return
+        self._num_counted = end
+        for reason, number in table.left_out.items():
+            self._left_out[reason] = self._left_out.get(reason, 0) + number
+
+    def _order(self, size: int, epoch: int, block: int) -> Sequence[int]:
+        if not self._shuffle:
+            return range(size)
+        random = np.random.Generator(np.random.PCG64([self._seed, epoch, block]))
+        return [int(i) for i in random.permutation(size)]

@@ -1,0 +1,219 @@
+"""Every format that `datasets` reads: files, directories, data sets of the hub; the one module that imports
+it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from covey.data import hub
+from covey.data.errors import DataError, nearest, one_line
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from datasets import Dataset
+
+    Table: TypeAlias = list[dict[str, Any]] | Dataset
+
+FORMATS: Mapping[str, str] = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+
+_CHUNK = 10_000
+_T = TypeVar("_T")
+
+
+def rows_of(table: Table, numbers: Sequence[int] | None) -> list[dict[str, Any]]:
+    """The rows of these numbers, or all, as dicts; images and sounds stay undecoded."""
+    if isinstance(table, list):
+        return table if numbers is None else [table[n] for n in numbers]
+    chosen = table if numbers is None else table.select(numbers)
+    has_media = _has_media(chosen.features)
+    rows: list[dict[str, Any]] = []
+    for start in range(0, len(chosen), _CHUNK):
+        if has_media:
+            rows += chosen.with_format("arrow")[start : start + _CHUNK].to_pylist()
+            continue
+        part = chosen[start : start + _CHUNK]
+        names = list(part)
+        rows += [dict(zip(names, values, strict=True)) for values in zip(*part.values(), strict=True)]
+    return rows
+
+
+def load_file(path: Path) -> Dataset:
+    """A .json, .csv, .parquet or .arrow file."""
+    return _read(str(path), None, None, lambda d: _load(d, **_file(path)))
+
+
+def stream_file(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of such a file, without holding them all."""
+    return _rows(str(path), lambda d: _load(d, **_file(path), streaming=True))
+
+
+def load_directory(path: Path, subset: str | None, split: str | None, *, called: str) -> Dataset:
+    """A directory that `datasets` saved, or one of data files."""
+
+    def load(datasets: Any) -> Any:
+        if _is_saved(path):
+            return _saved(datasets, path, split, called)
+        return _load(datasets, **_named(str(path), subset, split))
+
+    return _read(called, subset, split, load)
+
+
+def stream_directory(
+    path: Path, subset: str | None, split: str | None, *, called: str
+) -> Iterator[dict[str, Any]]:
+    """Rows of a directory, without holding them all."""
+
+    def load(datasets: Any) -> Any:
+        if _is_saved(path):
+            return _saved(datasets, path, split, called).to_iterable_dataset()
+        return _load(datasets, **_named(str(path), subset, split), streaming=True)
+
+    return _rows(called, load, subset, split)
+
+
+def load_hub(name: str, subset: str | None, split: str | None, *, offline: bool) -> Dataset:
+    """A data set of the hub, or its cached copy where there is no network."""
+    silence = hub.silence_about(name, offline=offline)
+    if silence:
+        return _cached(name, subset, split, silence)
+    return _read(name, subset, split, lambda d: _load(d, **_named(name, subset, split)))
+
+
+def stream_hub(
+    name: str, subset: str | None, split: str | None, *, offline: bool
+) -> Iterator[dict[str, Any]]:
+    """Rows of a data set of the hub as they arrive; of its cached copy where there is no network."""
+    silence = hub.silence_about(name, offline=offline)
+    if silence:
+        return _rows(name, lambda _: _cached(name, subset, split, silence).to_iterable_dataset())
+    return _rows(name, lambda d: _load(d, **_named(name, subset, split), streaming=True), subset, split)
+
+
+def _cached(name: str, subset: str | None, split: str | None, silence: str) -> Dataset:
+    """The table that `datasets` made of it once, else the files that lie in the hub's cache."""
+
+    def load(datasets: Any) -> Any:
+        try:
+            return _load(datasets, **_named(name, subset, split))
+        except (ConnectionError, FileNotFoundError) as error:
+            directory = hub.cached_dataset(name)
+            if directory is None:
+                raise hub.not_cached_dataset(name, silence) from error
+            return _load(datasets, **_named(str(directory), subset, split))
+
+    with _no_network():
+        return _read(name, subset, split, load)
+
+
+def _named(path: str, subset: str | None, split: str | None) -> dict[str, Any]:
+    return {"path": path, "name": subset, "split": split or "train"}
+
+
+def _file(path: Path) -> dict[str, Any]:
+    return {"path": FORMATS[path.suffix], "data_files": str(path), "split": "train"}
+
+
+def _load(datasets: Any, **options: Any) -> Any:
+    return datasets.load_dataset(**options)
+
+
+def _is_saved(path: Path) -> bool:
+    return any((path / file).is_file() for file in ("state.json", "dataset_dict.json"))
+
+
+def _saved(datasets: Any, path: Path, split: str | None, called: str) -> Any:
+    found = datasets.load_from_disk(str(path))
+    if not isinstance(found, datasets.DatasetDict):
+        if split:
+            raise DataError(f"{called} is one table, which has no splits: leave @{split} out")
+        return found
+    if (split or "train") not in found:
+        raise DataError(_no_split(called, split, list(found)))
+    return found[split or "train"]
+
+
+def _read(called: str, subset: str | None, split: str | None, load: Callable[[Any], _T]) -> _T:
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return load(datasets)
+    except DataError:
+        raise
+    except (
+        *(datasets.exceptions.DatasetsError, hub.http_error()),
+        *(ValueError, OSError, RuntimeError, NotImplementedError, TypeError, KeyError),
+    ) as error:
+        raise DataError(_explained(error, called, subset, split)) from error
+
+
+def _rows(
+    called: str, load: Callable[[Any], Any], subset: str | None = None, split: str | None = None
+) -> Iterator[dict[str, Any]]:
+    rows = iter(_read(called, subset, split, lambda d: _dicts(_undecoded(load(d)))))
+    while True:
+        row = _read(called, subset, split, lambda _: next(rows, None))
+        if row is None:
+            return
+        yield row
+
+
+def _dicts(rows: Any) -> Iterator[dict[str, Any]]:
+    return (dict(row) for row in rows)
+
+
+def _undecoded(stream: Any) -> Any:
+    # A stream whose columns are not known yet holds text and numbers only, and refuses to be told.
+    return stream.decode(False) if stream.features else stream
+
+
+def _has_media(feature: Any) -> bool:
+    """Whether a column, or anything within it, would be decoded to a picture or a sound."""
+    import datasets
+
+    if isinstance(feature, dict):
+        return any(_has_media(inner) for inner in feature.values())
+    if isinstance(feature, datasets.List | datasets.LargeList):
+        return _has_media(feature.feature)
+    return isinstance(feature, datasets.Image | datasets.Audio | datasets.Video)
+
+
+@contextmanager
+def _no_network() -> Iterator[None]:
+    """`datasets` as if HF_HUB_OFFLINE were set."""
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        with hub.no_network():
+            yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
+
+
+def _explained(error: Exception, called: str, subset: str | None, split: str | None) -> str:
+    words = one_line(error)
+    there = re.findall(r"['\"]([^'\"]+)['\"]", words.partition("[")[2])
+    if "Unknown split" in words or "Bad split" in words:
+        return _no_split(called, split, there)
+    if "Config name is missing" in words:
+        first = there[0] if there else "NAME"
+        return f"{called} has subsets: write which, as in {called}:{first}; there are: {', '.join(there)}"
+    if subset and ("BuilderConfig" in words or "for config" in words):
+        return f"{called} has no subset {subset}{nearest(subset, there)}; there are: {', '.join(there)}"
+    if "gated dataset" in words:
+        return f"{called} is gated: ask for access on its page, then log in with `hf auth login` or HF_TOKEN"
+    cause = one_line(error.__cause__) if error.__cause__ is not None else ""
+    return f"{called} could not be read: {words}{f' ({cause})' if cause and cause not in words else ''}"
+
+
+def _no_split(called: str, split: str | None, there: Sequence[str]) -> str:
+    wanted = split or "train"
+    typed = f"; write {called}@{there[0]}" if split is None and there else ""
+    return f"{called} has no split {wanted}{nearest(wanted, there)}; there are: {', '.join(there)}{typed}"

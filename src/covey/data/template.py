@@ -1,0 +1,83 @@
+"""Chat templates: Jinja in its sandbox, with the filters and tags that templates in the wild use."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from covey.data.errors import TemplateError
+
+# What `--chat_template chatml` stands for.
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's text in templates: here, just its
+    body."""
+
+    # Read by jinja from the class; never changed.
+    tags = frozenset({"generation"})  # type: ignore[assignment]
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def typed_template(value: str) -> str:
+    """The template that `--chat_template` names: `chatml`, or the text of a file."""
+    if value == "chatml":
+        return CHATML
+    path = Path(value).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(
+            f"chat_template is chatml or a file with a Jinja template, and {value} cannot be read: {error}"
+        ) from error
+
+
+def compiled(template: str, whose: str) -> jinja2.Template:
+    """A template ready to render; `whose` names it in the error of one that does not parse."""
+    try:
+        return _environment().from_string(template)
+    except jinja2.TemplateError as error:
+        raise TemplateError(f"{whose} is broken: {error}") from error
+
+
+def _environment() -> jinja2.Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment

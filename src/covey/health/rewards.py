@@ -1,0 +1,96 @@
+"""Rewards that fail, and rewards that never differ."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from covey.codes import CODES
+from covey.errors import GuardStop
+from covey.types import Finding, Finish, Fix, ScoredGroup, ScorePart, Severity, Status
+
+_WINDOW = 10
+_MOST_FAILED = 0.01
+
+
+class RewardWatch:
+    """Looks at the scores of each rollout; remembers how many calls failed in the last ten."""
+
+    def __init__(self) -> None:
+        self._recent: dict[str, deque[tuple[int, int]]] = {}
+        self._is_first = True
+
+    def look(self, groups: Sequence[ScoredGroup], step: int) -> list[Finding]:
+        """Return what is unusual (F108: a reward that is the same throughout the first rollout).
+
+        Raises GuardStop (F107) where a reward failed on a whole rollout, or on more than 1 % of the
+        completions of the last ten.
+        """
+        by_name = _parts(groups)
+        for name, parts in by_name.items():
+            failed = [p for p in parts if p.status is not Status.OK]
+            recent = self._recent.setdefault(name, deque(maxlen=_WINDOW))
+            recent.append((len(failed), len(parts)))
+            lost, seen = (sum(pair[i] for pair in recent) for i in (0, 1))
+            # One failure among few completions is above 1 % and says nothing yet.
+            if len(failed) == len(parts) or (lost > _MOST_FAILED * seen and len(recent) == _WINDOW):
+                raise GuardStop(_failed(name, lost, seen, failed[0] if failed else parts[0], step))
+        first, self._is_first = self._is_first, False
+        return _constant(groups, by_name, step) if first else []
+
+
+def _parts(groups: Sequence[ScoredGroup]) -> Mapping[str, list[ScorePart]]:
+    by_name: dict[str, list[ScorePart]] = {}
+    for part in (p for g in groups for s in g.scores for p in s.parts):
+        by_name.setdefault(part.name, []).append(part)
+    return by_name
+
+
+def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int) -> Finding:
+    return Finding(
+        code="F107",
+        seen=f"the reward {name} failed on {lost} of {seen} completions: {example.message}",
+        why="Completions without a reward are left out of their groups. Nothing was scored 0.",
+        cause="An error in the reward function, or a service behind it that does not answer.",
+        fixes=(Fix(text="mend the reward, then resume with --resume_from_checkpoint latest"),),
+        step=step,
+    )
+
+
+def _constant(
+    groups: Sequence[ScoredGroup], by_name: Mapping[str, list[ScorePart]], step: int
+) -> list[Finding]:
+    """A finding for each reward with one value for every completion; a single completion tells nothing."""
+    findings = []
+    for name, parts in by_name.items():
+        values = {p.value for p in parts}
+        if len(values) > 1 or len(parts) < 2:
+            continue
+        (value,) = values
+        findings.append(
+            Finding(
+                code="F108",
+                seen=f"{name} is {'None' if value is None else f'{value:g}'} for all {len(parts)} "
+                "completions of the first rollout.",
+                why=CODES["F108"].why,
+                cause=_cause(groups, value),
+                severity=Severity.WARNING,
+                step=step,
+            )
+        )
+    return findings
+
+
+def _cause(groups: Sequence[ScoredGroup], value: float | None) -> str:
+    finishes = [t.finish for g in groups for t in g.group.trajectories]
+    cut = sum(f is Finish.LENGTH for f in finishes) / len(finishes)
+    sources = [s.extras.get("parsed_by") for g in groups for s in g.scores]
+    if value is None:
+        return "Each row said None: the column that it needs is missing, or no gold answer can be read."
+    if cut > 0.5:
+        return f"{cut:.0%} of the completions were cut at max_completion_length, before an answer."
+    if sources and all(s == "none" for s in sources):
+        return "No completion holds an answer: no <answer>, no box, no number."
+    if value == 0:
+        return "The task is too hard for the model, or the prompt does not ask for the form that is paid for."
+    return "The task is too easy for the model, or the reward does not look at the completion."

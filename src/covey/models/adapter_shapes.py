@@ -1,0 +1,258 @@
+"""What a LoRA adapter would be on a model, read from the headers of its weight files; torch-free.
+
+Which modules the names match, which names match nothing, which may not be adapted, and how many parameters
+the adapter holds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.errors import CheckpointError
+
+ALL_LINEAR = "all-linear"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+_EMBEDDING_LEAVES = ("embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "embed_positions")
+_HEAD_LEAVES = ("lm_head", "embed_out")
+# peft reads these names, on a model with experts, as the experts' fused tensors, wherever the module lies.
+_EXPERT_LEAVES = ("w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate", "router")
+
+# What peft's LoRA may have beside LoraSettings.
+_UNSUPPORTED = (
+    "alpha_pattern",
+    "exclude_modules",
+    "layer_replication",
+    "layers_to_transform",
+    "lora_bias",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """An adapter as it was asked for: `update = scaling * B @ A` on every module that `target_modules` match.
+
+    Names match a module or the end of its path: `q_proj` or `layers.0.self_attn.q_proj`; `all-linear` stands
+    alone. Modules of `modules_to_save` are trained whole, in a copy that the adapter carries.
+    """
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] = (ALL_LINEAR,)
+    modules_to_save: tuple[str, ...] = ()
+    use_rslora: bool = False
+    use_dora: bool = False
+
+    @property
+    def scaling(self) -> float:
+        """alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShapes:
+    """The tensors of a model by name, its vocabulary, and whether head and embedding are one tensor."""
+
+    tensors: Mapping[str, tuple[int, ...]]
+    vocab_size: int | None
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraFacts:
+    """What the settings come to on a model.
+
+    `unmatched` has each name that fits no module, with the nearest module names; `refused` each name that
+    fits something an adapter would not reach, with the reason. The counts are of parameters: `num_lora` of
+    the matrices (and DoRA's magnitudes), `num_saved` of the whole copies, `num_base` of the model.
+    """
+
+    targets: tuple[str, ...]
+    saved: tuple[str, ...]
+    unmatched: Mapping[str, tuple[str, ...]]
+    refused: Mapping[str, str]
+    num_lora: int
+    num_saved: int
+    num_base: int
+
+
+def lora_facts(directory: Path, settings: LoraSettings) -> LoraFacts:
+    """What `settings` come to on the model of a directory, from the headers of its weight files."""
+    return facts_of(read_shapes(directory), settings)
+
+
+def read_shapes(directory: Path) -> ModelShapes:
+    """Names and shapes of a model's tensors. ValueError names a weight file that has no header."""
+    tensors: dict[str, tuple[int, ...]] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 0 < length < file.stat().st_size:
+                raise ValueError(f"{file.name} has no header")
+            header = json.loads(stream.read(length))
+        tensors |= {n: tuple(e["shape"]) for n, e in header.items() if n != "__metadata__"}
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    vocab_size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    # A head that is no tensor of its own is the embedding, whatever the config says or leaves unsaid.
+    tied = bool(tensors) and not any(_leaf(_module(n)) in _HEAD_LEAVES for n in tensors)
+    return ModelShapes(tensors=tensors, vocab_size=vocab_size, tied=tied)
+
+
+def facts_of(shapes: ModelShapes, settings: LoraSettings) -> LoraFacts:
+    """What `settings` come to on a model of these shapes."""
+    modules = {_module(name) for name in shapes.tensors} | ({"lm_head"} if shapes.tied else set())
+    saved, unmatched, refused = _saved(shapes, modules, settings.modules_to_save)
+    linear = _linear(shapes)
+    targets: set[str] = set()
+    for name in settings.target_modules:
+        if name == ALL_LINEAR:
+            if len(settings.target_modules) > 1:
+                refused[name] = "it takes every linear layer already; it stands alone"
+            targets |= {m for m in linear if not (_has_experts(shapes) and _leaf(m) in _EXPERT_LEAVES)}
+            continue
+        found = {m for m in modules if matches(m, name)}
+        allowed = found & linear
+        if not found:
+            unmatched[name] = nearest(name, linear)
+        elif reason := _why_not(shapes, found - allowed, found):
+            refused[name] = reason
+        targets |= allowed
+    targets -= {m for m in targets if any(m == s or m.startswith(s + ".") for s in saved)}
+    return LoraFacts(
+        targets=tuple(sorted(targets)),
+        saved=tuple(sorted(saved)),
+        unmatched=unmatched,
+        refused=refused,
+        num_lora=sum(_num_lora(shapes, m, settings) for m in targets),
+        num_saved=sum(_numel(shapes, m) for m in saved),
+        num_base=sum(math.prod(s) for s in shapes.tensors.values()),
+    )
+
+
+def matches(module: str, name: str) -> bool:
+    """Whether a name means a module: its path or the end of it, whole words only."""
+    return module == name or module.endswith("." + name)
+
+
+def nearest(name: str, modules: Iterable[str]) -> tuple[str, ...]:
+    """The module words most like a name that fits nothing: `nearest("q_poj", ...)` is ("q_proj", ...)."""
+    words = sorted({_leaf(m) for m in modules})
+    return tuple(difflib.get_close_matches(_leaf(name), words, n=3, cutoff=0.5))
+
+
+def adapter_settings(directory: Path) -> tuple[LoraSettings, Path]:
+    """The settings of a saved adapter, and where its base model lies by its own word.
+
+    CheckpointError where adapter_config.json is no plain LoRA.
+    """
+    path = directory / ADAPTER_CONFIG
+    try:
+        body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        used = [n for n in _UNSUPPORTED if body.get(n)]
+        if body["peft_type"] != "LORA" or body.get("bias", "none") != "none" or used:
+            what = ", ".join(used) or "another kind"
+            raise CheckpointError(f"{path} is no adapter that can be used here, but one with {what}")
+        targets = body["target_modules"]
+        settings = LoraSettings(
+            rank=body["r"],
+            alpha=body["lora_alpha"],
+            dropout=body.get("lora_dropout", 0.0),
+            target_modules=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
+            modules_to_save=tuple(sorted(body.get("modules_to_save") or ())),
+            use_rslora=body.get("use_rslora", False),
+            use_dora=body.get("use_dora", False),
+        )
+        return settings, Path(body["base_model_name_or_path"] or "")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} cannot be read: {error!r}") from error
+
+
+def _saved(
+    shapes: ModelShapes, modules: set[str], names: tuple[str, ...]
+) -> tuple[set[str], dict[str, tuple[str, ...]], dict[str, str]]:
+    saved: set[str] = set()
+    unmatched: dict[str, tuple[str, ...]] = {}
+    refused: dict[str, str] = {}
+    for name in names:
+        found = {m for m in modules if matches(m, name)}
+        if not found:
+            unmatched[name] = nearest(name, modules)
+        elif shapes.tied and any(_is_vocab(shapes, m) for m in found):
+            refused[name] = "head and embedding are one tensor in this model; a copy of one would part them"
+        elif any(".experts." in f".{m}." for m in found):
+            refused[name] = "the experts are fused tensors; a copy of one module cannot be had"
+        else:
+            saved |= found
+    return saved, unmatched, refused
+
+
+def _why_not(shapes: ModelShapes, left: set[str], found: set[str]) -> str | None:
+    """Why modules that a name matched get no adapter; None where they all get one."""
+    if any(_is_vocab(shapes, m) for m in left):
+        return (
+            "an adapter on the embedding or the head is not seen by the loss, which takes their weights "
+            "as they are; modules_to_save trains them whole"
+        )
+    experts = _has_experts(shapes) and any(_leaf(m) in _EXPERT_LEAVES for m in found)
+    if experts or any(".experts." in f".{m}." for m in left):
+        return "experts and router are fused tensors, not linear layers; name attention projections"
+    return "no linear layer: only weights of two axes take an adapter" if left else None
+
+
+def _linear(shapes: ModelShapes) -> set[str]:
+    """Modules with a weight of two axes, but embeddings, head, experts and routers."""
+    routed = {m.split(".experts.")[0] for m in map(_module, shapes.tensors) if ".experts." in f"{m}."}
+    return {
+        module
+        for name, shape in shapes.tensors.items()
+        if name.endswith(".weight") and len(shape) == 2
+        for module in (_module(name),)
+        if not _is_vocab(shapes, module)
+        and ".experts." not in f"{module}."
+        and not (_leaf(module) in ("gate", "router") and module.rpartition(".")[0] in routed)
+    }
+
+
+def _has_experts(shapes: ModelShapes) -> bool:
+    return any(".experts." in f"{_module(name)}." for name in shapes.tensors)
+
+
+def _is_vocab(shapes: ModelShapes, module: str) -> bool:
+    """Embeddings, of tokens or positions, and the head."""
+    if _leaf(module) in (*_EMBEDDING_LEAVES, *_HEAD_LEAVES):
+        return True
+    shape = shapes.tensors.get(f"{module}.weight", ())
+    return len(shape) == 2 and shape[0] == shapes.vocab_size
+
+
+def _num_lora(shapes: ModelShapes, module: str, settings: LoraSettings) -> int:
+    weight = shapes.tensors[f"{module}.weight"]
+    # GPT-2 holds its matrices turned round; the bias tells which side is the output.
+    out = shapes.tensors.get(f"{module}.bias", weight)[0]
+    return settings.rank * sum(weight) + (out if settings.use_dora else 0)
+
+
+def _numel(shapes: ModelShapes, module: str) -> int:
+    return sum(math.prod(s) for n, s in shapes.tensors.items() if n.startswith(f"{module}."))
+
+
+def _module(tensor: str) -> str:
+    """The module that a tensor belongs to: its name without the last word."""
+    return tensor.rpartition(".")[0]
+
+
+def _leaf(module: str) -> str:
+    return module.rpartition(".")[2]

@@ -1,0 +1,264 @@
+"""LoRA adapters, by peft: put on a policy, switched off, merged for rollouts, saved and loaded.
+
+peft replaces layers inside the model, so `Policy.model` stays the model of transformers and everything that
+calls it goes through the adapter. The base is frozen; the adapter's matrices are float32 whatever the base
+computes in. This is the one module that imports peft.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.errors import CheckpointError, CoveyError
+from covey.models.adapter_shapes import (
+    ADAPTER_WEIGHTS,
+    ALL_LINEAR,
+    LoraFacts,
+    LoraSettings,
+    ModelShapes,
+    adapter_settings,
+    facts_of,
+)
+from covey.models.policy import Policy
+
+_NAME = "default"
+
+
+class AdapterError(CoveyError, ValueError):
+    """An adapter that cannot be put on this model, with the names at fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """The adapter of a policy: peft's handle, the layers it changes and the modules it trains whole.
+
+    The handle contains the model; a policy keeps it here, in no module, so that no parameter has two names.
+    """
+
+    settings: LoraSettings
+    facts: LoraFacts
+    handle: Any
+    layers: tuple[Any, ...]
+    copies: tuple[Any, ...]
+
+
+def add_adapter(
+    policy: Policy, settings: LoraSettings, *, seed: int, compute_dtype: torch.dtype = torch.float32
+) -> None:
+    """Put a new adapter on a policy whose weights are float32; the base is frozen and cast.
+
+    The same seed gives the same adapter on every rank and device, and a new one changes no output bit. Raises
+    AdapterError for names that match nothing, or something that an adapter would not reach.
+    """
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import Linear
+
+    assert policy.adapter is None, "the policy has an adapter"
+    model: Any = policy.model
+    facts = facts_of(_shapes(model), settings)
+    _refuse(facts)
+    by_name = ALL_LINEAR not in settings.target_modules
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]
+        lora_dropout=settings.dropout,
+        target_modules=list(settings.target_modules if by_name else facts.targets),
+        modules_to_save=list(facts.saved) or None,
+        use_rslora=settings.use_rslora,
+        use_dora=settings.use_dora,
+        fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # peft asks transformers by a name that is on its way out.
+        warnings.simplefilter("ignore", FutureWarning)
+        # The matrices are drawn on the CPU; torch.manual_seed would move the GPUs' generators too.
+        torch.default_generator.manual_seed(seed)
+        try:
+            handle: Any = get_peft_model(model, config)
+        except ValueError as error:
+            raise AdapterError(f"peft cannot put this adapter on the model: {error}") from error
+    layers = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A")}
+    odd = sorted(n for n, m in layers.items() if not isinstance(m, Linear))
+    if odd or sorted(layers) != list(facts.targets):
+        others = sorted(set(layers) ^ set(facts.targets)) or odd
+        raise AdapterError(f"peft adapts other modules than were named: {', '.join(others[:5])}")
+    copies = tuple(m for m in model.modules() if hasattr(m, "modules_to_save"))
+    _cast_base(model, compute_dtype)
+    policy.adapter = Adapter(
+        settings=settings, facts=facts, handle=handle, layers=tuple(layers.values()), copies=copies
+    )
+    _reset_magnitudes(policy.adapter)
+
+
+@contextmanager
+def adapter_off(policy: Policy) -> Iterator[Policy]:
+    """The policy without its adapter, which is the base model bit for bit; for passes without gradient."""
+    assert policy.adapter is not None
+    parts = (*policy.adapter.layers, *policy.adapter.copies)
+    # peft would answer by subtracting the update, and the base would drift.
+    assert not any(layer.merged for layer in policy.adapter.layers), "the adapter is merged"
+    for part in parts:
+        part.enable_adapters(False)
+    try:
+        yield policy
+    finally:
+        for part in parts:
+            part.enable_adapters(True)
+
+
+@contextmanager
+def merged(policy: Policy) -> Iterator[Policy]:
+    """The policy with its update added to the weights, so that a token costs what the base costs.
+
+    Each float32 weight is swapped for a sum and swapped back, so the base keeps its very bits; the sums take
+    the adapted weights' size once more. Weights of a lower dtype stay unmerged: the sum would be rounded, and
+    the sampler would not be the policy.
+    """
+    layers = policy.adapter.layers if policy.adapter is not None else ()
+    held: list[tuple[Any, Tensor]] = []
+    try:
+        for layer in layers:
+            base = layer.get_base_layer()
+            if base.weight.dtype == torch.float32:
+                held.append((layer, base.weight.data))
+                base.weight.data = _sum(layer)
+                layer.merged_adapters.append(_NAME)
+        yield policy
+    finally:
+        for layer, weight in held:
+            layer.get_base_layer().weight.data = weight
+            layer.merged_adapters.clear()
+
+
+def adapter_parameters(policy: Policy) -> frozenset[str]:
+    """The names of the adapter's own parameters, float32 always; whole copies are not among them."""
+    if policy.adapter is None:
+        return frozenset()
+    return frozenset(n for n, _ in policy.named_parameters() if ".lora_" in n)
+
+
+def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """Weights under transformers' names, the update added where there is an adapter, one at a time."""
+    for name, parameter in policy.model.named_parameters():
+        if policy.adapter is None:
+            yield name, parameter.detach()
+        elif ".lora_" in name or ".original_module." in name:
+            continue
+        elif name.endswith(".base_layer.weight"):
+            layer = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
+            weight = parameter.detach() if layer.merged else _sum(layer)
+            yield name.replace(".base_layer.", "."), weight
+        else:
+            plain = name.replace(f".modules_to_save.{_NAME}.", ".").replace(".base_layer.", ".")
+            yield plain, parameter.detach()
+
+
+def save_adapter(policy: Policy, target: Path, *, base: str) -> None:
+    """Write adapter_config.json and adapter_model.safetensors as peft reads them; `base` is the model's path
+    or name."""
+    from safetensors.torch import save_file
+
+    assert policy.adapter is not None
+    target.mkdir(parents=True, exist_ok=True)
+    tensors = {n: t.detach().cpu().contiguous() for n, t in _state(policy.adapter).items()}
+    save_file(tensors, str(target / ADAPTER_WEIGHTS), metadata={"format": "pt"})
+    config = copy.copy(policy.adapter.handle.peft_config[_NAME])
+    config.base_model_name_or_path, config.inference_mode = base, True
+    # peft holds a set here, whose order in the file would change from run to run.
+    config.target_modules = sorted(config.target_modules)
+    config.save_pretrained(str(target))
+
+
+def load_adapter(policy: Policy, directory: Path) -> None:
+    """Restore what `save_adapter` wrote, bit for bit, onto an adapter of the same settings."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    assert policy.adapter is not None
+    settings, _ = adapter_settings(directory)
+    if settings.scaling != policy.adapter.settings.scaling:
+        raise CheckpointError(
+            f"the adapter of {directory} has scaling {settings.scaling:g}, "
+            f"this one {policy.adapter.settings.scaling:g}"
+        )
+    tensors = load_file(str(directory / ADAPTER_WEIGHTS))
+    own = {n: t.shape for n, t in _state(policy.adapter).items()}
+    held = {n: t.shape for n, t in tensors.items()}
+    if own != held:
+        odd = sorted(n for n in own.keys() | held.keys() if own.get(n) != held.get(n))
+        raise CheckpointError(f"{directory} holds another adapter: {len(odd)} tensors differ, {odd[0]} first")
+    set_peft_model_state_dict(policy.adapter.handle, tensors)
+
+
+def merge_into_base(policy: Policy) -> nn.Module:
+    """The plain model of transformers with the update added for good; the policy is used up."""
+    assert policy.adapter is not None
+    model = policy.adapter.handle.merge_and_unload(safe_merge=True)
+    policy.adapter = None
+    return model  # type: ignore[no-any-return]
+
+
+def _state(adapter: Adapter) -> dict[str, Tensor]:
+    from peft import get_peft_model_state_dict
+
+    return get_peft_model_state_dict(adapter.handle, save_embedding_layers=False)  # type: ignore[no-any-return]
+
+
+def _shapes(model: Any) -> ModelShapes:
+    tensors = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    vocab_size = model.config.get_text_config().vocab_size
+    return ModelShapes(tensors=tensors, vocab_size=vocab_size, tied=tied)
+
+
+def _refuse(facts: LoraFacts) -> None:
+    faults = [f"{name!r}: {why}" for name, why in facts.refused.items()]
+    for name, near in facts.unmatched.items():
+        hint = f"; near it: {', '.join(near)}" if near else ""
+        faults.append(f"{name!r} matches no module{hint}")
+    if not faults and not facts.targets:
+        faults.append("no module is left to adapt")
+    if faults:
+        raise AdapterError("; ".join(faults))
+
+
+def _cast_base(model: nn.Module, dtype: torch.dtype) -> None:
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
+@torch.no_grad()
+def _reset_magnitudes(adapter: Adapter) -> None:
+    """DoRA's magnitudes are the norms of the weights as they compute, so that a new adapter is nothing."""
+    for layer in adapter.layers if adapter.settings.use_dora else ():
+        layer.lora_magnitude_vector[_NAME].update_layer(
+            base_layer=layer.get_base_layer(),
+            lora_A=layer.lora_A[_NAME].weight,
+            lora_B=layer.lora_B[_NAME].weight,
+            scaling=layer.scaling[_NAME],
+        )
+
+
+@torch.no_grad()
+def _sum(layer: Any) -> Tensor:
+    """A layer's weight with its update, as peft merges it; the layer is left as it was."""
+    base = layer.get_base_layer()
+    weight = base.weight.data
+    try:
+        # The safe kind works on a copy of the weight and puts the copy in its place.
+        layer.merge(safe_merge=True)
+        return base.weight.data  # type: ignore[no-any-return]
+    finally:
+        base.weight.data = weight
+        layer.merged_adapters.clear()

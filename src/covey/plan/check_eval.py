@@ -1,0 +1,90 @@
+"""What evaluation options ask of each other, and of the data."""
+
+from __future__ import annotations
+
+from covey.config.names import nearest
+from covey.config.schema import Config
+from covey.plan.facts import Facts
+from covey.plan.problem import problem
+from covey.types import Fix, Problem
+
+_PER_SET = (
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/mean_terminated_length",
+    "completions/clipped_ratio",
+)
+
+
+def eval_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what is wrong with the evaluation options."""
+    evaluates = config.eval_strategy != "no"
+    problems = []
+    if evaluates and not config.val_dataset and not config.split_dataset_ratio:
+        problems.append(
+            problem(
+                "E115",
+                "eval_strategy",
+                f"eval_strategy is {config.eval_strategy} and there is nothing to evaluate on.",
+                "The set to evaluate on was left out.",
+                Fix(text="a set of its own: --val_dataset FILE"),
+                Fix(text="a share of the training rows", edits={"split_dataset_ratio": 0.05}),
+                Fix(text="no evaluation", edits={"eval_strategy": "no"}),
+            )
+        )
+    if not evaluates:
+        problems += [_without_evaluation(name) for name in _needing(config)]
+    elif config.load_best_model_at_end or config.early_stopping_patience is not None:
+        problems += _metric(config, facts)
+    return problems
+
+
+def _needing(config: Config) -> list[str]:
+    return [
+        name
+        for name, on in (
+            ("load_best_model_at_end", config.load_best_model_at_end),
+            ("early_stopping_patience", config.early_stopping_patience is not None),
+        )
+        if on
+    ]
+
+
+def _without_evaluation(name: str) -> Problem:
+    return problem(
+        "E115",
+        name,
+        f"{name} is set and nothing is evaluated, so there is no best model.",
+        "The set to evaluate on was left out, or eval_strategy is no.",
+        Fix(text="a set to evaluate on: --val_dataset FILE"),
+        Fix(text=f"leave out --{name}"),
+    )
+
+
+def _metric(config: Config, facts: Facts) -> list[Problem]:
+    wanted = config.metric_for_best_model
+    names = metric_names(config, [s.name for s in facts.eval_sets])
+    if wanted in names or "/pass@" in wanted or "_pass@" in wanted:
+        return []
+    near = nearest(wanted, names) or "eval_reward"
+    return [
+        problem(
+            "E104",
+            "metric_for_best_model",
+            f"metric_for_best_model is {wanted}, which no evaluation gives.",
+            "A metric of training, or of another set.",
+            Fix(text="the nearest metric", edits={"metric_for_best_model": near}),
+            Fix(text=f"there are {', '.join(names[:12])}"),
+        )
+    ]
+
+
+def metric_names(config: Config, sets: list[str]) -> list[str]:
+    """Return the metrics that every evaluation of a configuration gives."""
+    rewards = [f"rewards/{name}/{kind}" for name in config.reward_funcs for kind in ("mean", "std")]
+    prefixes = ["eval_", *(f"eval_{name}_" for name in sets if len(sets) > 1)]
+    return [f"{prefix}{name}" for prefix in prefixes for name in (*_PER_SET, *rewards)]

@@ -1,0 +1,68 @@
+"""What the checkpoints of a run take on the disk."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from covey.config.schema import Config
+from covey.plan.facts import Facts
+
+_SPARE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskPlan:
+    """Bytes of a checkpoint and of all that stand at once; None where the model is not known.
+
+    `checkpoint_bytes` is one that a run can be resumed from, `model_bytes` one that is reduced to the model,
+    `num_kept` how many stay: save_total_limit, and the best one where something is evaluated. The next one
+    is whole before an old one goes, so `peak_bytes` counts one more.
+    """
+
+    checkpoint_bytes: int | None
+    model_bytes: int | None
+    num_kept: int
+    peak_bytes: int | None
+    free_bytes: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers."""
+        return asdict(self)
+
+    def in_words(self) -> list[str]:
+        """Return the numbers as lines for people."""
+        if self.checkpoint_bytes is None or self.model_bytes is None or self.peak_bytes is None:
+            return []
+        rest = self.checkpoint_bytes - self.model_bytes
+        resume = f" + {size(rest)} for a resume, in the newest" if rest else ""
+        free = "" if self.free_bytes is None else f"; {size(self.free_bytes)} are free"
+        return [
+            f"one checkpoint {size(self.checkpoint_bytes)} = model {size(self.model_bytes)}{resume}",
+            f"{self.num_kept} kept and the next one: {size(self.peak_bytes)} at most{free}",
+        ]
+
+
+def disk_plan(config: Config, facts: Facts) -> DiskPlan:
+    """Return what the checkpoints of a configuration take."""
+    whole, model = facts.checkpoint_bytes, facts.model_bytes
+    kept = config.save_total_limit + (config.eval_strategy != "no")
+    peak = None
+    if whole is not None and model is not None:
+        full = min(kept, 0 if config.save_only_model else config.keep_trainer_state) + _SPARE
+        peak = full * whole + (kept + _SPARE - full) * model
+    return DiskPlan(
+        checkpoint_bytes=whole,
+        model_bytes=model,
+        num_kept=kept,
+        peak_bytes=peak,
+        free_bytes=facts.free_disk_bytes,
+    )
+
+
+def size(num_bytes: int) -> str:
+    """Return bytes as people read them, in powers of 1000: `size(10_240_000)` is "10.24 MB"."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.4g} {unit}"
+    return f"{num_bytes / 1e3:.4g} kB"

@@ -1,0 +1,29 @@
+"""How checks put a problem into words: its code says why, the rest is said where it is found."""
+
+from __future__ import annotations
+
+from covey.codes import CODES
+from covey.types import Fix, Problem, Severity
+
+
+def problem(code: str, option: str, seen: str, cause: str, *fixes: Fix) -> Problem:
+    """Return a problem that stops the run before it starts."""
+    return Problem(code=code, option=option, seen=seen, why=CODES[code].why, cause=cause, fixes=fixes)
+
+
+def warning(code: str, option: str, seen: str, cause: str, *fixes: Fix) -> Problem:
+    """Return a word on something that the run goes on with."""
+    return Problem(
+        code=code,
+        option=option,
+        seen=seen,
+        why=CODES[code].why,
+        cause=cause,
+        fixes=fixes,
+        severity=Severity.WARNING,
+    )
+
+
+def note(code: str, option: str, seen: str) -> Problem:
+    """Return what a person may want to know."""
+    return Problem(code=code, option=option, seen=seen, why=CODES[code].why, severity=Severity.NOTE)

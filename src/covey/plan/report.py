@@ -1,0 +1,125 @@
+"""What a run is going to do, in lines for people and as one object for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from covey.config.schema import Config
+from covey.plan.batch import BatchPlan
+from covey.plan.disk import disk_plan
+from covey.plan.facts import Facts
+from covey.plan.reasons import REASONS
+from covey.plan.shape import counted
+
+_SPLITS = 6
+
+
+def report_lines(config: Config, facts: Facts, batch: BatchPlan) -> list[str]:
+    """Return the plan as lines, each behind a word of at most ten letters."""
+    sections = {
+        "model": _model(config, facts),
+        "ends at": [facts.stop_tokens] if facts.stop_tokens else [],
+        "data": _data(config, facts),
+        "rewards": _rewards(config, facts),
+        "batch": batch.in_words(),
+        "same run": _splits(batch),
+        "eval": _evaluation(config, facts),
+        "disk": disk_plan(config, facts).in_words(),
+        "prompt 0": [repr(facts.first_prompt)] if facts.first_prompt is not None else [],
+    }
+    return [
+        f"{name if number == 0 else '':<10}{line}"
+        for name, lines in sections.items()
+        for number, line in enumerate(lines)
+    ]
+
+
+def report_json(config: Config, facts: Facts, batch: BatchPlan) -> dict[str, Any]:
+    """Return the plan as plan.json holds it."""
+    return {
+        "batch": batch.as_dict(),
+        "in_words": batch.in_words(),
+        "disk": disk_plan(config, facts).as_dict(),
+        "lines": report_lines(config, facts, batch),
+        "facts": asdict(facts),
+    }
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+
+
+def _model(config: Config, facts: Facts) -> list[str]:
+    size = "" if facts.num_parameters is None else f": {_millions(facts.num_parameters)} parameters"
+    context = "" if facts.model_context is None else f", context {facts.model_context} tokens"
+    revision = f" at {config.model_revision}" if config.model_revision else ""
+    lines = [f"{config.model}{revision}{size}{context}"]
+    if config.tuner_type == "lora":
+        kind = " (DoRA)" if config.use_dora else " (rsLoRA)" if config.use_rslora else ""
+        trained = "" if facts.num_trained is None else f"; {_millions(facts.num_trained)} parameters trained"
+        share = (
+            f" ({facts.num_trained / facts.num_parameters:.2%})"
+            if facts.num_trained is not None and facts.num_parameters
+            else ""
+        )
+        targets = " ".join(config.target_modules)
+        lines.append(
+            f"LoRA{kind} on {targets}, rank {config.lora_rank}, alpha {config.lora_alpha:g}{trained}{share}"
+        )
+    else:
+        lines.append("all weights are trained")
+    return lines
+
+
+def _data(config: Config, facts: Facts) -> list[str]:
+    if config.replay_rollouts is not None:
+        return [f"rollouts of {config.replay_rollouts}; nothing is sampled"]
+    if config.streaming:
+        return ["read as it is needed; longer prompts are left out as they come"]
+    rows = "" if facts.num_rows is None else f"{counted(facts.num_rows, 'row')}, "
+    lines = [f"{rows}{counted(facts.num_prompts or 0, 'prompt')} used"]
+    if facts.longest_prompt:
+        lines[0] += f", the longest of {counted(facts.longest_prompt, 'token')}"
+    for left in facts.left_out:
+        where = ", ".join(map(str, left.rows))
+        verb = "" if left.reason == "cut" else "left out: "
+        some = " ..." if left.count > len(left.rows) else ""
+        lines.append(
+            f"{verb}{counted(left.count, 'row')} {REASONS.get(left.reason, left.reason)}"
+            + (f" (row {where}{some})" if where else "")
+        )
+    if facts.golds is not None:
+        lines.append(
+            f"gold answers: {facts.golds.num_checked - facts.golds.num_bad:,} of "
+            f"{facts.golds.num_checked:,} can be read"
+        )
+    return [*lines, *facts.data_notes]
+
+
+def _rewards(config: Config, facts: Facts) -> list[str]:
+    pairs = zip(config.reward_funcs, config.reward_weights, strict=True)
+    return [" + ".join(f"{weight:g} x {name}" for name, weight in pairs), *facts.reward_notes]
+
+
+def _splits(batch: BatchPlan) -> list[str]:
+    """The equivalent (B, A) pairs, at most six of them, those around the chosen one."""
+    splits = batch.equivalent_splits()
+    chosen = splits.index((batch.per_device_train_batch_size, batch.gradient_accumulation_steps))
+    start = max(0, min(chosen - _SPLITS // 2, len(splits) - _SPLITS))
+    shown = splits[start : start + _SPLITS]
+    if len(splits) == 1:
+        return []
+    words = ", ".join(f"{b} x {a}" for b, a in shown)
+    return [f"per_device_train_batch_size x gradient_accumulation_steps = {words}: only the memory differs"]
+
+
+def _evaluation(config: Config, facts: Facts) -> list[str]:
+    if config.eval_strategy == "no" or not facts.eval_sets:
+        return []
+    when = f"every {config.eval_steps} steps" if config.eval_strategy == "steps" else "after each epoch"
+    start = "before the first step, " if config.eval_on_start else ""
+    sets = ", ".join(f"{s.name} ({counted(s.num_prompts, 'prompt')})" for s in facts.eval_sets)
+    each = counted(config.num_generations_eval, "completion")
+    heat = f"{config.eval_temperature:g}"
+    return [f"{sets}: {start}{when} and at the end; {each} a prompt at temperature {heat}"]

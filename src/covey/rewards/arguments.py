@@ -1,0 +1,91 @@
+"""The keyword arguments of a reward: TRL's, ms-swift's and the data set's columns, one entry a row."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import pathlib
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.rewards.callee import Wants
+from covey.rewards.protocol import Form, Scored
+from covey.types import Finish
+
+# What a function may name whatever the data holds; the last three are made where the function is called.
+STANDARD = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "messages",
+    "response_token_ids",
+    "finish_reason",
+    "is_truncated",
+    "prompt_id",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+)
+_AS_TEXT = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
+
+
+class Unsendable(TypeError):
+    """A column holds what JSON has no word for."""
+
+
+def arguments_of(rows: Sequence[Scored], form: Form, wants: Wants) -> dict[str, list[Any]]:
+    """What the function wants of these rows, by name; a column never takes the place of what was sampled.
+
+    In the form `text` prompts and completions are strings, in the form `messages` lists of messages.
+    """
+    made = {
+        "prompts": lambda r: _messages(r) if form == "messages" else r.prompt.text,
+        "completions": lambda r: [_turn(r)] if form == "messages" else r.text,
+        "completion_ids": lambda r: list(r.trajectory.completion_ids),
+        "messages": lambda r: [*_messages(r), _turn(r)],
+        "response_token_ids": lambda r: list(r.trajectory.completion_ids),
+        "finish_reason": lambda r: r.trajectory.finish.value,
+        "is_truncated": lambda r: r.trajectory.finish is Finish.LENGTH,
+        "prompt_id": lambda r: str(r.prompt.id),
+    }
+    columns = sorted({name for r in rows for name in r.prompt.columns} - {*STANDARD})
+    values = {name: [make(r) for r in rows] for name, make in made.items() if wants.includes(name)}
+    values.update({n: [r.prompt.columns.get(n) for r in rows] for n in columns if wants.includes(n)})
+    return values
+
+
+def as_json(arguments: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """Each argument as JSON text; dates, decimals and paths go as text, an array as a list, and of anything
+    else the column and the type are named."""
+    texts = {}
+    for name, values in arguments.items():
+        try:
+            texts[name] = json.dumps(values, default=_plain)
+        except (TypeError, ValueError) as error:
+            raise Unsendable(f"the column {name} cannot be sent to a reward: {error}") from error
+    return texts
+
+
+def _turn(row: Scored) -> dict[str, Any]:
+    return {"role": "assistant", "content": row.text}
+
+
+def _messages(row: Scored) -> list[dict[str, Any]]:
+    if row.prompt.messages is None:
+        return [{"role": "user", "content": row.prompt.text}]
+    return [dict(m) for m in row.prompt.messages]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, _AS_TEXT):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    tolist = getattr(value, "tolist", None)
+    if callable(tolist):
+        return tolist()
+    raise TypeError(f"it holds a {type(value).__module__}.{type(value).__name__}")

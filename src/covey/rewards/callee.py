@@ -1,0 +1,170 @@
+"""A reward function, sync or async, called once: its values and notes, or the words of what it raised."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import math
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.rewards.protocol import TrainerState
+from covey.types import Status
+
+# `{"rows": [[value, status, message], …], "extras": {column: […]}, "metrics": {name: […]}}`, or
+# `{"raised": words}` for a call that raised, or `{"failed": words, "status": "timeout"}` for one with no end.
+Reply = dict[str, Any]
+_OWN_FILES = (str(Path(__file__).parent), importlib.__file__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """The arguments a function names, those of them it cannot do without, and whether it takes any other."""
+
+    names: tuple[str, ...]
+    demands: tuple[str, ...]
+    takes_all: bool
+
+    def includes(self, name: str) -> bool:
+        """Whether the function is given this argument."""
+        return self.takes_all or name in self.names
+
+
+class Callee:
+    """A callable and how it is called: keyword arguments, of which it gets what it names."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._file = file_of(function)
+        self._loop: tuple[ThreadPoolExecutor, asyncio.Runner] | None = None
+        self.wants = wants_of(function)
+
+    def call(self, arguments: Mapping[str, Any], count: int, state: TrainerState) -> Reply:
+        """Call the function on `count` rows."""
+        notes = _Notes(count)
+        made = {"trainer_state": state, "log_extra": notes.log_extra, "log_metric": notes.log_metric}
+        given = {k: v for k, v in {**arguments, **made}.items() if self.wants.includes(k)}
+        try:
+            values = self._finished(self._function(**given))
+            if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+                values = list(values)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result
+            return {"raised": describe(error, self._file)}
+        return {"rows": _rows(values, count), "extras": notes.extras, "metrics": notes.metrics}
+
+    def _finished(self, result: Any) -> Any:
+        """What a coroutine returns. One loop, in a thread of its own, serves every call: clients that a
+        reward keeps belong to the loop they were made in, and a notebook runs a loop in this thread."""
+        if not inspect.isawaitable(result):
+            return result
+        if self._loop is None:
+            self._loop = (ThreadPoolExecutor(1, "reward-loop"), asyncio.Runner())
+        thread, runner = self._loop
+        return thread.submit(runner.run, _awaited(result)).result()
+
+
+def wants_of(function: Callable[..., Any]) -> Wants:
+    """The arguments of a function; of one that does not tell, any. A positional-only one is a TypeError."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return Wants(names=(), demands=(), takes_all=True)
+    for p in parameters:
+        if p.kind is p.POSITIONAL_ONLY and p.default is p.empty:
+            raise TypeError(f"takes {p.name} by position only, and rewards are called by keyword")
+    named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return Wants(
+        names=tuple(p.name for p in named),
+        demands=tuple(p.name for p in named if p.default is p.empty),
+        takes_all=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    )
+
+
+def describe(error: BaseException, file: str | None) -> str:
+    """`KeyError: 'gold' (rewards.py, line 7: return row["gold"])`: the last line of the user's file, else of
+    any that is neither covey's nor the import system's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = (*_OWN_FILES, "<")
+    own = [f for f in frames if f.filename == file] or [
+        f for f in frames if not f.filename.startswith(foreign)
+    ]
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+    return f"{type(error).__name__}: {error!s:.500}{where}"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; what JSON has no word for is its text."""
+    return json.loads(json.dumps(value, default=_listed))
+
+
+class _Notes:
+    """What a function notes during one call."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.extras: dict[str, list[Any]] = {}
+        self.metrics: dict[str, list[float]] = {}
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """One value a row, written beside the completion."""
+        values = list(values)
+        if len(values) != self._count:
+            raise ValueError(f"log_extra({column!r}) {_gave(len(values), self._count)}")
+        self.extras[str(column)] = plain(values)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """A number of the whole call."""
+        self.metrics.setdefault(str(name), []).append(float(value))
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _rows(values: Any, count: int) -> list[list[Any]]:
+    if not isinstance(values, list):
+        words = f"gave {values!r:.80} where a list of one number per completion is due"
+        return [[None, Status.ERROR.value, words]] * count
+    if len(values) != count:
+        return [[None, Status.ERROR.value, _gave(len(values), count)]] * count
+    return [_row(value) for value in values]
+
+
+def _row(value: Any) -> list[Any]:
+    if value is None:
+        return [None, Status.OK.value, ""]
+    try:
+        number = float(value) if not isinstance(value, str | bytes) else None
+    except (TypeError, ValueError, RuntimeError):
+        number = None
+    if number is None:
+        words = f"gave a {type(value).__name__} where a number or None is due: {value!r:.80}"
+        return [None, Status.INVALID.value, words]
+    if not math.isfinite(number):
+        return [None, Status.INVALID.value, f"gave {number} for this row"]
+    return [number, Status.OK.value, ""]
+
+
+def _gave(given: int, count: int) -> str:
+    return f"gave {given} value{'' if given == 1 else 's'} for {count} completion{'' if count == 1 else 's'}"
+
+
+def file_of(function: Any) -> str | None:
+    """The file that holds a function or class, or the class of an object."""
+    is_named = inspect.isroutine(function) or inspect.isclass(function)
+    inner = inspect.unwrap(function) if is_named else type(function)
+    try:
+        return inspect.getfile(inner)
+    except TypeError:
+        return None
+
+
+def _listed(value: Any) -> Any:
+    tolist = getattr(value, "tolist", None)
+    return tolist() if callable(tolist) else str(value)

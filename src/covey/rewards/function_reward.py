@@ -1,0 +1,81 @@
+"""A reward that is a function, in this process or in workers: calls, and one judgement out of their
+replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from covey.rewards.arguments import STANDARD, Unsendable, arguments_of
+from covey.rewards.callee import Reply, Wants
+from covey.rewards.pool import chunks
+from covey.rewards.protocol import Form, Judgement, RowWord, Scored, TrainerState
+from covey.types import ScorePart, Status
+
+# Starts a call with these arguments on so many rows; the function that comes back waits for the reply.
+Ask = Callable[[Mapping[str, Sequence[Any]], int, TrainerState], Callable[[], Reply]]
+
+
+class FunctionReward:
+    """Cuts rows into calls at the borders of groups, and calls again row by row where a call raised.
+
+    With `calls` 0 the function is one of this process, called once, when its judgement is waited for.
+    """
+
+    def __init__(self, name: str, wants: Wants, ask: Ask, *, form: Form = "text", calls: int = 0) -> None:
+        self.name = name
+        self.is_here = calls == 0
+        self._wants = wants
+        self._ask = ask
+        self._form = form
+        self._calls = calls
+
+    def lacks(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Arguments that the function demands and that neither covey nor these columns give."""
+        return tuple(n for n in self._wants.demands if n not in STANDARD and n not in columns)
+
+    def begin(self, rows: Sequence[Scored], state: TrainerState) -> Callable[[], Judgement]:
+        """Start the calls; the function that comes back waits for them."""
+        parts = chunks([r.prompt.id for r in rows], max(self._calls, 1))
+        begun = [self._begun([rows[i] for i in part], state) for part in parts]
+        return lambda: self._gathered(begun, state)
+
+    def _begun(
+        self, rows: Sequence[Scored], state: TrainerState
+    ) -> tuple[Sequence[Scored], Callable[[], Reply]]:
+        try:
+            return rows, self._ask(arguments_of(rows, self._form, self._wants), len(rows), state)
+        except Unsendable as error:
+            reply: Reply = {"failed": str(error), "status": Status.ERROR.value}
+            return rows, lambda: reply
+
+    def _gathered(
+        self, begun: Sequence[tuple[Sequence[Scored], Callable[[], Reply]]], state: TrainerState
+    ) -> Judgement:
+        words: list[RowWord] = []
+        metrics: dict[str, tuple[float, ...]] = {}
+        for rows, reply_of in begun:
+            reply = reply_of()
+            if "raised" in reply and len(rows) > 1:
+                judgement = self._gathered([self._begun([row], state) for row in rows], state)
+            else:
+                judgement = self._judgement(reply, len(rows))
+            words.extend(judgement.rows)
+            for name, values in judgement.metrics.items():
+                metrics[name] = (*metrics.get(name, ()), *values)
+        return Judgement(rows=tuple(words), metrics=metrics)
+
+    def _judgement(self, reply: Reply, count: int) -> Judgement:
+        if "rows" not in reply:
+            status = Status(reply.get("status", Status.ERROR))
+            message = str(reply.get("raised", reply.get("failed")))
+            part = ScorePart(name=self.name, value=None, status=status, message=message)
+            return Judgement(rows=(RowWord(part=part, extras={}),) * count, metrics={})
+        words = [
+            RowWord(
+                part=ScorePart(name=self.name, value=value, status=Status(status), message=message),
+                extras={column: values[i] for column, values in reply["extras"].items()},
+            )
+            for i, (value, status, message) in enumerate(reply["rows"])
+        ]
+        return Judgement(rows=tuple(words), metrics={n: tuple(v) for n, v in reply["metrics"].items()})

@@ -1,0 +1,144 @@
+"""In a worker: plugin files are run, and reward functions found in files, modules and the registry `orms`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from covey.errors import CoveyError
+from covey.rewards import swift_standin
+from covey.rewards.builtin import BUILT_IN
+from covey.rewards.callee import Callee, describe, file_of
+from covey.rewards.protocol import FaultKind
+from covey.rewards.targets import Target, callable_name
+
+
+class Unloadable(CoveyError):
+    """A function that is not there or cannot be used."""
+
+    def __init__(self, kind: FaultKind, words: str) -> None:
+        self.kind = kind
+        super().__init__(words)
+
+
+class Loader:
+    """Imports users' code, each file once."""
+
+    def __init__(self, path: Sequence[str], options: Mapping[str, Any]) -> None:
+        self._path = path
+        self._options = options
+        self._files: dict[Path, ModuleType] = {}
+
+    def open(self) -> None:
+        """Make importable what the parent can import, and `swift` where ms-swift is not installed."""
+        sys.path.extend(p for p in self._path if p not in sys.path)
+        if not swift_standin.is_installed():
+            swift_standin.install()
+
+    def run_plugin(self, file: str) -> None:
+        """Run a plugin file."""
+        self._file(Path(file))
+
+    def orms(self) -> dict[str, Any]:
+        """The registry that plugin files fill, by name; where ms-swift's own `accuracy` or `format` stands in
+        it, covey's is meant."""
+        found: dict[str, Any] = {}
+        for module in [m for n, m in sys.modules.items() if n in ("swift.rewards", "swift.plugin")]:
+            found.update(getattr(module, "orms", {}))
+        return {n: f for n, f in found.items() if n not in BUILT_IN or not f.__module__.startswith("swift.")}
+
+    def load(self, target: Target) -> tuple[Callee, bool]:
+        """The target's function, or an object of its class, and whether it is one of ms-swift's form."""
+        return callee_of(self._found(target), self._options)
+
+    def _found(self, target: Target) -> Any:
+        if target.module is None and target.file is None:
+            return self.orms()[target.name]
+        module = self._module(target)
+        found: Any = module
+        for part in target.name.split("."):
+            if not hasattr(found, part):
+                raise Unloadable("missing", _missing(module, target))
+            found = getattr(found, part)
+        return found
+
+    def _module(self, target: Target) -> ModuleType:
+        if target.module is not None:
+            try:
+                return importlib.import_module(target.module)
+            except ModuleNotFoundError as error:
+                is_itself = error.name is not None and f"{target.module}.".startswith(f"{error.name}.")
+                if target.file is None or not is_itself:
+                    raise _import_fault(target.module, error, None) from error
+            except (Exception, SystemExit) as error:
+                raise _import_fault(target.module, error, None) from error
+        return self._file(Path(str(target.file)))
+
+    def _file(self, file: Path) -> ModuleType:
+        file = file.expanduser().absolute()
+        if file in self._files:
+            return self._files[file]
+        if not file.is_file():
+            raise Unloadable("import", f"there is no file {file}")
+        folder = str(file.parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        name = file.stem
+        while name in sys.modules:
+            name += "_"
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            raise _import_fault(file.name, error, str(file)) from error
+        self._files[file] = module
+        return module
+
+
+def built(found: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """An object of a reward class; one whose constructor names `args` is given the run's options."""
+    try:
+        names = inspect.signature(found).parameters
+        return found(args=SimpleNamespace(**options)) if "args" in names else found()
+    except (Exception, SystemExit) as error:
+        words = describe(error, file_of(found))
+        raise Unloadable("import", f"the class {found.__name__} could not be made: {words}") from error
+
+
+def callee_of(found: Any, options: Mapping[str, Any]) -> tuple[Callee, bool]:
+    """How a function, or an object of a class, is called; and whether it is an object, ms-swift's form."""
+    name = callable_name(found)
+    is_object = not inspect.isroutine(found)
+    if inspect.isclass(found):
+        found = built(found, options)
+    if not callable(found):
+        raise Unloadable("not_callable", f"{name} is no function, nor an object that can be called")
+    try:
+        return Callee(found), is_object
+    except TypeError as error:
+        raise Unloadable("signature", f"{name} {error}") from error
+
+
+def _import_fault(what: str, error: BaseException, file: str | None) -> Unloadable:
+    return Unloadable("import", f"{what} cannot be imported: {describe(error, file)}")
+
+
+def _missing(module: ModuleType, target: Target) -> str:
+    # The configuration's schema takes longer to import than most workers take to start.
+    from covey.config.names import nearest
+
+    names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+    own = [n for n in names if getattr(vars(module)[n], "__module__", None) == module.__name__]
+    near = nearest(target.name, names)
+    hint = f"the nearest name is {near}" if near else f"it has {', '.join(own[:8]) or 'no function'}"
+    return f"{Path(target.file).name if target.file else target.module} has no {target.name}; {hint}"

@@ -1,0 +1,146 @@
+r"""One way of writing for what is written in many: Unicode, LaTeX and punctuation brought to a common form.
+
+Here `−３½ ％` becomes `-3 1/2 %` and `\left( 1,\! 000 \right]。` becomes `(1,000]`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
+_BEFORE = {
+    **{c: f" {a}/{b} " for c, a, b in ("½12", "⅓13", "⅔23", "¼14", "¾34", "⅕15", "⅖25", "⅛18", "⅜38")},
+    "…": r"\ldots ",
+    "℃": "°C",
+    "℉": "°F",
+}
+_AFTER = {
+    **dict.fromkeys("−–—‐‑‒﹣", "-"),
+    **dict.fromkeys("“”„", '"'),
+    **dict.fromkeys("‘’", "'"),
+    **{"。": ".", "、": ", ", "⁄": "/", "∕": "/", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot "},
+    **{"≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp "},
+    **{"∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "π": r"\pi "},
+    **{"θ": r"\theta ", "∠": r"\angle ", "º": "°", "【": "[", "】": "]", "《": "", "》": ""},
+}
+_BEFORE_TABLE = {ord(c): text for c, text in _BEFORE.items()}
+_AFTER_TABLE = {ord(c): text for c, text in _AFTER.items()}
+
+_TAG = re.compile(
+    r"</?(?:answer|think|solution|final_answer|final|b|i|p|br|strong|em)\s*/?>|<\|[^|<>]{1,40}\|>", re.I
+)
+_LEAD_IN = re.compile(
+    r"^\W*(?:(?:so|thus|hence|therefore)[, ]+)?(?:(?:the|my|our)\s+)?(?:final\s+|correct\s+)?"
+    r"(?:answers?|option|choice)\s*(?:is|are|:|=)?\s*:?\s+|^\s*(?:所以|因此|故)?(?:最终|正确)?(?:答案|选项?)\s*(?:是|为|:)*\s*",
+    re.IGNORECASE,
+)
+_REWRITES = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?", ""),
+        (r"\\(?:displaystyle|limits|nolimits|hfill|textstyle)(?![a-zA-Z])", ""),
+        (r"(?<!\\)\\[!,;: ]|(?<!\\)~|\\q?quad(?![a-zA-Z])", " "),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:text|mathrm|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}", ", "),
+        (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", "°"),
+        (r"\\degree(?:s)?(?![a-zA-Z])", "°"),
+        (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
+        (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
+        (r"\\neq(?![a-zA-Z])", r"\\ne"),
+        (r"\\(?:varnothing)(?![a-zA-Z])", r"\\emptyset"),
+        (r">=", r"\\ge "),
+        (r"<=", r"\\le "),
+        (r"\{,\}", ","),
+        (r"\\%", "%"),
+        (r"\*\*", "^"),
+        (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+        (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"√\s*(\d+|[a-z])", r"\\sqrt{\1}"),
+        (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
+    )
+)
+_TEXT_COMMAND = re.compile(
+    r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mbox|operatorname|rm|bf)\s*\{([^{}]*)\}"
+)
+_JOINED = re.compile(
+    r",?\s+(?:and|or)\s+|(?<=[\w)}\]])\s*(?:或者?|和)\s*(?=[\d\\({\[-]|[A-Za-z])",
+)
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+def tidy(text: str) -> str:
+    """A gold or answer without tags, delimiters, lead-in and closing point, in plain characters."""
+    text = _SUPERSCRIPT.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
+    text = unicodedata.normalize("NFKC", text.translate(_BEFORE_TABLE)).translate(_AFTER_TABLE)
+    text = re.sub(r"(\d),\\!\s*(\d{3})", r"\1,\2", _TAG.sub(" ", text))
+    text = _LEAD_IN.sub("", _undelimited(text))
+    text = _undelimited(text)
+    for pattern, new in _REWRITES:
+        text = pattern.sub(new, text)
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def squeeze(text: str) -> str:
+    r"""The tidied text without the spaces, braces and case that mean nothing: `x^{2} + Y` is `x^2+y`."""
+    text = re.sub(r"(?<!\w)\s+|\s+(?!\w)", "", text)
+    text = re.sub(r"(?<=[_^])\{(\w)\}", r"\1", text)
+    return re.sub(r"(?:^|(?<=[(\[{,=]))\+", "", text).casefold().rstrip(".")
+
+
+def without_text_commands(text: str) -> str:
+    r"""`\textbf{(B)} 12` as `(B) 12`."""
+    return _TEXT_COMMAND.sub(lambda m: f" {m[1]} ", text).strip()
+
+
+def in_brackets(text: str) -> tuple[str, str]:
+    r"""What one pair of brackets around all of a text holds, and the pair: `[1, 2)` is `1, 2` and `[)`."""
+    text = text.strip().replace("\\{", "{").replace("\\}", "}")
+    if text[:1] not in tuple(_OPEN) or text[-1:] not in tuple(_CLOSE):
+        return "", ""
+    depth = 0
+    for i, character in enumerate(text):
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth == 0 and i < len(text) - 1:
+            return "", ""
+    return (text[1:-1].strip(), text[0] + text[-1]) if depth == 0 else ("", "")
+
+
+def split_list(text: str) -> list[str]:
+    """The parts of a text between its commas, semicolons, "and" and "or", those in brackets left whole."""
+    text = _JOINED.sub(", ", text)
+    marks: dict[str, list[int]] = {";": [], ", ": [], ",": []}
+    depth = 0
+    for i, character in enumerate(text):
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth == 0 and character == ";":
+            marks[";"].append(i)
+        elif depth == 0 and character == ",":
+            marks[","].append(i)
+            if text[i + 1 : i + 2] == " ":
+                marks[", "].append(i)
+    # `1,000, 2,000` are two: where some commas have a space behind them, those alone part the list.
+    places = marks[";"] or marks[", "] or marks[","]
+    starts = [0, *(p + 1 for p in places)]
+    parts = [text[a:b].strip() for a, b in zip(starts, [*places, len(text)], strict=True)]
+    return [p for p in parts if p] if len(parts) > 1 else [text.strip()]
+
+
+def _undelimited(text: str) -> str:
+    """Without the marks around all of it: markdown, paired dollar signs, LaTeX brackets, a point."""
+    for _ in range(4):
+        before = text
+        text = re.sub(r"[\s.,;:!?]+$", "", text.strip())
+        if len(text) > 1 and text[-1] == "\\":
+            text = text[:-1].rstrip()
+        for mark in ("**", "__", "$$", "$", "`", '"'):
+            if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
+                text = text[len(mark) : -len(mark)]
+        for opening, closing in (("\\(", "\\)"), ("\\[", "\\]")):
+            if text.startswith(opening) and text.endswith(closing):
+                text = text[2:-2]
+        if text == before:
+            return text
+    return text

@@ -1,0 +1,173 @@
+"""The worker processes of a set of rewards: started when there is work, replaced when they end."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from covey.rewards.callee import Reply, Wants
+from covey.rewards.process import WorkerGone, WorkerProcess
+from covey.rewards.protocol import RewardFault, TrainerState
+from covey.rewards.targets import Target
+from covey.types import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A function that the workers have: its number, what it wants, and whether it is of ms-swift's form."""
+
+    number: int
+    wants: Wants
+    is_object: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """What a pool holds: how many workers at most, what they run at their start, and the time limits."""
+
+    plugins: tuple[str, ...]
+    options: Mapping[str, Any]
+    workers: int
+    timeout_s: float
+    load_limit_s: float
+
+
+class Pool:
+    """Threads, each of which talks to one worker at a time."""
+
+    def __init__(self, plan: PoolPlan) -> None:
+        self.plan = plan
+        self._threads = ThreadPoolExecutor(plan.workers, "rewards")
+        self._idle: queue.LifoQueue[WorkerProcess] = queue.LifoQueue()
+        self._running: set[WorkerProcess] = set()
+        self._targets: list[Target] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process numbers of the workers."""
+        with self._lock:
+            return tuple(sorted(worker.pid for worker in self._running))
+
+    def run_plugins(self) -> tuple[tuple[str, ...], tuple[RewardFault, ...]]:
+        """The names that the plugin files put into `orms`, and what is wrong with the files."""
+        return self._threads.submit(self._run_plugins).result()
+
+    def load(self, target: Target) -> Loaded | RewardFault:
+        """Import a function; every worker started from now on imports it too."""
+        return self._threads.submit(self._load, target).result()
+
+    def call(
+        self, number: int, arguments: Mapping[str, str], count: int, state: TrainerState
+    ) -> Future[Reply]:
+        """Call a loaded function; its arguments are JSON already."""
+        what = {"do": "call", "reward": number, "count": count, "state": asdict(state)}
+        head = json.dumps({**what, "limit_s": self.plan.timeout_s})
+        fields = ", ".join(f"{json.dumps(name)}: {text}" for name, text in arguments.items())
+        return self._threads.submit(self._call, f'{head[:-1]}, "arguments": {{{fields}}}}}')
+
+    def close(self) -> None:
+        """End every worker; a call in progress ends as failed."""
+        with self._lock:
+            self._is_closed = True
+            running = list(self._running)
+        for worker in running:
+            self._end(worker)
+        self._threads.shutdown(cancel_futures=True)
+
+    def _run_plugins(self) -> tuple[tuple[str, ...], tuple[RewardFault, ...]]:
+        try:
+            worker, opened = self._start()
+        except WorkerGone as gone:
+            entry = " ".join(self.plan.plugins)
+            return (), (RewardFault(reward=entry, kind="import", words=f"{entry}: the import {gone}"),)
+        self._idle.put(worker)
+        faults = (RewardFault(reward=file, kind="import", words=words) for file, words in opened["faults"])
+        return tuple(opened["orms"]), tuple(faults)
+
+    def _load(self, target: Target) -> Loaded | RewardFault:
+        try:
+            worker = self._take()
+            reply = self._ask_to_load(worker, target)
+        except WorkerGone as gone:
+            words = f"{target.file or target.module or target.entry}: the import {gone}"
+            return RewardFault(reward=target.entry, kind="import", words=words)
+        self._idle.put(worker)
+        if "kind" in reply:
+            return RewardFault(reward=target.entry, kind=reply["kind"], words=reply["words"])
+        self._targets.append(target)
+        told = reply["wants"]
+        wants = Wants(names=tuple(told["names"]), demands=tuple(told["demands"]), takes_all=told["takes_all"])
+        return Loaded(number=len(self._targets) - 1, wants=wants, is_object=reply["is_object"])
+
+    def _call(self, request: str) -> Reply:
+        try:
+            worker = self._take()
+            reply = self._ask(worker, request, self.plan.timeout_s)
+        except WorkerGone as gone:
+            return {"failed": str(gone), "status": gone.status.value}
+        self._idle.put(worker)
+        return reply
+
+    def _take(self) -> WorkerProcess:
+        """A worker that waits for work, or a new one with every function loaded."""
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            pass
+        worker, opened = self._start()
+        words = [words for _, words in opened["faults"]]
+        for target in self._targets:
+            reply = self._ask_to_load(worker, target)
+            words.extend([reply["words"]] if "kind" in reply else [])
+        if words:
+            self._end(worker)
+            raise WorkerGone(Status.ERROR, f"could not be loaded in a new worker: {'; '.join(words)}")
+        return worker
+
+    def _start(self) -> tuple[WorkerProcess, dict[str, Any]]:
+        worker = WorkerProcess.start()
+        with self._lock:
+            self._running.add(worker)
+            is_closed = self._is_closed
+        if is_closed:
+            self._end(worker)
+            raise WorkerGone(Status.ERROR, "was not called, the run is ending")
+        limit_s = self.plan.load_limit_s
+        what = {"do": "open", "path": sys.path, "plugins": self.plan.plugins, "options": self.plan.options}
+        return worker, self._ask(worker, json.dumps({**what, "limit_s": limit_s}, default=str), limit_s)
+
+    def _ask_to_load(self, worker: WorkerProcess, target: Target) -> dict[str, Any]:
+        limit_s = self.plan.load_limit_s
+        what = {"do": "load", "target": asdict(target), "limit_s": limit_s}
+        return self._ask(worker, json.dumps(what), limit_s)
+
+    def _ask(self, worker: WorkerProcess, request: str, limit_s: float) -> dict[str, Any]:
+        try:
+            return worker.ask(request, limit_s)
+        except WorkerGone:
+            self._end(worker)
+            raise
+
+    def _end(self, worker: WorkerProcess) -> None:
+        worker.kill()
+        with self._lock:
+            self._running.discard(worker)
+
+
+def chunks(groups: Sequence[int], parts: int) -> list[range]:
+    """Cut rows into at most `parts` runs of whole groups, as even as that allows.
+
+    `groups` names each row's group: `chunks([0, 0, 1, 1, 2, 2], 2)` is `[range(0, 4), range(4, 6)]`.
+    """
+    starts = [i for i in range(len(groups)) if i == 0 or groups[i] != groups[i - 1]]
+    parts = min(parts, len(starts))
+    cuts = [starts[-(-len(starts) * part // parts)] for part in range(parts)]
+    return [range(a, b) for a, b in zip(cuts, [*cuts[1:], len(groups)], strict=True)]

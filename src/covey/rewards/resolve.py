@@ -1,0 +1,123 @@
+"""From the entries of `reward_funcs` to rewards: each is found, or a fault says why it is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from covey.config.names import nearest
+from covey.rewards.arguments import as_json
+from covey.rewards.builtin import BUILT_IN, built_in_name
+from covey.rewards.callee import Callee, Wants
+from covey.rewards.function_reward import Ask, FunctionReward
+from covey.rewards.loading import Unloadable, callee_of
+from covey.rewards.pool import Pool
+from covey.rewards.protocol import Form, RewardFault, TrainerState
+from covey.rewards.targets import Target, callable_name, target_of, target_of_callable
+
+Entry = str | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A function and how it is asked; `source` tells it from others called `plain` (None: it keeps that
+    name), `calls` is into how many calls rows are cut, 0 for a function in this process."""
+
+    plain: str
+    source: str | None
+    kind: Literal["built_in", "object", "function"]
+    wants: Wants
+    ask: Ask
+    calls: int
+    note: str = ""
+
+    def reward(self, name: str, form: Form | None, *, prompt_is_messages: bool = False) -> FunctionReward:
+        """The reward under this name; without a form, what TRL and ms-swift would give such a function."""
+        default: Form = "messages" if prompt_is_messages and self.kind == "function" else "text"
+        form = "text" if self.kind == "built_in" else form or default
+        return FunctionReward(name, self.wants, self.ask, form=form, calls=self.calls)
+
+
+def find(entry: Entry, pool: Pool, orms: Sequence[str]) -> Found | RewardFault:
+    """What an entry stands for: a name that plugins put into `orms`, a built-in, or a function of a file or
+    module."""
+    if not isinstance(entry, str):
+        where = target_of_callable(entry)
+        return _in_worker(where, pool) if isinstance(where, Target) else _here(entry, where, pool)
+    if entry in orms:
+        return _in_worker(Target(entry=entry, name=entry), pool)
+    if built_in_name(entry) is not None:
+        return built_in(entry)
+    target = target_of(entry)
+    return _in_worker(target, pool) if target is not None else _unknown(entry, orms)
+
+
+def built_in(entry: str) -> Found:
+    """A built-in, in this process; another name is a KeyError."""
+    name = built_in_name(entry)
+    if name is None:
+        raise KeyError(entry)
+    callee = Callee(BUILT_IN[name])
+    return Found(plain=name, source=None, kind="built_in", wants=callee.wants, ask=_ask_here(callee), calls=0)
+
+
+def names_of(found: Sequence[Found]) -> tuple[str, ...]:
+    """A name for each: its own, `module.name` where several share it, with a number where that is shared
+    too."""
+    counts = Counter(f.plain for f in found)
+    names = [f"{f.source}.{f.plain}" if counts[f.plain] > 1 and f.source else f.plain for f in found]
+    earlier = [names[:i].count(name) for i, name in enumerate(names)]
+    return tuple(n if k == 0 else f"{n}_{k + 1}" for n, k in zip(names, earlier, strict=True))
+
+
+def _in_worker(target: Target, pool: Pool) -> Found | RewardFault:
+    loaded = pool.load(target)
+    if isinstance(loaded, RewardFault):
+        return loaded
+
+    def ask(arguments: Mapping[str, Sequence[Any]], count: int, state: TrainerState) -> Any:
+        return pool.call(loaded.number, as_json(arguments), count, state).result
+
+    return Found(
+        plain=target.metric,
+        source=target.source if target.module or target.file else None,
+        kind="object" if loaded.is_object else "function",
+        wants=loaded.wants,
+        ask=ask,
+        calls=pool.plan.workers,
+    )
+
+
+def _here(function: Callable[..., Any], why: str, pool: Pool) -> Found | RewardFault:
+    name = callable_name(function)
+    try:
+        callee, is_object = callee_of(function, pool.plan.options)
+    except Unloadable as fault:
+        return RewardFault(reward=name, kind=fault.kind, words=str(fault))
+    return Found(
+        plain=name,
+        source=getattr(function, "__module__", None),
+        kind="object" if is_object else "function",
+        wants=callee.wants,
+        ask=_ask_here(callee),
+        calls=0,
+        note=f"The reward {name} runs in this process, without a time limit: {why}.",
+    )
+
+
+def _ask_here(callee: Callee) -> Ask:
+    return lambda arguments, count, state: partial(callee.call, arguments, count, state)
+
+
+def _unknown(entry: str, orms: Sequence[str]) -> RewardFault:
+    if entry.endswith(".py"):
+        words = f"{entry} is a file; name the function in it: {entry}:my_reward"
+        return RewardFault(reward=entry, kind="unknown", words=words)
+    names = sorted({*BUILT_IN, *orms})
+    near = nearest(entry, names)
+    hint = f"the nearest name is {near}" if near else f"there are {', '.join(names)}"
+    words = f"there is no reward {entry}; {hint}; a function of yours is FILE.py:name or package.module.name"
+    return RewardFault(reward=entry, kind="unknown", words=words)

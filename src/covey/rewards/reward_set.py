@@ -1,0 +1,171 @@
+"""The rewards of a run, wherever their functions are: called side by side, gathered row by row."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from covey.config.names import nearest
+from covey.rewards.pool import Pool, PoolPlan
+from covey.rewards.protocol import (
+    Form,
+    Judged,
+    JudgedRow,
+    Judgement,
+    Reward,
+    RewardFault,
+    Scored,
+    TrainerState,
+)
+from covey.rewards.resolve import Entry, Found, find, names_of
+from covey.types import Metric
+
+_LOAD_LIMIT_S = 60.0
+
+
+class RewardSet:
+    """Rewards and the workers they run in; close it, or use it as a context manager.
+
+    `faults` says what is wrong with entries and plugin files: a set that has any scores nothing. `notes` are
+    sentences for the user.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        *,
+        pool: Pool | None = None,
+        faults: Sequence[RewardFault] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._rewards = tuple(rewards)
+        self._pool = pool
+        self.names = tuple(r.name for r in rewards)
+        self.faults = tuple(faults)
+        self.notes = tuple(notes)
+
+    @classmethod
+    def start(
+        cls,
+        entries: Sequence[Entry],
+        *,
+        plugins: Sequence[str] = (),
+        workers: int = 1,
+        timeout_s: float = 60.0,
+        completion_form: Form | None = None,
+        prompt_is_messages: bool = False,
+        options: Mapping[str, Any] | None = None,
+        load_limit_s: float = _LOAD_LIMIT_S,
+    ) -> RewardSet:
+        """Find every entry's function, in a worker where it is a user's.
+
+        `options` are the run's, for ms-swift classes whose constructor takes `args`; a file that takes longer
+        than `load_limit_s` to import is a fault.
+        """
+        _refuse_in_a_worker()
+        plan = PoolPlan(
+            plugins=tuple(str(Path(p).expanduser().absolute()) for p in plugins),
+            options=dict(options or {}),
+            workers=workers,
+            timeout_s=timeout_s,
+            load_limit_s=load_limit_s,
+        )
+        pool = Pool(plan)
+        try:
+            orms, faults = pool.run_plugins() if plugins else ((), ())
+            results = [find(entry, pool, orms) for entry in entries] if not faults else []
+        except BaseException:
+            pool.close()
+            raise
+        found = [f for f in results if isinstance(f, Found)]
+        rewards = [
+            f.reward(name, completion_form, prompt_is_messages=prompt_is_messages)
+            for f, name in zip(found, names_of(found), strict=True)
+        ]
+        return cls(
+            rewards,
+            pool=pool,
+            faults=(*faults, *(f for f in results if isinstance(f, RewardFault)), *_twice(entries)),
+            notes=[f.note for f in found if f.note],
+        )
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process numbers of the workers that run now."""
+        return self._pool.pids if self._pool is not None else ()
+
+    def missing(self, columns: Sequence[str]) -> list[RewardFault]:
+        """A fault for every reward that demands what neither covey nor these columns of the data give."""
+        return [
+            RewardFault(reward=r.name, kind="signature", words=_lack(lacking, columns))
+            for r in self._rewards
+            if (lacking := r.lacks(columns))
+        ]
+
+    def score(self, rows: Sequence[Scored], state: TrainerState) -> Judged:
+        """Every reward's word on every row, in the order of the rows."""
+        assert not self.faults, self.faults
+        if not rows:
+            return Judged(rows=(), metrics={})
+        begun = [r.begin(rows, state) for r in self._rewards]
+        # Those of this process work while the workers do.
+        order = sorted(range(len(begun)), key=lambda i: not self._rewards[i].is_here)
+        done = {i: begun[i]() for i in order}
+        judgements = [done[i] for i in range(len(begun))]
+        return Judged(
+            rows=tuple(self._row(i, judgements) for i in range(len(rows))), metrics=_metrics(judgements)
+        )
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> RewardSet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _row(self, i: int, judgements: Sequence[Judgement]) -> JudgedRow:
+        extras: dict[str, Any] = {}
+        for name, judgement in zip(self.names, judgements, strict=True):
+            for column, value in judgement.rows[i].extras.items():
+                # Two rewards may note under one name; neither is lost.
+                extras[f"{name}.{column}" if column in extras else column] = value
+        return JudgedRow(parts=tuple(j.rows[i].part for j in judgements), extras=extras)
+
+
+def _metrics(judgements: Sequence[Judgement]) -> dict[str, Metric]:
+    values: dict[str, list[float]] = {}
+    for judgement in judgements:
+        for name, given in judgement.metrics.items():
+            values.setdefault(name, []).extend(given)
+    return {name: Metric(value=sum(given) / len(given), count=len(given)) for name, given in values.items()}
+
+
+def _twice(entries: Sequence[Entry]) -> list[RewardFault]:
+    again = [e for i, e in enumerate(entries) if e in entries[:i]]
+    words = "is named twice; a weight says how much it counts"
+    return [RewardFault(reward=str(e), kind="twice", words=f"{e} {words}") for e in again]
+
+
+def _lack(lacking: Sequence[str], columns: Sequence[str]) -> str:
+    near = nearest(lacking[0], list(columns))
+    hint = f"the nearest is {near}" if near else f"there are {', '.join(columns) or 'none'}"
+    arguments = " and ".join(lacking)
+    return f"demands {arguments}, which is no column of the data ({hint}) and nothing that covey gives"
+
+
+def _refuse_in_a_worker() -> None:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name == "covey.rewards.worker":
+        raise RuntimeError(
+            "a file that holds a reward starts a run when it is imported; put that under "
+            'if __name__ == "__main__":'
+        )

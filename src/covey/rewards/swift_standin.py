@@ -1,0 +1,145 @@
+"""Stand-ins for the modules of ms-swift that plugin files import, for machines without ms-swift.
+
+They offer what a reward needs (ORM, AsyncORM, orms, get_logger). Whatever else a plugin file imports can be
+imported, subclassed and named in annotations, and says what it is when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from covey.rewards.builtin import BUILT_IN
+
+_HOMES = ("swift.rewards", "swift.plugin")
+# What ms-swift has below its packages of rewards; another name there is a misspelt one.
+_PARTS = ("orm", "prm", "rm_plugin", "multi_turn", "env", "context_manager", "loss", "metric", "callback")
+_REGISTRIES = ("rm_plugins", "prms", "envs", "multi_turns", "context_managers")
+
+
+def is_installed() -> bool:
+    """Whether ms-swift itself can be imported; other distributions have a package `swift` too."""
+    spec = importlib.util.find_spec("swift")
+    folders = (spec.submodule_search_locations or ()) if spec is not None else ()
+    return any((Path(f) / part).is_dir() for f in folders for part in ("rewards", "plugin"))
+
+
+def install() -> None:
+    """Let `import swift` and everything below it find the stand-ins."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class ORM:
+    """Base class of a reward."""
+
+    def __init__(self, args: Any = None, **kwargs: Any) -> None:
+        self.args = args
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:
+        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+
+
+class AsyncORM:
+    """Base class of a reward whose `__call__` is a coroutine."""
+
+    def __init__(self, args: Any = None, **kwargs: Any) -> None:
+        self.args = args
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:
+        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+
+
+class MathAccuracy(ORM):
+    """The built-in `accuracy` as a class."""
+
+    def __call__(self, completions: Sequence[str], solution: Any = None, **kwargs: Any) -> list[float | None]:
+        return BUILT_IN["accuracy"](completions=completions, solution=solution)
+
+
+class Format(ORM):
+    """The built-in `format` as a class."""
+
+    def __call__(self, completions: Sequence[str], **kwargs: Any) -> list[float | None]:
+        return BUILT_IN["format"](completions=completions)
+
+
+for _class in (ORM, AsyncORM, MathAccuracy, Format):
+    _class.__module__ = "swift.rewards"
+
+
+def _get_logger(*args: Any, **kwargs: Any) -> logging.Logger:
+    return logging.getLogger("swift")
+
+
+class _Finder:
+    """Makes a stand-in for every module of `swift`; the modules share one set of registries."""
+
+    def __init__(self) -> None:
+        self._offers: dict[str, Any] = {name: {} for name in _REGISTRIES}
+        self._offers["orms"] = {"accuracy": MathAccuracy, "format": Format}
+        self._offers.update(ORM=ORM, AsyncORM=AsyncORM, MathAccuracy=MathAccuracy, Format=Format)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        parent, _, last = name.rpartition(".")
+        if name != "swift" and not name.startswith("swift."):
+            return None
+        if parent in _HOMES and last not in _PARTS:
+            return None
+        return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = _StandIn(spec.name)
+        if spec.name == "swift.utils":
+            vars(module)["get_logger"] = _get_logger
+        else:
+            vars(module).update(self._offers)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _StandIn(ModuleType):
+    """A module that has any name of ms-swift: classes and functions that say what they are when used."""
+
+    def __getattr__(self, name: str) -> Any:
+        words = f"{self.__name__}.{name} is ms-swift's own: it needs ms-swift (pip install ms-swift)"
+        if name.startswith("__"):
+            raise AttributeError(f"{self.__name__} has no {name}")
+        if name[0].isupper():
+            vars(self)[name] = _class_named(name, self.__name__, words)
+        elif self.__name__ == "swift" or name in _PARTS:
+            # The import system takes this for "no such name" and looks for a module of it.
+            raise AttributeError(f"{self.__name__} has no {name}")
+        elif self.__name__.startswith(_HOMES):
+            raise ImportError(f"{self.__name__} has no {name} here: {words}", name=self.__name__)
+        else:
+            vars(self)[name] = _function_named(words)
+        return vars(self)[name]
+
+
+class _Meta(type):
+    """The type of classes that are there by name alone."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise AttributeError(cls._words if not name.startswith("_") else name)
+
+
+def _class_named(name: str, module: str, words: str) -> type:
+    def use(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(words)
+
+    return _Meta(name, (), {"__init__": use, "__module__": module, "_words": words})
+
+
+def _function_named(words: str) -> Any:
+    def use(*args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(words)
+
+    return use

@@ -1,0 +1,88 @@
+"""Where a reward's function is: what an entry of `reward_funcs`, typed or a Python callable, stands for."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+(?:\.\w+)*)")
+_COLON = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
+_DOTTED = re.compile(r"(?P<module>\w+(?:\.\w+)*)\.(?P<name>\w+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A function or class that a worker can find: `name` in a file, in a module (which is tried first), or,
+    with neither, in the registry `orms` that plugin files fill."""
+
+    entry: str
+    name: str
+    module: str | None = None
+    file: str | None = None
+
+    @property
+    def metric(self) -> str:
+        """The name under which its scores are recorded."""
+        return self.name.rsplit(".", 1)[-1] if self.module or self.file else self.name
+
+    @property
+    def source(self) -> str:
+        """What tells it from a function of the same name: the module's last name, or that of the file."""
+        return (self.module or Path(self.file or "orms").stem).rsplit(".", 1)[-1]
+
+
+def target_of(entry: str) -> Target | None:
+    """The target of `FILE.py:name`, `package.module:name` or `package.module.name`; else None."""
+    if match := _FILE.fullmatch(entry):
+        file = Path(match["file"]).expanduser().absolute()
+        return Target(entry=entry, name=match["name"], file=str(file))
+    if match := _COLON.fullmatch(entry) or _DOTTED.fullmatch(entry):
+        if match["name"] == "py":
+            return None
+        return Target(entry=entry, name=match["name"], module=match["module"])
+    return None
+
+
+def target_of_callable(function: Callable[..., Any]) -> Target | str:
+    """Where a worker finds a Python callable; or, in words, why only this process can call it."""
+    name = getattr(function, "__qualname__", None)
+    if name is None or "<" in name:
+        return "it has no name at the top of a module"
+    module = sys.modules.get(function.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or _lookup(module, name) is not function:
+        return f"it is not what {function.__module__} has under its name"
+    if file is None or not file.endswith(".py"):
+        return "it was defined in a notebook or an interpreter, and no file holds it"
+    # A worker imports the file: a script that trains as soon as it is imported would start over in there.
+    if function.__module__ == "__main__" and not _has_guard(Path(file)):
+        return 'its script has no `if __name__ == "__main__":` before it trains'
+    dotted = module.__name__ if module.__name__ != "__main__" and module.__package__ else None
+    return Target(entry=callable_name(function), name=name, module=dotted, file=str(Path(file).absolute()))
+
+
+def callable_name(function: Callable[..., Any]) -> str:
+    """`<lambda>` is `lambda`, an object is called as its class."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return name.strip("<>")
+
+
+def _lookup(module: Any, name: str) -> Any:
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _has_guard(file: Path) -> bool:
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return False
+    tests = (node.test for node in tree.body if isinstance(node, ast.If))
+    return any("'__name__'" in ast.dump(test) for test in tests)

@@ -1,0 +1,60 @@
+"""What a run says before its first step and after its last one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from covey.config.schema import Config
+from covey.models.policy import Policy
+from covey.plan.batch import BatchPlan
+from covey.plan.facts import Facts
+from covey.plan.report import report_lines
+from covey.plan.words import note_lines
+from covey.rollout.engine import Engine
+from covey.rollout.native.engine import NativeEngine
+from covey.training.job import Job
+from covey.types import Problem
+
+
+def opening(
+    config: Config, facts: Facts, batch: BatchPlan, job: Job, problems: Sequence[Problem]
+) -> list[str]:
+    """What a person wants to know before the first step: the plan, and what only the loaded model tells."""
+    policy = job.backend.policy
+    lines = [
+        f"run       {job.saver.output_dir}",
+        *report_lines(config, facts, batch),
+        f"engine    {_engine(job.engine, policy)}; rows are laid out as: {policy.stream}",
+    ]
+    if policy.stream == "padded":
+        lines.append("F105      the model carries state between packed rows (found by the probe at load);")
+        lines.append("          it trains on padded rows and samples with generate, both slower")
+    for problem in problems:
+        lines += note_lines(problem)
+    if job.progress.step:
+        lines.append(f"resumed   at step {job.progress.step} of {job.limits.total_steps}")
+    return lines
+
+
+def _engine(engine: Engine, policy: Policy) -> str:
+    dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
+    name = "native, on the learner's own weights" if isinstance(engine, NativeEngine) else "generate"
+    return f"{name} in {dtype} on {policy.device}"
+
+
+def closing(job: Job, verb: str) -> list[str]:
+    """Where the run ended, and how to go on."""
+    step, total = job.progress.step, job.limits.total_steps
+    name = job.saver.path(step)
+    lines = []
+    if job.evaluator is not None and job.best.step is not None:
+        kept = job.saver.best_path
+        where = f": {kept}" if kept is not None else ", whose checkpoint was not kept"
+        lines.append(f"best      {job.best.metric} {job.best.value:.4g} at step {job.best.step}{where}")
+    if step >= total:
+        return [*lines, f"done      {step} steps; the model is {name}"]
+    why = f" ({job.ended_by})" if job.ended_by else ""
+    config = shlex.quote(str(job.saver.output_dir / "config.yaml"))
+    again = f"covey {verb} {config} --resume_from_checkpoint latest"
+    return [*lines, f"stopped   at step {step} of {total}{why}; saved. Go on with", f"          {again}"]

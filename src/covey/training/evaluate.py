@@ -1,0 +1,135 @@
+"""Evaluation: held-out prompts sampled under noise of their own, scored, and compared with the best so
+far."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from covey.checkpoint.registry import State
+from covey.comm import Comm
+from covey.data.text import TextCodec
+from covey.learner.backends.base import Backend
+from covey.rollout.collect import CollectPlan, Scorer, collect
+from covey.rollout.engine import Engine
+from covey.training.measure import length_metrics, reward_metrics
+from covey.types import Draw, Metric, Prompt, ScoredGroup
+
+_UNDRAWN = Draw(epoch=0, rollout=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPrompts:
+    """A named set of prompts."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What one evaluation found; metric names begin with eval_, and with eval_<set>_ where there are
+    several."""
+
+    metrics: Mapping[str, Metric]
+    groups: Mapping[str, tuple[ScoredGroup, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Samples and scores every prompt of every set; the same noise each time, and never training's."""
+
+    sets: Sequence[EvalPrompts]
+    engine: Engine
+    backend: Backend
+    score: Scorer
+    codec: TextCodec
+    plan: CollectPlan
+    comm: Comm
+
+    def run(self) -> Evaluation:
+        """Evaluate the current weights. Collective."""
+        started = time.perf_counter()
+        groups = {s.name: self._collect(s) for s in self.sets}
+        metrics: dict[str, Metric] = {}
+        if len(groups) > 1:
+            for name, found in groups.items():
+                metrics |= _metrics(found, f"eval_{name}_")
+        metrics |= _metrics([g for found in groups.values() for g in found], "eval_")
+        metrics["time/eval_s"] = Metric(value=time.perf_counter() - started)
+        return Evaluation(metrics=metrics, groups=groups)
+
+    def _collect(self, prompts: EvalPrompts) -> tuple[ScoredGroup, ...]:
+        view: AbstractContextManager[object] = self.backend.rollout_view()
+        drawn = [replace(p, draw=_UNDRAWN) for p in prompts.prompts]
+        plan = replace(self.plan, split=f"eval/{prompts.name}")
+        with view:
+            return collect(drawn, self.engine, self.score, self.codec, plan, self.comm).groups
+
+
+def _metrics(groups: Sequence[ScoredGroup], prefix: str) -> dict[str, Metric]:
+    trajectories = [t for g in groups for t in g.group.trajectories]
+    found = {**reward_metrics(groups), **length_metrics(trajectories), **_pass_at_k(groups)}
+    return {f"{prefix}{name}": metric for name, metric in found.items()}
+
+
+def _pass_at_k(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
+    """Pass@k of the first reward that is 0 or 1 throughout, for powers of 2 up to the group size."""
+    size = min(len(g.scores) for g in groups)
+    names = [p.name for p in groups[0].scores[0].parts]
+    for place in range(len(names)):
+        values = [[s.parts[place].value for s in g.scores] for g in groups]
+        if size > 1 and all(v in (0.0, 1.0) for row in values for v in row):
+            right = [sum(v == 1.0 for v in row) for row in values]
+            return {
+                f"pass@{k}": Metric(
+                    value=sum(pass_at_k(len(row), c, k) for row, c in zip(values, right, strict=True))
+                    / len(values),
+                    count=len(values),
+                )
+                for k in sorted({*(2**i for i in range(size.bit_length()) if 2**i <= size), size})
+            }
+    return {}
+
+
+def pass_at_k(num: int, num_right: int, k: int) -> float:
+    """The chance that k of `num` completions, drawn without replacement, hold one of the right ones.
+
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374): `pass_at_k(4, 1, 2)` is 0.5.
+    """
+    return 1.0 - math.comb(num - num_right, k) / math.comb(num, k)
+
+
+class Best:
+    """The best evaluation so far, and how many there have been since. A stateful component."""
+
+    name = "best"
+
+    def __init__(self, metric: str, *, greater_is_better: bool) -> None:
+        self.metric = metric
+        self._sign = 1.0 if greater_is_better else -1.0
+        self.value: float | None = None
+        self.step: int | None = None
+        self.num_worse = 0
+
+    def update(self, metrics: Mapping[str, Metric], step: int) -> bool:
+        """Take an evaluation in; True where it is the best. KeyError where it lacks the metric."""
+        value = metrics[self.metric].value
+        if value is not None and (self.value is None or self._sign * (value - self.value) > 0):
+            self.value, self.step, self.num_worse = value, step, 0
+            return True
+        self.num_worse += 1
+        return False
+
+    def state(self) -> State:
+        """Value, step and count."""
+        return State(json={"value": self.value, "step": self.step, "num_worse": self.num_worse})
+
+    def load_state(self, state: State) -> None:
+        """Go on from them."""
+        values = state.json
+        self.value, self.step = values["value"], values["step"]  # type: ignore[assignment]
+        self.num_worse = values["num_worse"]  # type: ignore[assignment]

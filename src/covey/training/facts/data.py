@@ -1,0 +1,292 @@
+"""Facts about the data: its sources, rows and prompts, and the sets to evaluate on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from covey.config.schema import Config
+from covey.data.errors import DataError, TemplateError
+from covey.data.mix import mix, rename_columns, split_rows
+from covey.data.prompt import PROMPT_COLUMNS, system_text
+from covey.data.rows import PromptOptions, PromptTable, prompt_table
+from covey.data.sources import DataSource, eval_name, load_source, parse_source, stream_rows
+from covey.data.stream import PromptStream
+from covey.data.text import TextCodec
+from covey.plan.facts import EvalSet, Facts, LeftOut, MissingColumn, UnreadableFile
+from covey.quickstart import task
+from covey.training.facts.model import QUICKSTART
+
+GOLD_COLUMNS = ("solution", "answer")
+_ACCURACY = ("accuracy", "accuracy_reward", "trl.rewards.accuracy_reward")
+_PATIENCE_S = 1.0
+_SAMPLED = 1000
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """What was read: the prompts to train on as a table or a stream, and the named tables to evaluate on."""
+
+    prompts: PromptTable | None = None
+    stream: PromptStream | None = None
+    eval_sets: tuple[tuple[str, PromptTable], ...] = ()
+
+
+class _Unusable(Exception):
+    """What was learnt before it turned out that the data cannot be used."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__()
+        self.facts = facts
+
+
+def with_data(facts: Facts, config: Config, codec: TextCodec | None, *, offline: bool) -> tuple[Facts, Data]:
+    """The facts with those of the data, and what was read."""
+    try:
+        sources = _sources(facts, config.dataset)
+        held = _sources(facts, config.val_dataset)
+        if config.streaming:
+            return _streamed(facts, config, codec, sources, held, offline=offline)
+        facts, tables = _load(facts, config, sources, offline=offline)
+        facts, rows, kept_out = _one_table(facts, config, tables)
+        facts, sets = _eval_rows(facts, config, held, kept_out, offline=offline)
+        facts = _with_columns(facts, config, rows)
+        if codec is None or facts.missing_columns:
+            return facts, Data()
+        return _rendered(facts, config, codec, rows, sets)
+    except _Unusable as unusable:
+        return unusable.facts, Data()
+
+
+def _sources(facts: Facts, texts: Sequence[str]) -> list[DataSource | str]:
+    """Each argument taken apart; the built-in task stays the word that it is."""
+    parsed: list[DataSource | str] = []
+    for text in texts:
+        try:
+            parsed.append(QUICKSTART if text == QUICKSTART else parse_source(text))
+        except DataError as error:
+            raise _Unusable(replace(facts, data_problem=str(error))) from error
+    missing = tuple(
+        s.path for s in parsed if isinstance(s, DataSource) and s.hub == "local" and not Path(s.path).exists()
+    )
+    if missing:
+        raise _Unusable(replace(facts, dataset_missing=missing))
+    return parsed
+
+
+def _load(
+    facts: Facts, config: Config, sources: Sequence[DataSource | str], *, offline: bool
+) -> tuple[Facts, list[list[dict[str, Any]]]]:
+    tables: list[list[dict[str, Any]]] = []
+    unreadable: list[UnreadableFile] = []
+    notes = list(facts.data_notes)
+    for source in sources:
+        if not isinstance(source, DataSource):
+            tables.append(task.training_rows())
+            continue
+        try:
+            loaded = load_source(
+                source,
+                use_hf=config.use_hf,
+                seed=config.data_seed,
+                shuffle=config.dataset_shuffle,
+                offline=offline,
+            )
+        except DataError as error:
+            if source.hub != "local":
+                raise _Unusable(replace(facts, hub_problem=str(error))) from error
+            unreadable.append(UnreadableFile(path=source.path, words=str(error)))
+            continue
+        tables.append(loaded.rows)
+        notes += loaded.notes
+    if unreadable:
+        raise _Unusable(replace(facts, dataset_unreadable=tuple(unreadable)))
+    return replace(facts, data_notes=tuple(notes)), tables
+
+
+def _one_table(
+    facts: Facts, config: Config, tables: Sequence[list[dict[str, Any]]]
+) -> tuple[Facts, Rows, Rows]:
+    """All sources as one list of rows, and the rows that are kept out of training."""
+    try:
+        rows: Rows = mix(tables, seed=config.data_seed, interleave_prob=config.interleave_prob or None)
+        if config.columns:
+            rows = rename_columns(rows, config.columns)
+        train, held = split_rows(rows, config.split_dataset_ratio, seed=config.data_seed)
+    except DataError as error:
+        raise _Unusable(replace(facts, data_problem=str(error))) from error
+    return replace(facts, num_rows=len(rows)), train, held
+
+
+def _eval_rows(
+    facts: Facts, config: Config, sources: Sequence[DataSource | str], kept_out: Rows, *, offline: bool
+) -> tuple[Facts, list[tuple[str, Rows]]]:
+    """The named sets to evaluate on: those of val_dataset, and what was split off."""
+    sets: list[tuple[str, Rows]] = []
+    if config.eval_strategy == "no":
+        return facts, sets
+    for source in sources:
+        if not isinstance(source, DataSource):
+            sets.append((QUICKSTART, task.held_out_rows()))
+            continue
+        facts, (rows,) = _load(facts, config, [source], offline=offline)
+        renamed: Rows = rows
+        if config.columns:
+            there = {name for row in rows for name in row}
+            renamed = rename_columns(rows, {k: v for k, v in config.columns.items() if k in there})
+        sets.append((eval_name(source), renamed))
+    if kept_out:
+        sets.append(("split", kept_out))
+    return facts, [(_unlike(name, [n for n, _ in sets[:i]]), rows) for i, (name, rows) in enumerate(sets)]
+
+
+def _unlike(name: str, others: Sequence[str]) -> str:
+    """The name, or with a number where a set before has it."""
+    numbered = (name if n == 1 else f"{name}_{n}" for n in itertools.count(1))
+    return next(n for n in numbered if n not in others)
+
+
+def _with_columns(facts: Facts, config: Config, rows: Rows) -> Facts:
+    columns = {name for row in rows for name in row}
+    missing = []
+    if columns and not columns & set(PROMPT_COLUMNS):
+        missing.append(MissingColumn(column=" or ".join(PROMPT_COLUMNS), needed_by="every prompt"))
+    needing = [name for name in config.reward_funcs if name in _ACCURACY]
+    if columns and needing and not columns & set(GOLD_COLUMNS):
+        missing.append(MissingColumn(column=" or ".join(GOLD_COLUMNS), needed_by=f"the reward {needing[0]}"))
+    return replace(facts, columns=tuple(sorted(columns)), missing_columns=tuple(missing))
+
+
+def _rendered(
+    facts: Facts, config: Config, codec: TextCodec, rows: Rows, sets: Sequence[tuple[str, Rows]]
+) -> tuple[Facts, Data]:
+    limit = longest_allowed(facts, config)
+    try:
+        options = prompt_options(config)
+        table = prompt_table(rows, codec, max_length=limit, options=options, progress=_progress())
+        tables = tuple(
+            (name, prompt_table(found, codec, max_length=limit, options=options)) for name, found in sets
+        )
+    except TemplateError as error:
+        return replace(facts, model_problem=str(error), model_fault="template"), Data()
+    except DataError as error:
+        return replace(facts, data_problem=str(error)), Data()
+    empty = [name for name, found in tables if not found.entries]
+    if empty:
+        words = f"the set to evaluate on, {empty[0]}, has no usable prompt"
+        return replace(facts, data_problem=words), Data()
+    facts = _of_table(facts, table, codec)
+    sizes = tuple(EvalSet(name=name, num_prompts=len(found.entries)) for name, found in tables)
+    return replace(facts, eval_sets=sizes), Data(prompts=table, eval_sets=tables)
+
+
+def _of_table(facts: Facts, table: PromptTable, codec: TextCodec) -> Facts:
+    reasons = [
+        LeftOut(reason=reason, count=count, rows=tuple(n + 1 for n in table.left_out_rows.get(reason, ())))
+        for reason, count in table.left_out.items()
+    ]
+    if table.num_cut:
+        reasons.append(LeftOut(reason="cut", count=table.num_cut))
+    first = table.entries[0] if table.entries else None
+    return replace(
+        facts,
+        num_prompts=len(table.entries),
+        num_prompts_too_long=table.left_out.get("too_long", 0),
+        longest_prompt=table.longest,
+        longest_prompt_in_data=table.longest_in_data,
+        left_out=tuple(reasons),
+        media_columns=table.media_columns,
+        first_prompt=None if first is None else first.text,
+        prompts_are_text=table.num_raw > 0,
+        mentions_format=any("<think>" in p.text or "<answer>" in p.text for p in table.entries[:_SAMPLED])
+        if first is not None
+        else None,
+    )
+
+
+def _streamed(
+    facts: Facts,
+    config: Config,
+    codec: TextCodec | None,
+    sources: Sequence[DataSource | str],
+    held: Sequence[DataSource | str],
+    *,
+    offline: bool,
+) -> tuple[Facts, Data]:
+    """The facts of the first rows; the others are read as they are needed."""
+    real = [s for s in sources if isinstance(s, DataSource)]
+    if len(real) < len(sources):
+        raise _Unusable(replace(facts, data_problem="the built-in task is no stream: leave out --streaming"))
+    facts, sets = _eval_rows(facts, config, held, (), offline=offline)
+    if codec is None:
+        return facts, Data()
+    limit = longest_allowed(facts, config)
+    try:
+        stream = PromptStream(
+            stream_rows(real, use_hf=config.use_hf, offline=offline),
+            codec,
+            max_length=limit,
+            options=prompt_options(config),
+            seed=config.data_seed,
+            shuffle=config.dataset_shuffle,
+            columns=config.columns,
+        )
+        block = stream.first_block()
+    except (DataError, TemplateError) as error:
+        raise _Unusable(replace(facts, data_problem=str(error))) from error
+    facts = _with_columns(facts, config, [dict.fromkeys(block.columns)])
+    facts, data = _rendered(facts, config, codec, (), sets)
+    longest = limit if limit is not None else block.longest
+    facts = replace(_of_table(facts, block, codec), num_prompts=None, longest_prompt=longest)
+    return facts, replace(data, prompts=None, stream=stream)
+
+
+def prompt_options(config: Config) -> PromptOptions:
+    """How rows become prompts."""
+    return PromptOptions(
+        system=None if config.system is None else system_text(config.system),
+        apply_chat_template=config.apply_chat_template,
+        truncation_strategy=config.truncation_strategy,
+    )
+
+
+def longest_allowed(facts: Facts, config: Config) -> int | None:
+    """Tokens that a prompt may have: as typed, else what the model's context leaves for it."""
+    if config.max_length is not None or facts.model_context is None:
+        return config.max_length
+    return max(1, facts.model_context - config.max_completion_length)
+
+
+def gold_of(row: Mapping[str, Any]) -> Any:
+    """The gold answer of a row's columns, or None."""
+    return next((row[name] for name in GOLD_COLUMNS if row.get(name) is not None), None)
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Says how many rows are read, once that takes longer than a second."""
+    started = last = time.monotonic()
+
+    def say(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        is_last_word = done == total and last > started
+        if now - last >= _PATIENCE_S or is_last_word:
+            last = now
+            end = "\n" if done == total or not sys.stderr.isatty() else "\r"
+            sys.stderr.write(f"reading the data: {done:,} of {total:,} rows{end}")
+            sys.stderr.flush()
+
+    return say
+
+
+def as_json(value: Any) -> str:
+    """A gold for a message."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

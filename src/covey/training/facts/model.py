@@ -1,0 +1,140 @@
+"""Facts about the model: where it lies, what it is, its tokens, its size, and what an adapter comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from covey.config.schema import Config
+from covey.data.errors import ModelError, TemplateError
+from covey.data.hub import fetch_weights, locate_model
+from covey.data.model_files import model_context, model_problem
+from covey.data.text import TextCodec, load_codec, stop_tokens_in_words
+from covey.errors import ConfigError
+from covey.models.adapter_shapes import LoraSettings, facts_of, read_shapes
+from covey.plan.checks import checks
+from covey.plan.facts import Facts, ModelFault, TargetFacts
+from covey.quickstart import task
+from covey.training.facts.sizes import checkpoint_sizes
+
+QUICKSTART = "quickstart"
+
+_FAULTS: Mapping[str, ModelFault] = {
+    "remote_code": "code",
+    "vision": "media",
+    "encoder_decoder": "kind",
+    "not_causal": "kind",
+    "unknown_model_type": "kind",
+    "adapter": "kind",
+    "pickled_weights": "format",
+}
+
+
+def model_dir(config: Config) -> Path:
+    """Where the model's files lie on this machine once they are there; nothing is asked of a hub."""
+    if config.model == QUICKSTART:
+        return task.MODEL_DIR
+    return locate_model(
+        config.model, revision=config.model_revision, use_hf=config.use_hf, offline=True
+    ).directory
+
+
+def fetch_model(config: Config) -> None:
+    """Bring the weights of a hub's model to this machine; ConfigError says why they cannot be had."""
+    if config.model == QUICKSTART:
+        return
+    try:
+        fetch_weights(config.model, revision=config.model_revision, use_hf=config.use_hf)
+    except ModelError as error:
+        facts = Facts(model_problem=str(error), model_fault="hub")
+        raise ConfigError([p for p in checks(config, facts) if p.code == "E321"]) from error
+
+
+def lora_settings(config: Config) -> LoraSettings | None:
+    """The adapter that a configuration asks for, or None."""
+    if config.tuner_type != "lora":
+        return None
+    return LoraSettings(
+        rank=config.lora_rank,
+        alpha=config.lora_alpha,
+        dropout=config.lora_dropout,
+        target_modules=tuple(config.target_modules),
+        modules_to_save=tuple(config.modules_to_save),
+        use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
+    )
+
+
+def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, TextCodec | None]:
+    """The facts with those of the model, and its tokenizer where it could be read."""
+    if not config.model:
+        return facts, None
+    try:
+        directory, is_whole = _located(config, offline=offline)
+    except ModelError as error:
+        return replace(facts, model_problem=str(error), model_fault="hub"), None
+    problem = model_problem(directory, with_weights=is_whole)
+    if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
+        fault = _FAULTS.get(problem.kind, "missing")
+        return replace(facts, model_problem=str(problem), model_fault=fault), None
+    facts = replace(facts, model_dir=str(directory), model_context=model_context(directory))
+    try:
+        facts = _with_sizes(facts, config, directory)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        words = f"a .safetensors file of {directory} is damaged: {error}"
+        facts = replace(facts, model_problem=words, model_fault="missing")
+    return _with_codec(facts, config, directory)
+
+
+def _located(config: Config, *, offline: bool) -> tuple[Path, bool]:
+    """The directory, and whether its weights have to be there already."""
+    if config.model == QUICKSTART:
+        return task.MODEL_DIR, True
+    files = locate_model(config.model, revision=config.model_revision, use_hf=config.use_hf, offline=offline)
+    return files.directory, files.revision is None
+
+
+def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, TextCodec | None]:
+    try:
+        codec = load_codec(
+            directory,
+            chat_template=config.chat_template,
+            enable_thinking=config.enable_thinking,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
+    except TemplateError as error:
+        return replace(facts, model_problem=str(error), model_fault="template"), None
+    has_template = codec.chat_template is not None
+    return replace(facts, stop_tokens=stop_tokens_in_words(codec), has_chat_template=has_template), codec
+
+
+def _with_sizes(facts: Facts, config: Config, directory: Path) -> Facts:
+    shapes = read_shapes(directory)
+    if not shapes.tensors:
+        return facts
+    settings = lora_settings(config)
+    found = None if settings is None else facts_of(shapes, settings)
+    count = sum(_numel(shape) for shape in shapes.tensors.values())
+    sizes = checkpoint_sizes(config, directory, shapes, found, has_bfloat16=bool(facts.cuda))
+    facts = replace(
+        facts,
+        num_parameters=count,
+        num_trained=count if found is None else found.num_lora + found.num_saved,
+        checkpoint_bytes=sizes.whole,
+        model_bytes=sizes.model,
+    )
+    if found is None:
+        return facts
+    return replace(
+        facts,
+        unmatched_targets=tuple(TargetFacts(target=n, nearest=near) for n, near in found.unmatched.items()),
+        untrainable_targets=tuple(found.refused.items()),
+    )
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for side in shape:
+        count *= side
+    return count

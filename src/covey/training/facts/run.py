@@ -1,0 +1,162 @@
+"""Facts about the machine, the output directory, and what is resumed or replayed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from covey.checkpoint.manifest import Manifest
+from covey.checkpoint.read import find_latest, verify
+from covey.config.file import read_file
+from covey.config.schema import Config
+from covey.errors import CheckpointError
+from covey.plan.facts import Facts, OutputDirState, ResumeFacts
+from covey.telemetry.rollouts import list_rollouts, read_rollouts
+from covey.telemetry.trackers.factory import missing as missing_trackers
+
+_GPU = re.compile(r"nvidia\d+")
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"}
+_BFLOAT16_SINCE = 8.0
+
+
+def run_facts(config: Config, num_processes: int) -> Facts:
+    """The facts that need neither model nor data."""
+    output = Path(config.output_dir)
+    gpus = _num_gpus()
+    return Facts(
+        num_processes=num_processes,
+        output_dir_state=_output_state(output),
+        resume=_resume(config),
+        free_disk_bytes=shutil.disk_usage(_existing(output)).free,
+        cuda=gpus > 0,
+        nproc_available=gpus or os.cpu_count(),
+        has_bfloat16=_has_bfloat16(gpus) if config.torch_dtype == "bfloat16" else None,
+        missing_packages=tuple(("report_to", package) for _, package in missing_trackers(config.report_to)),
+    )
+
+
+def _num_gpus() -> int:
+    """GPUs that CUDA would show, without asking it: importing torch takes seconds."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([v for v in visible.split(",") if v.strip() not in ("", "-1")])
+    devices = Path("/dev")
+    return sum(_GPU.fullmatch(d.name) is not None for d in devices.iterdir()) if devices.is_dir() else 0
+
+
+def _has_bfloat16(gpus: int) -> bool | None:
+    """Whether the device computes in bfloat16; None where nobody says."""
+    if gpus:
+        query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
+            return all(float(line) >= _BFLOAT16_SINCE for line in done.stdout.split())
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return None
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    return bool(_BFLOAT16_FLAGS & set(text.split()))
+
+
+def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
+    directory = Path(str(config.replay_rollouts))
+    if not directory.is_dir():
+        return replace(facts, replay_problem="is not a directory")
+    if not list_rollouts(directory):
+        return replace(facts, replay_problem="holds no rollout-*.jsonl or rollout-*.jsonl.gz file")
+    wanted = num_processes * config.per_device_train_batch_size * config.steps_per_generation
+    try:
+        sizes = {number: len(records) for number, records in read_rollouts(directory)}
+    except (OSError, ValueError) as error:
+        return replace(facts, replay_problem=f"cannot be read: {error}")
+    wrong = [f"rollout {number} holds {size}" for number, size in sizes.items() if size != wanted]
+    if wrong:
+        text = f"a rollout of this configuration is {wanted} completions, and {', '.join(wrong[:3])}"
+        return replace(facts, replay_problem=text)
+    return facts
+
+
+def _existing(path: Path) -> Path:
+    """The nearest ancestor that is there."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _output_state(output: Path) -> OutputDirState:
+    try:
+        # Permission bits do not tell: root passes them everywhere, network file systems have rules of their
+        # own.
+        with tempfile.TemporaryDirectory(prefix=".covey-", dir=_existing(output)):
+            pass
+    except OSError:
+        return "not_writable"
+    if not output.exists() or not any(output.iterdir()):
+        return "free"
+    is_run = any((output / name).exists() for name in ("config.yaml", "metrics.jsonl"))
+    return "run" if is_run else "not_empty"
+
+
+def _resume_point(config: Config) -> tuple[Path, Manifest] | None:
+    """The checkpoint to resume from, verified; None for a new run, or where `auto` finds none.
+
+    CheckpointError says why there is no good one.
+    """
+    wanted = config.resume_from_checkpoint
+    if wanted is None:
+        return None
+    if wanted in ("latest", "auto"):
+        latest = find_latest(Path(config.output_dir), with_trainer=True)
+        if latest.path is not None and latest.manifest is not None:
+            return latest.path, latest.manifest
+        if wanted == "auto":
+            return None
+        reasons = "; ".join(s.reason for s in latest.skipped)
+        raise CheckpointError(
+            f"there is no complete checkpoint with trainer state in it{': ' + reasons if reasons else ''}"
+        )
+    path = Path(wanted)
+    manifest = verify(path)
+    if not manifest.trainer:
+        raise CheckpointError("it keeps the model only (trainer/ is not there), so nothing can go on from it")
+    return path, manifest
+
+
+def _resume(config: Config) -> ResumeFacts | None:
+    if config.resume_from_checkpoint is None:
+        return None
+    asked = config.resume_from_checkpoint
+    where = config.output_dir if asked in ("latest", "auto") else asked
+    try:
+        point = _resume_point(config)
+    except CheckpointError as error:
+        return ResumeFacts(path=where, problem=str(error))
+    if point is None:
+        return None
+    path, manifest = point
+    return ResumeFacts(
+        path=str(path),
+        step=manifest.step,
+        config_changes=_config_changes(path.parent / "config.yaml", config),
+    )
+
+
+def _config_changes(path: Path, config: Config) -> tuple[tuple[str, Any, Any], ...]:
+    """Options whose value differs from that of the run whose config.yaml is at `path`."""
+    if not path.is_file():
+        return ()
+    old: Mapping[str, Any] = {name: typed.value for name, typed in read_file(str(path)).typed.items()}
+    new = config.model_dump()
+    return tuple(
+        (name, old[name], new[name]) for name in sorted(old.keys() & new.keys()) if old[name] != new[name]
+    )

@@ -1,0 +1,68 @@
+"""Everything that the checks ask about, looked at once, and what was read to learn it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+
+from covey.config.schema import Config
+from covey.data.rows import PromptTable
+from covey.data.stream import PromptStream
+from covey.data.text import TextCodec
+from covey.plan.facts import Facts
+from covey.rewards.reward_set import RewardSet
+from covey.training.facts.data import with_data
+from covey.training.facts.model import with_model
+from covey.training.facts.rewards import Functions, with_rewards
+from covey.training.facts.run import run_facts, with_replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The facts, and what was read to learn them; a part is None where it could not be had.
+
+    Prompts come as a table, or as a stream. The rewards have processes of their own: `close` ends them.
+    """
+
+    facts: Facts
+    codec: TextCodec | None = None
+    prompts: PromptTable | None = None
+    stream: PromptStream | None = None
+    eval_sets: tuple[tuple[str, PromptTable], ...] = ()
+    rewards: RewardSet | None = None
+
+    def close(self) -> None:
+        """End the rewards' processes."""
+        if self.rewards is not None:
+            self.rewards.close()
+
+    def __enter__(self) -> Survey:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def survey(
+    config: Config, num_processes: int, *, offline: bool = False, functions: Functions | None = None
+) -> Survey:
+    """Look at machine, model, data and rewards; a part that cannot be read leaves its facts unknown.
+
+    With `offline` no hub is asked. `functions` are rewards that are no name but a function of this process.
+    """
+    facts = run_facts(config, num_processes)
+    facts, codec = with_model(facts, config, offline=offline)
+    if config.replay_rollouts is not None:
+        return Survey(facts=with_replay(facts, config, num_processes), codec=codec)
+    facts, data = with_data(facts, config, codec, offline=offline)
+    facts, rewards = with_rewards(facts, config, data.prompts, functions or {})
+    return Survey(
+        facts=facts,
+        codec=codec,
+        prompts=data.prompts,
+        stream=data.stream,
+        eval_sets=data.eval_sets,
+        rewards=rewards,
+    )

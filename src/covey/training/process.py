@@ -1,0 +1,68 @@
+"""A run as processes: the ranks it is made of, and the signals that end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from covey.comm import Comm, GroupComm, LocalComm
+from covey.training.job import Signals
+
+SIGNAL_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""The exit code of each signal that ends a run."""
+
+
+def world_size() -> int:
+    """Training processes over all machines."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def own_device() -> torch.device:
+    """The device of this process."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+@contextmanager
+def ranks(world: int) -> Iterator[Comm]:
+    """The process group of the run; metadata travels over gloo, gradients over NCCL where there are GPUs."""
+    if world == 1:
+        yield LocalComm()
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield GroupComm()
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def handlers(signals: Signals) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks the loop to save and end; a second Ctrl-C ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if signals.number and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        signals.number = number
+        sys.stderr.write("covey: ending after this step, then saving; Ctrl-C again ends at once\n")
+
+    before = {number: signal.signal(number, ask) for number in SIGNAL_CODES}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

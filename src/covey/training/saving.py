@@ -1,0 +1,73 @@
+"""When checkpoints are written, which stay, and which of them is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey.checkpoint.registry import Registry
+from covey.checkpoint.retain import retain
+from covey.checkpoint.write import write_checkpoint
+from covey.training.evaluate import Best
+from covey.training.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePlan:
+    """When checkpoints are written and how many stay; `keep_best` also writes one at each best evaluation."""
+
+    every: int
+    total_limit: int | None
+    keep_trainer_state: int
+    model_only: bool
+    keep_best: bool
+    write_model: Callable[[Path], None]
+    meta: Mapping[str, str]
+
+
+@dataclass(slots=True, kw_only=True)
+class Saver:
+    """Writes the checkpoints of a run; `saved_step` is the last one that stands."""
+
+    plan: SavePlan
+    output_dir: Path
+    registry: Registry
+    best: Best
+    recorder: Recorder
+    saved_step: int = -1
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.output_dir / f"checkpoint-{step}"
+
+    @property
+    def best_path(self) -> Path | None:
+        """The checkpoint of the best evaluation, where it was saved."""
+        path = None if self.best.step is None else self.path(self.best.step)
+        return path if path is not None and path.is_dir() else None
+
+    def save(self, step: int) -> None:
+        """Write `checkpoint-<step>` once, verify it, and let older ones go. Collective."""
+        if self.saved_step == step:
+            return
+        states = None if self.plan.model_only else self.registry.states()
+        self.saved_step = step
+        if self.recorder.files is None:
+            return
+        path = write_checkpoint(
+            self.output_dir,
+            step=step,
+            write_model=self.plan.write_model,
+            states=states,
+            meta=self.plan.meta,
+        )
+        self.recorder.event("saved", step=step, path=path.name)
+        best = self.best_path
+        for deletion in retain(
+            self.output_dir,
+            total_limit=self.plan.total_limit,
+            keep_trainer_state=self.plan.keep_trainer_state,
+            protected=() if best is None else (best,),
+        ):
+            self.recorder.event("deleted", step=step, path=str(deletion.path.relative_to(self.output_dir)))

@@ -1,0 +1,46 @@
+"""Completions to scores: the rewards of a run, their weights, and what they report beside their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from covey.comm import Comm
+from covey.rewards.protocol import Scored, TrainerState
+from covey.rewards.registry import weighted
+from covey.rewards.reward_set import RewardSet
+from covey.training.state import Progress
+from covey.types import Metric, Score
+
+
+class Scoring:
+    """Scores rows with the run's rewards, which are told how far the run is."""
+
+    def __init__(
+        self, rewards: RewardSet, weights: Sequence[float], progress: Progress, steps_per_epoch: float | None
+    ) -> None:
+        self.rewards = rewards
+        self._weights = tuple(weights)
+        self._progress = progress
+        self._steps_per_epoch = steps_per_epoch
+        self._metrics: dict[str, Metric] = {}
+        self.total_steps = 0
+
+    def __call__(self, rows: Sequence[Scored]) -> list[Score]:
+        """One score a row."""
+        step = self._progress.step
+        epoch = step / self._steps_per_epoch if self._steps_per_epoch else 0.0
+        judged = self.rewards.score(
+            rows, TrainerState(global_step=step, max_steps=self.total_steps, epoch=epoch)
+        )
+        self._metrics = dict(judged.metrics)
+        return weighted(judged, self._weights)
+
+    def take_metrics(self, comm: Comm) -> dict[str, Metric]:
+        """What the rewards logged in the last call, averaged over ranks; each is handed out once."""
+        mine, self._metrics = self._metrics, {}
+        sums: dict[str, tuple[float, int]] = {}
+        for share in comm.gather_json({n: [m.value, m.count] for n, m in mine.items()}):
+            for name, (value, count) in share.items():
+                total, seen = sums.get(name, (0.0, 0))
+                sums[name] = (total + (value or 0.0) * count, seen + count)
+        return {name: Metric(value=total / count, count=count) for name, (total, count) in sums.items()}

@@ -1,0 +1,33 @@
+"""The trial: what every call of a reward would show is found on two rows."""
+
+from __future__ import annotations
+
+from covey.rewards.reward_set import RewardSet
+from covey.rewards.trial import trial
+
+
+def test_what_the_trial_finds(scored, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import time\n"
+        "def good(completions): return [1.0, None]\n"
+        "def empty(completions): return [float(c.split()[0]) for c in completions]\n"
+        "def single(completions): return [1.0]\n"
+        "def word(completions): return ['good' if c else 0.0 for c in completions]\n"
+        "def slow(completions): time.sleep(60)\n"
+    )
+    entries = [f"{path}:{name}" for name in ("good", "empty", "single", "word", "slow")]
+    rows = [scored("72", solution="72", number=4), scored("", solution="72", number=4)]
+    with RewardSet.start([*entries, "accuracy"], workers=5, timeout_s=0.5) as rewards:
+        faults = trial(rewards, rows)
+    assert {f.kind for f in faults} == {"trial"}
+    assert [(f.reward, f.words) for f in faults] == [
+        ("single", "on row 4, whose completion is '72': gave 1 value for 2 completions"),
+        ("word", "on row 4, whose completion is '72': gave a str where a number or None is due: 'good'"),
+        (
+            "empty",
+            "on row 4, with an empty completion: IndexError: list index out of range (mine.py, line 3: "
+            "def empty(completions): return [float(c.split()[0]) for c in completions])",
+        ),
+        ("single", "on row 4, with an empty completion: gave 1 value for 2 completions"),
+    ]
