@@ -335,21 +335,6 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "The two commands have other defaults: `covey train` has covey's, `covey rlhf` those of ms-swift "
         "that decide the result.",
     ),
-    (
-        "W114",
-        "Note on the data",
-        "What was read is not quite what the command asked for.",
-    ),
-    (
-        "W115",
-        "Model on its own terms",
-        "The model cannot run the faster way; results are the same.",
-    ),
-    (
-        "W116",
-        "Reward in this process",
-        "A function without a file cannot be sent to a worker: nothing can end it if it hangs.",
-    ),
     # -- findings of a run
     (
         "F101",

@@ -31,6 +31,13 @@ usage: covey plan [CONFIG.yaml] --option value ... [--json]
 The options of `covey train`, or after --rlhf_type grpo those of `covey rlhf`. Nothing is written, no weights
 are read, and hubs are not asked: models and data are those on this machine. --json prints one object.
 """,
+    "eval": """\
+usage: covey eval MODEL_OR_CHECKPOINT --val_dataset FILE ... [--option value ...]
+
+Samples and scores the prompts as an evaluation during training does, prints the metrics, and writes eval.json
+with every completion. A checkpoint of a run brings the run's options; flags override them. The options that
+matter are those of the groups Data, Rewards, Sampling and Evaluation.
+""",
     "quickstart": """\
 usage: covey quickstart [--option value ...]
 

@@ -17,7 +17,7 @@ def default_output_dir(model: str, dataset: list[str], resume: str | None) -> tu
     or the newest one of this model and data set.
     """
     stem = os.path.join(_ROOT, _stem(model, dataset))
-    free = next(path for number in count(1) if not os.path.lexists(path := f"{stem}-{number:0{_DIGITS}}"))
+    free = first_free(stem)
     if resume is None:
         return free, "derived from model and dataset"
     if resume not in ("latest", "auto"):
@@ -25,6 +25,11 @@ def default_output_dir(model: str, dataset: list[str], resume: str | None) -> tu
     newest = f"{stem}-{int(free.rpartition('-')[2]) - 1:0{_DIGITS}}"
     found = os.path.isdir(newest)
     return (newest if found else free), "derived from resume_from_checkpoint, model and dataset"
+
+
+def first_free(stem: str) -> str:
+    """Return the stem with the first number that no path has yet: `runs/gsm8k-001`."""
+    return next(path for number in count(1) if not os.path.lexists(path := f"{stem}-{number:0{_DIGITS}}"))
 
 
 def _stem(model: str, dataset: list[str]) -> str:

@@ -191,7 +191,7 @@ def _closing_ids(codec: TextCodec) -> set[int]:
         return set()
     before, _, after = text.rpartition(_CLOSED)
     added = {token.content: i for i, token in codec.tokenizer.get_added_tokens_decoder().items()}
-    closing = [c for c in added if c.strip() and after.startswith(c)]
+    closing = [c for c in added if c.strip() and after.lstrip().startswith(c)]
     return {added[max(closing, key=len)]} if before and closing else set()
 
 

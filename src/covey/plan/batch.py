@@ -55,11 +55,12 @@ class BatchPlan:
             f"completions = {self.completions_per_rollout} completions"
         )
         prompts = Fraction(self.completions_per_step, self.num_generations)
+        asked = f"{_decimal(prompts)} prompt{'' if prompts == 1 else 's'}"
         step = (
             f"1 optimizer step = {counted(self.num_processes, 'process', 'es')} x "
             f"{self.per_device_train_batch_size} completions x "
             f"{counted(self.gradient_accumulation_steps, 'forward pass', 'es')} = "
-            f"{self.completions_per_step} completions = {_decimal(prompts)} prompts"
+            f"{self.completions_per_step} completions = {asked}"
         )
         policy = "on-policy" if self.on_policy else "the later ones train on samples of an older policy"
         lines = [rollout, step, f"{counted(self.steps_per_rollout, 'optimizer step')} per rollout: {policy}"]

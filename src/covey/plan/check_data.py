@@ -5,7 +5,7 @@ from __future__ import annotations
 from covey.config.names import nearest
 from covey.config.schema import Config
 from covey.plan.facts import Facts, MissingColumn
-from covey.plan.problem import note, problem, warning
+from covey.plan.problem import problem, warning
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
 from covey.types import Fix, Problem
@@ -82,7 +82,7 @@ def _mixed(config: Config, facts: Facts) -> list[Problem]:
                 Fix(text=f"mend --{option}; docs/data.md has the syntax"),
             )
         )
-    return [*problems, *(note("W114", "dataset", words) for words in facts.data_notes)]
+    return problems
 
 
 def _media(facts: Facts) -> list[Problem]:

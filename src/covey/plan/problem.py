@@ -22,8 +22,3 @@ def warning(code: str, option: str, seen: str, cause: str, *fixes: Fix) -> Probl
         fixes=fixes,
         severity=Severity.WARNING,
     )
-
-
-def note(code: str, option: str, seen: str) -> Problem:
-    """Return what a person may want to know."""
-    return Problem(code=code, option=option, seen=seen, why=CODES[code].why, severity=Severity.NOTE)

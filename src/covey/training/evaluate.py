@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from covey.checkpoint.registry import State
 from covey.comm import Comm
 from covey.data.text import TextCodec
-from covey.learner.backends.base import Backend
 from covey.rollout.collect import CollectPlan, Scorer, collect
 from covey.rollout.engine import Engine
 from covey.training.measure import length_metrics, reward_metrics
@@ -40,11 +39,14 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """Samples and scores every prompt of every set; the same noise each time, and never training's."""
+    """Samples and scores every prompt of every set; the same noise each time, and never training's.
+
+    `view` makes the weights ready to sample from.
+    """
 
     sets: Sequence[EvalPrompts]
     engine: Engine
-    backend: Backend
+    view: Callable[[], AbstractContextManager[object]]
     score: Scorer
     codec: TextCodec
     plan: CollectPlan
@@ -63,10 +65,9 @@ class Evaluator:
         return Evaluation(metrics=metrics, groups=groups)
 
     def _collect(self, prompts: EvalPrompts) -> tuple[ScoredGroup, ...]:
-        view: AbstractContextManager[object] = self.backend.rollout_view()
         drawn = [replace(p, draw=_UNDRAWN) for p in prompts.prompts]
         plan = replace(self.plan, split=f"eval/{prompts.name}")
-        with view:
+        with self.view():
             return collect(drawn, self.engine, self.score, self.codec, plan, self.comm).groups
 
 

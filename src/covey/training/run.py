@@ -130,10 +130,10 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     backend = _backend(config, own_device(), resume, comm, reference=settled.reference)
     policy = backend.policy
     choose_stream(policy)
-    engine = _engine(config, policy)
+    engine = engine_for(config, policy)
     progress, buffer = Progress(), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
-    scoring = Scoring(found.rewards or build([]), _weights(config), progress, plan.steps_per_epoch)
+    scoring = Scoring(found.rewards or build([]), reward_weights(config), progress, plan.steps_per_epoch)
     source = _source(config, found, plan, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
     registry = Registry()
@@ -254,7 +254,8 @@ def _reference(config: Config, device: torch.device, dtype: torch.dtype) -> Poli
     return policy
 
 
-def _engine(config: Config, policy: Policy) -> Engine:
+def engine_for(config: Config, policy: Policy) -> Engine:
+    """The engine that a configuration asks for, or the one that the model can be sampled with."""
     # A model that cannot run as a stream keeps state that the native engine's cache does not know.
     if config.engine == "generate" or policy.stream == "padded":
         return GenerateEngine(policy)
@@ -270,7 +271,8 @@ def sampling(config: Config, codec: TextCodec, temperature: float) -> SamplingPa
     )
 
 
-def _weights(config: Config) -> list[float]:
+def reward_weights(config: Config) -> list[float]:
+    """One weight per reward."""
     return [float(w) for w in config.reward_weights or [1.0] * len(config.reward_funcs)]
 
 
@@ -285,7 +287,7 @@ def _source(
 ) -> Source:
     if config.replay_rollouts is not None:
         return ReplaySource(
-            Path(config.replay_rollouts), dict(zip(config.reward_funcs, _weights(config), strict=True))
+            Path(config.replay_rollouts), dict(zip(config.reward_funcs, reward_weights(config), strict=True))
         )
     assert found.codec is not None
     drawing: TableDrawing | StreamDrawing
@@ -324,7 +326,7 @@ def _evaluator(
     return Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
         engine=engine,
-        backend=backend,
+        view=backend.rollout_view,
         score=scoring,
         codec=found.codec,
         plan=CollectPlan(

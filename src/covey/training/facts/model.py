@@ -105,6 +105,8 @@ def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, T
         )
     except TemplateError as error:
         return replace(facts, model_problem=str(error), model_fault="template"), None
+    except ModelError as error:
+        return replace(facts, model_problem=str(error), model_fault="missing"), None
     has_template = codec.chat_template is not None
     return replace(facts, stop_tokens=stop_tokens_in_words(codec), has_chat_template=has_template), codec
 

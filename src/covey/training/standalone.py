@@ -1,0 +1,107 @@
+"""`covey eval`: the evaluation of a run, on a model or checkpoint that nobody is training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey.comm import LocalComm
+from covey.config.resolve import Resolved
+from covey.config.schema import Config
+from covey.models.adapter_shapes import ADAPTER_CONFIG, adapter_settings
+from covey.models.load import base_directory, choose_stream, load_adapted, load_policy
+from covey.models.lora import merged
+from covey.models.policy import Policy
+from covey.rollout.collect import CollectPlan
+from covey.rollout.records import records_of
+from covey.telemetry.jsonl import encode, write_text
+from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
+from covey.training.facts import Survey
+from covey.training.process import own_device
+from covey.training.run import compute_dtype, engine_for, reward_weights, sampling
+from covey.training.scoring import Scoring
+from covey.training.state import Progress
+from covey.types import Metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The metrics of an evaluation and where they were written: eval.json, beside a .jsonl of completions a
+    set."""
+
+    metrics: Mapping[str, Metric]
+    output_dir: Path
+
+
+def evaluate(resolved: Resolved, found: Survey, directory: Path, output: Path) -> Evaluated:
+    """Sample and score every set with the model or adapter of `directory`, as a run would."""
+    config = resolved.config
+    assert found.codec is not None and found.rewards is not None
+    policy = _policy(config, directory)
+    choose_stream(policy)
+
+    @contextmanager
+    def view() -> Iterator[Policy]:
+        with merged(policy):
+            yield policy
+
+    evaluator = Evaluator(
+        sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
+        engine=engine_for(config, policy),
+        view=view,
+        score=Scoring(found.rewards, reward_weights(config), Progress(), None),
+        codec=found.codec,
+        plan=CollectPlan(
+            num_generations=config.num_generations_eval,
+            sampling=sampling(config, found.codec, config.eval_temperature),
+            seed=config.seed,
+        ),
+        comm=LocalComm(),
+    )
+    evaluation = evaluator.run()
+    _write(evaluation, directory, output)
+    return Evaluated(metrics=evaluation.metrics, output_dir=output)
+
+
+def _policy(config: Config, directory: Path) -> Policy:
+    device = own_device()
+    dtype = compute_dtype(config, device)
+    if (directory / ADAPTER_CONFIG).is_file():
+        settings, base = adapter_settings(directory)
+        policy = load_adapted(
+            base_directory(directory, base),
+            settings,
+            adapter=directory,
+            seed=0,
+            compute_dtype=dtype,
+            device=device,
+            disable_dropout=True,
+            gradient_checkpointing=False,
+            trust_remote_code=config.trust_remote_code,
+        )
+    else:
+        policy = load_policy(
+            directory,
+            device=device,
+            disable_dropout=True,
+            gradient_checkpointing=False,
+            trust_remote_code=config.trust_remote_code,
+        )
+        for parameter in policy.parameters():
+            parameter.data = parameter.data.to(dtype)
+    return policy.eval().requires_grad_(False)
+
+
+def _write(evaluation: Evaluation, directory: Path, output: Path) -> None:
+    metrics = evaluation.metrics
+    body = {
+        "model": str(directory),
+        **{name: metric.value for name, metric in metrics.items()},
+        "n": {name: metric.count for name, metric in metrics.items()},
+    }
+    write_text(output / "eval.json", json.dumps(body, indent=2) + "\n")
+    for name, groups in evaluation.groups.items():
+        write_text(output / f"{name}.jsonl", "".join(encode(r) + "\n" for r in records_of(groups)))
