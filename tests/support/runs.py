@@ -20,7 +20,8 @@ from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
 from covey.training.facts import survey
 from covey.training.loop import run
-from covey.training.run import _ranks, build_job
+from covey.training.process import ranks
+from covey.training.run import build_job
 
 GROUPS, SIBLINGS = 2, 4
 
@@ -129,8 +130,9 @@ def train_and_watch(
     """Run in this process and keep the gradient of every optimizer step."""
     comm = comm or LocalComm()
     resolved = from_dict(opts, comm.world)
-    job = build_job(resolved, survey(resolved.config, comm.world), comm)
-    job.console = None
+    found = survey(resolved.config, comm.world)
+    job = build_job(resolved, found, comm)
+    job.recorder.console = None
     if stream is not None:
         job.backend.policy.use_stream(stream)
         job.pack_plan = replace(job.pack_plan, stream=stream)
@@ -153,6 +155,7 @@ def train_and_watch(
     run(job)
     after = _weights(masters)
     job.backend.close()
+    found.close()
     path = Path(opts["output_dir"]) / "metrics.jsonl"
     lines = [json.loads(x) for x in path.read_text().splitlines()] if path.is_file() else []
     return Result(gradients, before, after, lines, forwards[:-1])
@@ -230,7 +233,7 @@ def relative_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tup
 
 def _main(work: Path) -> None:
     torch.set_num_threads(1)
-    with _ranks(int(os.environ["WORLD_SIZE"])) as comm:
+    with ranks(int(os.environ["WORLD_SIZE"])) as comm:
         for i, opts in enumerate(json.loads((work / "runs.json").read_text())):
             outcome = train_and_watch(opts, comm=comm)
             if comm.rank == 0:

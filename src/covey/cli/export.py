@@ -30,10 +30,11 @@ def export(argv: Sequence[str]) -> int:
     words, flags = _read(argv)
     checkpoint = Path(words[0])
     merge = flags.get("merge", "false") != "false"
-    suffix = "merged" if merge else "model"
-    target = Path(flags.get("output_dir") or f"{checkpoint}-{suffix}")
-    _refuse(checkpoint, target)
+    _refuse(checkpoint, Path(flags["output_dir"]) if "output_dir" in flags else None)
+    from covey.training.export import default_target
     from covey.training.export import export as run
+
+    target = Path(flags["output_dir"]) if "output_dir" in flags else default_target(checkpoint, merge=merge)
 
     base = Path(flags["base"]) if "base" in flags else None
     try:
@@ -83,7 +84,7 @@ def _stray(words: Sequence[str]) -> Problem:
     )
 
 
-def _refuse(checkpoint: Path, target: Path) -> None:
+def _refuse(checkpoint: Path, target: Path | None) -> None:
     problems = []
     if not checkpoint.is_dir():
         problems.append(
@@ -95,7 +96,7 @@ def _refuse(checkpoint: Path, target: Path) -> None:
                 Fix(text="give the directory of a checkpoint: runs/NAME/checkpoint-N"),
             )
         )
-    if target.exists():
+    if target is not None and target.exists():
         problems.append(
             problem(
                 "E402",

@@ -29,11 +29,7 @@ def plan(argv: Sequence[str]) -> int:
         said = refuse_faults(resolved, found.facts)
         batch = batch_plan(resolved.config, num_processes, found.facts.num_prompts)
         if "--json" in argv:
-            content = {
-                "options": resolved.config.model_dump(),
-                "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in said],
-                **report_json(resolved.config, found.facts, batch),
-            }
+            content = report_json(resolved.config, found.facts, batch, said)
             sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
             return 0
         lines = report_lines(resolved.config, found.facts, batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,7 @@ from covey.plan.disk import disk_plan
 from covey.plan.facts import Facts
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
+from covey.types import Problem
 
 _SPLITS = 6
 
@@ -35,13 +37,17 @@ def report_lines(config: Config, facts: Facts, batch: BatchPlan) -> list[str]:
     ]
 
 
-def report_json(config: Config, facts: Facts, batch: BatchPlan) -> dict[str, Any]:
-    """Return the plan as plan.json holds it."""
+def report_json(
+    config: Config, facts: Facts, batch: BatchPlan, notes: Sequence[Problem] = ()
+) -> dict[str, Any]:
+    """Return the plan as `covey plan --json` prints it and plan.json holds it."""
     return {
+        "options": config.model_dump(),
         "batch": batch.as_dict(),
         "in_words": batch.in_words(),
         "disk": disk_plan(config, facts).as_dict(),
         "lines": report_lines(config, facts, batch),
+        "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in notes],
         "facts": asdict(facts),
     }
 

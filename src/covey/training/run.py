@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import signal
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import needs
-from covey.batching.credit import CreditConfig
-from covey.batching.pack import PackPlan
 from covey.checkpoint.read import read_states
 from covey.checkpoint.registry import Registry
 from covey.comm import Comm
@@ -20,14 +17,11 @@ from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.config.write import to_yaml
 from covey.data.order import Order
-from covey.data.text import TextCodec
 from covey.errors import GuardStop
 from covey.health.rewards import RewardWatch
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
-from covey.learner.schedule import Schedule
 from covey.models.load import choose_stream, load_adapted, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
@@ -43,11 +37,12 @@ from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.plot import plot_rewards
 from covey.telemetry.rollouts import RolloutLimits
 from covey.telemetry.trackers.factory import start as start_trackers
+from covey.training import parts
 from covey.training.announce import closing, opening
 from covey.training.evaluate import Best, EvalPrompts, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir, survey
 from covey.training.facts.model import lora_settings
-from covey.training.job import EvalTimes, Job, Limits
+from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.process import SIGNAL_CODES, handlers, own_device, ranks, world_size
 from covey.training.recorder import Recorder
@@ -55,10 +50,6 @@ from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring
 from covey.training.source import LiveSource, ReplaySource, Source, StreamDrawing, TableDrawing
 from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
-from covey.types import SamplingParams
-
-# What temperature 0 means to an engine that draws: far below any difference of logits.
-_GREEDY = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +124,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     engine = engine_for(config, policy)
     progress, buffer = Progress(), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
-    scoring = Scoring(found.rewards or build([]), reward_weights(config), progress, plan.steps_per_epoch)
+    weights = parts.reward_weights(config)
+    scoring = Scoring(found.rewards or build([]), weights, progress, plan.steps_per_epoch)
     source = _source(config, found, plan, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
     registry = Registry()
@@ -142,42 +134,25 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     registry.expect(("progress", "rollout", "optimizer", "rng", "best"))
     files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
-        registry.load(read_states(resume))
-        if files is not None:
-            # A rollout that is in the buffer has its file already.
-            started = progress.rollout if buffer.rows else progress.rollout - 1
-            files.supersede_after(progress.step, started)
+        _restore(registry, resume, progress, buffer, files)
     engine.publish(backend.named_weights(), progress.step)
-    recorder = Recorder(
-        files=files,
-        console=Console(total_steps, config.logging_steps) if comm.rank == 0 else None,
-        every=config.logging_steps,
-        total_steps=total_steps,
-        num_shown=config.log_completions,
-    )
+    recorder = _recorder(config, files, total_steps)
     return Job(
         source=source,
         engine=engine,
         backend=backend,
         scoring=scoring,
-        credit=CreditConfig(
-            scale_rewards=config.scale_rewards, mask_truncated_completions=config.mask_truncated_completions
-        ),
+        credit=parts.credit(config),
         needs=settled,
-        loss=_loss(config),
-        schedule=_schedule(config, total_steps),
-        pack_plan=_pack_plan(config, found, policy, comm, source),
+        loss=parts.loss(config),
+        schedule=parts.schedule(config, total_steps),
+        pack_plan=parts.pack_plan(config, _longest_prompt(found, source), policy, comm),
         comm=comm,
         progress=progress,
         buffer=buffer,
-        limits=Limits(
-            total_steps=total_steps,
-            stop_after=config.stop_after_steps,
-            max_minutes=config.max_minutes,
-            patience=config.early_stopping_patience,
-        ),
+        limits=parts.limits(config, total_steps),
         evaluator=_evaluator(config, found, engine, backend, scoring, comm),
-        eval_times=_eval_times(config, plan),
+        eval_times=parts.eval_times(config, plan),
         best=best,
         watch=RewardWatch(),
         saver=Saver(
@@ -186,24 +161,38 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
             registry=registry,
             best=best,
             recorder=recorder,
-            saved_step=progress.step if resume is not None else -1,
+            saved_step=-1 if resume is None else progress.step,
         ),
         recorder=recorder,
     )
 
 
-def compute_dtype(config: Config, device: torch.device) -> torch.dtype:
-    """What the forward pass computes in; the masters are float32 always."""
-    if config.torch_dtype == "auto":
-        low = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if low else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.torch_dtype]
+def _restore(
+    registry: Registry, resume: Path, progress: Progress, buffer: RolloutBuffer, files: RunFiles | None
+) -> None:
+    """Give every component its state back, and put aside what was recorded after it."""
+    registry.load(read_states(resume))
+    if files is not None:
+        # A rollout that is in the buffer has its file already.
+        started = progress.rollout if buffer.rows else progress.rollout - 1
+        files.supersede_after(progress.step, started)
+
+
+def _recorder(config: Config, files: RunFiles | None, total_steps: int) -> Recorder:
+    """The sinks, which the first rank alone has."""
+    return Recorder(
+        files=files,
+        console=Console(total_steps, config.logging_steps) if files is not None else None,
+        every=config.logging_steps,
+        total_steps=total_steps,
+        num_shown=config.log_completions,
+    )
 
 
 def _backend(
     config: Config, device: torch.device, resume: Path | None, comm: Comm, *, reference: bool
 ) -> Backend:
-    dtype = compute_dtype(config, device)
+    dtype = parts.compute_dtype(config, device)
     lora = lora_settings(config)
     if lora is None:
         policy = load_policy(
@@ -225,12 +214,7 @@ def _backend(
             gradient_checkpointing=config.gradient_checkpointing,
             trust_remote_code=config.trust_remote_code,
         )
-    settings = OptimizerConfig(
-        betas=(config.adam_beta1, config.adam_beta2),
-        epsilon=config.adam_epsilon,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-    )
+    settings = parts.optimizer(config)
     # A policy with an adapter is its own reference: the same weights with the adapter off.
     frozen = _reference(config, device, dtype) if reference and lora is None else None
     kind = DDPBackend if comm.world > 1 else SingleBackend
@@ -262,20 +246,6 @@ def engine_for(config: Config, policy: Policy) -> Engine:
     return NativeEngine(policy)
 
 
-def sampling(config: Config, codec: TextCodec, temperature: float) -> SamplingParams:
-    """How completions are drawn at a temperature, of which 0 takes the likeliest token."""
-    return SamplingParams(
-        temperature=max(temperature, _GREEDY),
-        max_new_tokens=config.max_completion_length,
-        stop_token_ids=codec.stop_token_ids,
-    )
-
-
-def reward_weights(config: Config) -> list[float]:
-    """One weight per reward."""
-    return [float(w) for w in config.reward_weights or [1.0] * len(config.reward_funcs)]
-
-
 def _source(
     config: Config,
     found: Survey,
@@ -287,7 +257,8 @@ def _source(
 ) -> Source:
     if config.replay_rollouts is not None:
         return ReplaySource(
-            Path(config.replay_rollouts), dict(zip(config.reward_funcs, reward_weights(config), strict=True))
+            Path(config.replay_rollouts),
+            dict(zip(config.reward_funcs, parts.reward_weights(config), strict=True)),
         )
     assert found.codec is not None
     drawing: TableDrawing | StreamDrawing
@@ -310,7 +281,7 @@ def _source(
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations,
-            sampling=sampling(config, found.codec, config.temperature),
+            sampling=parts.sampling(config, found.codec, config.temperature),
             seed=config.seed,
         ),
         comm=comm,
@@ -331,18 +302,17 @@ def _evaluator(
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations_eval,
-            sampling=sampling(config, found.codec, config.eval_temperature),
+            sampling=parts.sampling(config, found.codec, config.eval_temperature),
             seed=config.seed,
         ),
         comm=comm,
     )
 
 
-def _eval_times(config: Config, plan: BatchPlan) -> EvalTimes:
-    every = config.eval_steps
-    if config.eval_strategy == "epoch":
-        every = plan.steps_per_epoch or 0
-    return EvalTimes(every=every, on_start=config.eval_on_start)
+def _longest_prompt(found: Survey, source: Source) -> int:
+    if isinstance(source, ReplaySource):
+        return source.longest_prompt
+    return found.facts.longest_prompt or 0
 
 
 def _total_steps(plan: BatchPlan, source: Source) -> int:
@@ -351,43 +321,6 @@ def _total_steps(plan: BatchPlan, source: Source) -> int:
         return plan.total_steps
     held = source.num_rollouts * plan.steps_per_rollout
     return held if plan.total_steps is None else min(held, plan.total_steps)
-
-
-def _loss(config: Config) -> LossConfig:
-    return LossConfig(
-        loss_type=config.loss_type,
-        epsilon=config.epsilon,
-        epsilon_high=config.epsilon_high,
-        delta=config.delta,
-        beta=config.beta,
-        use_bias_correction_kl=config.use_bias_correction_kl,
-    )
-
-
-def _schedule(config: Config, total_steps: int) -> Schedule:
-    warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
-    return Schedule(
-        kind=config.lr_scheduler_type,
-        peak=config.learning_rate,
-        warmup_steps=warmup,
-        total_steps=total_steps,
-    )
-
-
-def _pack_plan(config: Config, found: Survey, policy: Policy, comm: Comm, source: Source) -> PackPlan:
-    longest = found.facts.longest_prompt or 0
-    if isinstance(source, ReplaySource):
-        longest = source.longest_prompt
-    return PackPlan(
-        rank=comm.rank,
-        world=comm.world,
-        completions_per_rank=config.per_device_train_batch_size * config.gradient_accumulation_steps,
-        num_iterations=config.num_iterations,
-        max_tokens=config.per_device_train_batch_size * (longest + config.max_completion_length),
-        max_completion_length=config.max_completion_length,
-        stream=policy.stream,
-        device=policy.device,
-    )
 
 
 def _save_plan(config: Config, policy: Policy) -> SavePlan:
@@ -411,18 +344,9 @@ def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
         delete_run(output)
     limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
     files = RunFiles(output, rollouts=limits)
-    files.write_config(to_yaml(_lasting(resolved)))
+    files.write_config(to_yaml(parts.lasting(resolved)))
     files.write_plan(report_json(config, found.facts, plan))
     return files
-
-
-def _lasting(resolved: Resolved) -> Resolved:
-    """The configuration without what is meant for one start: used again, its file must not delete or
-    resume."""
-    once = ("overwrite_output_dir", "resume_from_checkpoint", "allow_changes", "stop_after_steps")
-    defaults = {name: Config.model_fields[name].default for name in once}
-    sources = {**resolved.sources, **dict.fromkeys(once, "default, whatever this start was given")}
-    return replace(resolved, config=resolved.config.model_copy(update=defaults), sources=sources)
 
 
 def _report_layout(job: Job) -> None:

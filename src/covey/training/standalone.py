@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from covey.comm import LocalComm
+from covey.config.evaluation import has_own_output, is_checkpoint
+from covey.config.output import first_free
 from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.models.adapter_shapes import ADAPTER_CONFIG, adapter_settings
@@ -20,8 +22,11 @@ from covey.rollout.records import records_of
 from covey.telemetry.jsonl import encode, write_text
 from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
 from covey.training.facts import Survey
+from covey.training.facts.evaluation import survey_checked
+from covey.training.facts.rewards import Functions
+from covey.training.parts import compute_dtype, reward_weights, sampling
 from covey.training.process import own_device
-from covey.training.run import compute_dtype, engine_for, reward_weights, sampling
+from covey.training.run import engine_for
 from covey.training.scoring import Scoring
 from covey.training.state import Progress
 from covey.types import Metric
@@ -36,7 +41,13 @@ class Evaluated:
     output_dir: Path
 
 
-def evaluate(resolved: Resolved, found: Survey, directory: Path, output: Path) -> Evaluated:
+def evaluate_checked(resolved: Resolved, directory: Path, functions: Functions) -> Evaluated:
+    """The same with facts of its own; ConfigError carries what is wrong."""
+    with survey_checked(resolved, functions) as found:
+        return evaluate(resolved, found, directory)
+
+
+def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     """Sample and score every set with the model or adapter of `directory`, as a run would."""
     config = resolved.config
     assert found.codec is not None and found.rewards is not None
@@ -62,8 +73,18 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path, output: Path) -
         comm=LocalComm(),
     )
     evaluation = evaluator.run()
+    output = _output_dir(resolved, directory)
     _write(evaluation, directory, output)
     return Evaluated(metrics=evaluation.metrics, output_dir=output)
+
+
+def _output_dir(resolved: Resolved, directory: Path) -> Path:
+    """Where the results go: as typed, beside the run's checkpoints, or under runs/."""
+    if has_own_output(resolved):
+        return Path(resolved.config.output_dir)
+    if is_checkpoint(directory):
+        return directory.parent / "evaluations" / directory.name
+    return Path(first_free(str(Path("runs") / f"eval-{directory.resolve().name}")))
 
 
 def _policy(config: Config, directory: Path) -> Policy:

@@ -8,27 +8,28 @@ import threading
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+_STREAMS = ("stdout", "stderr")
 _lock = threading.Lock()
-_muted: set[int] = set()
 
 
 class _Filter:
-    """A stream that drops what muted threads write and passes on everything else."""
+    """A stream that drops what its muted threads write and passes on everything else."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.stream = stream
+        self.muted: set[int] = set()
 
     def write(self, text: str) -> int:
-        if threading.get_ident() in _muted:
+        if threading.get_ident() in self.muted:
             return len(text)
-        return self._stream.write(text)
+        return self.stream.write(text)
 
     def writelines(self, lines: list[str]) -> None:
         for line in lines:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 @contextlib.contextmanager
@@ -37,27 +38,20 @@ def muted() -> Iterator[None]:
 
     `contextlib.redirect_stdout` would silence every thread, the terminal's own among them.
     """
+    thread = threading.get_ident()
     with _lock:
-        _muted.add(threading.get_ident())
-        _install()
+        for name in _STREAMS:
+            stream = getattr(sys, name)
+            found = stream if isinstance(stream, _Filter) else _Filter(stream)
+            found.muted.add(thread)
+            setattr(sys, name, found)
     try:
         yield
     finally:
         with _lock:
-            _muted.discard(threading.get_ident())
-            if not _muted:
-                _remove()
-
-
-def _install() -> None:
-    if not isinstance(sys.stdout, _Filter):
-        sys.stdout = _Filter(sys.stdout)  # type: ignore[assignment]
-    if not isinstance(sys.stderr, _Filter):
-        sys.stderr = _Filter(sys.stderr)  # type: ignore[assignment]
-
-
-def _remove() -> None:
-    if isinstance(sys.stdout, _Filter):
-        sys.stdout = sys.stdout._stream
-    if isinstance(sys.stderr, _Filter):
-        sys.stderr = sys.stderr._stream
+            for name in _STREAMS:
+                stream = getattr(sys, name)
+                if isinstance(stream, _Filter):
+                    stream.muted.discard(thread)
+                    if not stream.muted:
+                        setattr(sys, name, stream.stream)

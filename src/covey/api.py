@@ -1,0 +1,105 @@
+"""The verbs as functions, for notebooks and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from covey.config.resolve import Resolved
+    from covey.training.export import ExportResult
+    from covey.training.run import Outcome
+    from covey.training.standalone import Evaluated
+
+Functions = dict[str, Callable[..., Any]]
+
+
+def train(**options: Any) -> Outcome:
+    """Train with the options of `covey train`, by the same names; returns where the run ended.
+
+    `reward_funcs` may hold functions beside names. Raises ConfigError with every problem of the options
+    before anything is written.
+    """
+    resolved, functions = _resolve(options)
+    from covey.training.facts import survey
+    from covey.training.process import world_size
+    from covey.training.run import train as run
+
+    with survey(resolved.config, world_size(), functions=functions) as found:
+        return run(resolved, found)
+
+
+def plan(**options: Any) -> dict[str, Any]:
+    """What `covey plan --json` prints for these options, as a dict; reads no weights and asks no network."""
+    resolved, functions = _resolve(options)
+    from covey.plan.batch import batch_plan
+    from covey.plan.checks import refuse_faults
+    from covey.plan.report import report_json
+    from covey.training.facts import survey
+
+    with survey(resolved.config, 1, offline=True, functions=functions) as found:
+        notes = refuse_faults(resolved, found.facts)
+        batch = batch_plan(resolved.config, 1, found.facts.num_prompts)
+        return report_json(resolved.config, found.facts, batch, notes)
+
+
+def evaluate(model_or_checkpoint: str | Path, **options: Any) -> Evaluated:
+    """What `covey eval` does: sample and score `val_dataset` with a model, or as the checkpoint's run did."""
+    from covey.config.evaluation import eval_options
+    from covey.config.take import take_mapping
+
+    functions: Functions = {}
+    layer = take_mapping(_named(options, functions), "argument")
+    directory = Path(model_or_checkpoint)
+    resolved = eval_options(directory, layer.typed, layer.problems)
+    from covey.training.standalone import evaluate_checked
+
+    return evaluate_checked(resolved, directory, functions)
+
+
+def export(
+    checkpoint: str | Path,
+    output_dir: str | Path | None = None,
+    *,
+    merge: bool = False,
+    base: str | Path | None = None,
+) -> ExportResult:
+    """What `covey export` does: the model of a checkpoint in a directory of its own, its adapter merged."""
+    from covey.training.export import default_target
+    from covey.training.export import export as run
+
+    source = Path(checkpoint)
+    target = Path(output_dir) if output_dir is not None else default_target(source, merge=merge)
+    return run(source, target, merge=merge, base=None if base is None else Path(base))
+
+
+def _resolve(options: Mapping[str, Any]) -> tuple[Resolved, Functions]:
+    from covey.config.resolve import from_dict
+
+    functions: Functions = {}
+    return from_dict(_named(options, functions)), functions
+
+
+def _named(options: Mapping[str, Any], functions: Functions) -> dict[str, Any]:
+    """The options with a name for each reward that is given as a function, which goes to `functions`.
+
+    A function that a file holds is named by file, so that config.yaml can be used again.
+    """
+    from covey.rewards.targets import Target, callable_name, target_of_callable
+
+    named = dict(options)
+    given = named.get("reward_funcs")
+    if given is None:
+        return named
+    entries = list(given) if isinstance(given, list | tuple) else [given]
+    for place, entry in enumerate(entries):
+        if isinstance(entry, str):
+            continue
+        where = target_of_callable(entry)
+        by_file = isinstance(where, Target) and where.file is not None
+        name = f"{where.file}:{where.name}" if isinstance(where, Target) and by_file else callable_name(entry)
+        entries[place] = name
+        functions[name] = entry
+    named["reward_funcs"] = entries
+    return named

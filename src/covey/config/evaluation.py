@@ -1,0 +1,58 @@
+"""The configuration of `covey eval`: that of the checkpoint's run, where it has one, under what is typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from covey.config.file import read_file
+from covey.config.layers import merge
+from covey.config.resolve import Resolved, resolve
+from covey.config.take import Typed
+from covey.types import Problem
+
+_ADAPTER = "adapter_config.json"
+_GIVEN = "the model that is evaluated"
+
+
+def eval_options(directory: Path, typed: Mapping[str, Typed], problems: Sequence[Problem] = ()) -> Resolved:
+    """Return the options under which the model or checkpoint of a directory is evaluated."""
+    found = list(problems)
+    options = dict(typed)
+    beside = directory.parent / "config.yaml"
+    if beside.is_file() and is_checkpoint(directory):
+        layer = read_file(str(beside))
+        found += layer.problems
+        options = merge(layer.typed, options)
+    base = _base_of(directory)
+    options["model"] = Typed(base or str(directory), _GIVEN)
+    if "dataset" not in options and "val_dataset" in options:
+        # The facts of a run are learnt from its data; here that is what is evaluated on.
+        options["dataset"] = Typed(options["val_dataset"].value[:1], "val_dataset")
+    if "output_dir" not in typed:
+        options["output_dir"] = Typed(str(directory), _GIVEN)
+    if options.get("eval_strategy", Typed("no", "")).value == "no":
+        options["eval_strategy"] = Typed("steps", "covey eval")
+    return resolve(options, 1, found)
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Whether a directory has the name of a run's checkpoint."""
+    return directory.name.startswith("checkpoint-")
+
+
+def has_own_output(resolved: Resolved) -> bool:
+    """Whether somebody typed where the results go."""
+    return resolved.sources["output_dir"] != _GIVEN
+
+
+def _base_of(directory: Path) -> str | None:
+    """The base model of an adapter, by its own word; None for a whole model."""
+    path = directory / _ADAPTER
+    if not path.is_file():
+        return None
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") or "") or None
+    except ValueError:
+        return None

@@ -1,0 +1,25 @@
+"""The facts that an evaluation without training asks for."""
+
+from __future__ import annotations
+
+from covey.config.resolve import Resolved
+from covey.errors import ConfigError
+from covey.plan.checks import checks
+from covey.training.facts.rewards import Functions
+from covey.training.facts.survey import Survey, survey
+from covey.types import Severity
+
+# Batch, output and the speed of training say nothing about an evaluation.
+_OF_TRAINING = ("E2", "E4")
+
+
+def survey_checked(resolved: Resolved, functions: Functions | None = None) -> Survey:
+    """Look at model, data and rewards; ConfigError carries what is wrong with them, and closes what was
+    opened."""
+    found = survey(resolved.config, 1, functions=functions)
+    problems = [*resolved.problems, *checks(resolved.config, found.facts)]
+    faults = [p for p in problems if p.severity is Severity.ERROR and not p.code.startswith(_OF_TRAINING)]
+    if faults:
+        found.close()
+        raise ConfigError(faults)
+    return found
