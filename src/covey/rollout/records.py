@@ -123,7 +123,7 @@ def score_of(record: Mapping[str, Any]) -> Score:
         parts=parts,
         status=Status(record["status"]),
         message=record["message"],
-        extras=record["extras"],
+        extras=record.get("extras", {}),
     )
 
 
@@ -135,7 +135,7 @@ def prompt_of(record: Mapping[str, Any]) -> Prompt:
         text=record["prompt"],
         token_ids=tuple(record["prompt_ids"]),
         columns=record["columns"],
-        opened=record["opened"],
+        opened=record.get("opened", ""),
         draw=Draw(epoch=record["epoch"], rollout=record["rollout"], attempt=record["attempt"]),
     )
 

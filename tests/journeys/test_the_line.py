@@ -1,0 +1,182 @@
+"""The command of the issue, word for word; the same as YAML, as flags over YAML, and from a notebook."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from covey.config.dialect import LEARNING_RATE, MS_SWIFT
+from covey.config.file import read_file
+from journeys.helpers import covey, metrics, own_model, plan_of, rollouts, rows, succeed, write_jsonl
+
+LINE = (
+    "rlhf --rlhf_type grpo --model {model} --reward_funcs accuracy format --train_type full "
+    "--torch_dtype bfloat16 --dataset '{file}#5000' --max_completion_length 1024 --num_train_epochs 1 "
+    "--per_device_train_batch_size 4 --learning_rate 1e-5 --gradient_accumulation_steps 1 "
+    "--max_length 2048 --num_generations 4 --temperature 0.9 --output_dir ./output"
+)
+OPTIONS: dict[str, Any] = {
+    "reward_funcs": ["accuracy", "format"],
+    "train_type": "full",
+    "torch_dtype": "bfloat16",
+    "max_completion_length": 1024,
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 1e-5,
+    "gradient_accumulation_steps": 1,
+    "max_length": 2048,
+    "num_generations": 4,
+    "temperature": 0.9,
+}
+CUT = ("--max_steps", "3")
+
+
+def options_of(run: Path) -> dict[str, Any]:
+    """The resolved options of a run, but for where it writes."""
+    typed = read_file(str(run / "config.yaml")).typed
+    return {name: t.value for name, t in typed.items() if name != "output_dir"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model, 300 rows, and the run of the line in ./output."""
+    place = tmp_path_factory.mktemp("place")
+    own_model(place / "model")
+    write_jsonl(place / "train.jsonl", rows(300))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+@pytest.fixture(scope="module")
+def line(place: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        done = succeed(*shlex.split(LINE.format(model="model", file="train.jsonl")), *CUT)
+    assert "asks for 5000 rows and has 300: all are taken" in done.out
+    assert "done      3 steps" in done.out
+    return place / "output"
+
+
+def whole() -> dict[str, Any]:
+    """The options of the line with its model and file."""
+    return {"model": "model", "dataset": ["train.jsonl#5000"], **OPTIONS, "max_steps": 3}
+
+
+def test_the_line_runs(line: Path) -> None:
+    options = options_of(line)
+    for name, value in MS_SWIFT.items():
+        typed = {"tuner_type": "full", "max_completion_length": 1024, "num_train_epochs": 1.0}
+        assert options[name] == typed.get(name, value), name
+    assert options["learning_rate"] == 1e-5
+    found = metrics(line)
+    assert [m["step"] for m in found] == [1, 2, 3]
+    # Four completions of one prompt a step, as --per_device_train_batch_size 4 --num_generations 4 say.
+    assert [m["n"]["rewards/accuracy/mean"] for m in found] == [4, 4, 4]
+    assert all(m["kl"] is not None for m in found)
+    assert {r["temperature"] for records in rollouts(line) for r in records} == {0.9}
+    assert (line / "checkpoint-3" / "model.safetensors").is_file()
+
+
+def test_the_plan_knows_the_line(line: Path) -> None:
+    words = shlex.split(LINE.format(model="model", file="train.jsonl"))
+    found = plan_of(*words[:-1], "elsewhere")
+    assert (found["facts"]["num_rows"], found["batch"]["total_steps"]) == (300, 300)
+    planned = {k: v for k, v in found["options"].items() if k not in ("output_dir", "max_steps")}
+    assert planned == {k: v for k, v in options_of(line).items() if k != "max_steps"}
+
+
+def test_as_yaml(line: Path, place: Path) -> None:
+    content = {"rlhf_type": "grpo", **whole(), "output_dir": "from_yaml"}
+    (place / "run.yaml").write_text(yaml.safe_dump(content))
+    succeed("rlhf", "run.yaml")
+    assert options_of(place / "from_yaml") == options_of(line)
+    assert metrics(place / "from_yaml") == metrics(line)
+
+
+def test_as_flags_over_yaml(line: Path, place: Path) -> None:
+    content = {**whole(), "output_dir": "elsewhere", "temperature": 0.5, "learning_rate": 3e-3}
+    (place / "base.yaml").write_text(yaml.safe_dump(content))
+    over = ["--temperature", "0.9", "--learning-rate", "1e-5", "--output_dir", "flags_over_yaml"]
+    succeed("rlhf", "base.yaml", *over)
+    assert options_of(place / "flags_over_yaml") == options_of(line)
+    assert metrics(place / "flags_over_yaml") == metrics(line)
+
+
+def test_its_own_configuration_again(line: Path, place: Path) -> None:
+    succeed("train", "output/config.yaml", "--output_dir", "again")
+    assert options_of(place / "again") == options_of(line)
+    assert metrics(place / "again") == metrics(line)
+
+
+def test_from_a_notebook(line: Path, place: Path) -> None:
+    defaults = {k: v for k, v in MS_SWIFT.items() if k not in ("tuner_type", *OPTIONS)}
+    cells = [
+        "from covey import train",
+        f"options = {defaults!r}",
+        f"options |= {whole()!r}",
+        "outcome = train(**options, output_dir='notebook')",
+        "found = outcome.exit_code, outcome.step, outcome.total_steps, str(outcome.checkpoint)",
+    ]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for cell in cells:
+        exec(compile(cell, "<cell>", "exec"), namespace)
+    assert namespace["found"] == (0, 3, 3, "notebook/checkpoint-3")
+    assert options_of(place / "notebook") == options_of(line)
+    assert metrics(place / "notebook") == metrics(line)
+
+
+def test_a_reward_of_the_notebook(place: Path) -> None:
+    """A function of a cell is called with the data's columns, and closes over what the cell holds."""
+    cells = [
+        "from covey import train",
+        "calls = []",
+        "def near(completions, answer, **kwargs):\n"
+        "    calls.append(len(completions))\n"
+        "    return [float(a in c) for c, a in zip(completions, answer)]",
+        "async def short(completions, **kwargs):\n    return [-len(c) / 100 for c in completions]",
+        "outcome = train(model='model', dataset='train.jsonl', reward_funcs=[near, short, 'format'],"
+        " num_generations=4, per_device_train_batch_size=8, max_completion_length=16, max_steps=2,"
+        " reward_weights=[1, 0.5, 0.25], output_dir='cells')",
+    ]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for cell in cells:
+        exec(compile(cell, "<cell>", "exec"), namespace)
+    assert namespace["outcome"].exit_code == 0
+    # The trial's two rows, then 8 completions a step.
+    assert namespace["calls"] == [2, 8, 8]
+    for record in rollouts(place / "cells")[0]:
+        near, short, form = (p["value"] for p in record["parts"])
+        assert [p["name"] for p in record["parts"]] == ["near", "short", "format"]
+        assert near == float(record["columns"]["answer"] in record["text"])
+        assert short == -len(record["text"]) / 100
+        assert record["reward"] == pytest.approx(near + 0.5 * short + 0.25 * form, rel=1e-12)
+
+
+def test_without_train_type_it_is_lora(place: Path) -> None:
+    text = LINE.replace("--train_type full ", "").replace("./output", "lora")
+    text = text.replace("--learning_rate 1e-5 ", "")
+    done = succeed(*shlex.split(text.format(model="model", file="train.jsonl")), "--max_steps", "1")
+    options = options_of(place / "lora")
+    assert (options["tuner_type"], options["lora_rank"], options["lora_alpha"]) == ("lora", 8, 32.0)
+    assert options["learning_rate"] == LEARNING_RATE["lora"]
+    assert "LoRA on all-linear, rank 8, alpha 32" in done.out
+    assert (place / "lora" / "checkpoint-1" / "adapter_config.json").is_file()
+    assert json.loads((place / "lora" / "checkpoint-1" / "adapter_config.json").read_text())["r"] == 8
+
+
+def test_twice_is_refused_with_ways_to_go_on(line: Path) -> None:
+    before = metrics(line)
+    done = covey(*shlex.split(LINE.format(model="model", file="train.jsonl")))
+    assert done.code == 2
+    for words in ("E401", "--resume_from_checkpoint latest", "--overwrite_output_dir"):
+        assert words in done.err
+    assert metrics(line) == before

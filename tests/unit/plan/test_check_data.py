@@ -1,0 +1,110 @@
+"""What is said of sources, rows, columns and lengths."""
+
+from dataclasses import replace
+
+import pytest
+from support.checks import GOOD, Case, assert_fixes_mend, assert_says, edits_of, facts, found, one
+
+from covey.plan import MissingColumn, UnreadableFile
+from covey.plan.facts import LeftOut
+
+SOLUTION = MissingColumn(column="solution", needed_by="the reward accuracy")
+
+CASES = [
+    Case(code="E302", option="dataset", words="train.jsonl does not exist",
+         facts=facts(dataset_missing=("train.jsonl",), num_prompts=None)),
+    Case(code="E302", option="dataset", words="train.jsonl cannot be read: line 3",
+         facts=facts(dataset_unreadable=(UnreadableFile(path="train.jsonl", words="line 3"),),
+                     num_prompts=0)),
+    Case(code="E302", option="dataset", words="no split tset", facts=facts(data_problem="no split tset")),
+    Case(code="E302", option="columns", words="no column questoin",
+         facts=facts(data_problem="no column questoin"), options={"columns": {"questoin": "question"}}),
+    Case(code="E302", option="dataset", words="#0 takes no rows",
+         facts=facts(data_problem="#0 takes no rows"), options={"columns": {"q": "question"}}),
+    Case(code="E303", option="dataset", words="No column solution, which the reward accuracy needs. "
+         "There are: prompt, solutions.",
+         facts=facts(missing_columns=(SOLUTION,), columns=("prompt", "solutions"))),
+    Case(code="E304", option="max_length", words="All 1,000 prompts are longer than max_length 50",
+         facts=facts(num_prompts=0, num_prompts_too_long=1000, longest_prompt_in_data=300),
+         options={"max_length": 50}),
+    Case(code="E304", option="max_length", words="4096 - max_completion_length 1024 = 3072 tokens",
+         facts=facts(num_prompts=0, num_prompts_too_long=1000, longest_prompt_in_data=3900)),
+    Case(code="E304", option="max_length", words="are longer than max_length 50",
+         facts=facts(num_prompts=0, num_prompts_too_long=2, longest_prompt_in_data=300, model_context=None),
+         options={"max_length": 50}),
+    Case(code="E305", option="max_completion_length",
+         words="longest prompt 3500 + max_completion_length 1024 = 4524 tokens; the model has room for 4096",
+         facts=facts(longest_prompt=3500, longest_prompt_in_data=3500), options={"max_length": 3500}),
+    Case(code="E305", option="max_completion_length", words="a prompt of at least 1 + ",
+         facts=facts(longest_prompt=None), options={"max_completion_length": 4096}),
+    Case(code="E309", option="dataset", words="3 rows and no usable prompt",
+         facts=facts(num_rows=3, num_prompts=0)),
+    Case(code="E309", option="dataset", words="0 rows", facts=facts(num_rows=0, num_prompts=0)),
+    Case(code="E312", option="dataset", words="images, audio or video: image, clip.",
+         facts=facts(media_columns=("image", "clip"))),
+    Case(code="E321", option="dataset", words="gsm8k is not in the cache",
+         facts=facts(hub_problem="gsm8k is not in the cache", num_prompts=None)),
+    Case(code="W105", option="max_length", words="10 prompts of 1000 are longer than max_length 100",
+         facts=facts(num_prompts=990, num_prompts_too_long=10), options={"max_length": 100}),
+    Case(code="W111", option="dataset", words="3 rows without a prompt: 4, 9, 11.",
+         facts=facts(left_out=(LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11)),))),
+    Case(code="W111", option="dataset",
+         words="5 rows without a prompt: 4, 9 ...; 1 row with a prompt that is no text: 7.",
+         facts=facts(left_out=(LeftOut(reason="no_prompt", count=5, rows=(4, 9)),
+                               LeftOut(reason="too_long", count=2, rows=(1, 2)),
+                               LeftOut(reason="wrong_type", count=1, rows=(7,))))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_messages(case: Case) -> None:
+    assert_says(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fixes_mend(case: Case) -> None:
+    assert_fixes_mend(case)
+
+
+def test_fixes_of_lengths_have_room() -> None:
+    problem = one(facts(longest_prompt=3500), max_length=3500)
+    assert edits_of(problem) == [{"max_completion_length": 596}, {"max_length": 3072}, {}]
+    full = one(facts(longest_prompt=4096), max_length=4096)
+    assert edits_of(full) == [{"max_length": 3072}, {}]
+    problem = one(facts(num_prompts=0, num_prompts_too_long=9, longest_prompt_in_data=300), max_length=50)
+    assert edits_of(problem) == [{"max_length": 300}, {}]
+    problem = one(facts(num_prompts=0, num_prompts_too_long=9, longest_prompt_in_data=3900))
+    assert edits_of(problem) == [{"max_length": 3900, "max_completion_length": 196}, {}]
+    # A prompt as long as the context leaves room for no completion.
+    problem = one(facts(num_prompts=0, num_prompts_too_long=9, longest_prompt_in_data=4096))
+    assert edits_of(problem) == [{}]
+
+
+def test_prompt_and_completion_may_fill_the_context() -> None:
+    assert found(facts(longest_prompt=3072)) == []
+    assert one(facts(longest_prompt=3073), max_length=3073).code == "E305"
+
+
+def test_each_missing_file_and_column_has_its_own_problem() -> None:
+    problems = found(
+        facts(dataset_missing=("a.jsonl", "b.jsonl"), num_prompts=None), dataset=["a.jsonl", "b.jsonl"]
+    )
+    assert [p.seen for p in problems] == ["a.jsonl does not exist.", "b.jsonl does not exist."]
+    prompt = MissingColumn(column="prompt", needed_by="every prompt")
+    problems = found(facts(missing_columns=(prompt, SOLUTION), columns=("promt", "text")))
+    assert [p.fixes[0].text for p in problems] == ["rename promt to prompt", "add a column solution"]
+
+
+def test_what_cannot_be_read_is_not_also_empty() -> None:
+    unread = facts(dataset_missing=("a/b",), num_prompts=0)
+    assert {problem.code for problem in found(unread, dataset=["a/b"])} == {"E302"}
+    assert {p.code for p in found(facts(missing_columns=(SOLUTION,), num_prompts=0))} == {"E303"}
+    long = facts(num_prompts=0, num_prompts_too_long=5)
+    assert {p.code for p in found(long, max_length=2)} == {"E304"}
+
+
+def test_rows_cut_or_too_long_are_no_second_warning() -> None:
+    cut = facts(left_out=(LeftOut(reason="cut", count=4), LeftOut(reason="too_long", count=1)))
+    assert found(cut) == []
+    without = replace(GOOD, num_prompts=0, left_out=(LeftOut(reason="no_prompt", count=4),))
+    assert [p.code for p in found(without)] == ["E309"]

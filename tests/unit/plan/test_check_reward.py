@@ -1,0 +1,130 @@
+"""What is said of rewards, their weights and the gold answers."""
+
+from typing import Any
+
+import pytest
+from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
+
+from covey.plan.check_reward import reward_problems
+from covey.plan.facts import FaultyReward, GoldFacts, RewardFault
+
+
+def faulty(name: str, kind: RewardFault, words: str = "seen so") -> dict[str, Any]:
+    return {"faulty_rewards": (FaultyReward(name=name, kind=kind, words=words),)}
+
+
+GOLDS = GoldFacts(num_checked=200, num_bad=12, examples=((3, "about 5", "no number"), (9, "", "it is empty")))
+TWO = ["accuracy", "format"]
+
+CASES = [
+    Case(code="E306", option="reward_funcs", words="acuracy: there is no such reward",
+         facts=facts(**faulty("acuracy", "unknown", "there is no such reward")),
+         options={"reward_funcs": ["acuracy", "format"]}),
+    Case(code="E306", option="reward_funcs", words="my_judge: seen so",
+         facts=facts(**faulty("my_judge", "unknown")), options={"reward_funcs": ["my_judge"]}),
+    Case(code="E314", option="reward_funcs", words="r.py:f: r.py has no f",
+         facts=facts(**faulty("r.py:f", "load", "r.py has no f")), options={"reward_funcs": ["r.py:f"]}),
+    Case(code="E314", option="external_plugins", words="plugin.py: line 3",
+         facts=facts(**faulty("plugin.py", "load", "line 3")), options={"external_plugins": ["plugin.py"]}),
+    Case(code="E315", option="reward_funcs", words="r.py:f: seen so",
+         facts=facts(**faulty("r.py:f", "signature")), options={"reward_funcs": ["r.py:f"]}),
+    Case(code="E316", option="reward_funcs", words="r.py:f: seen so",
+         facts=facts(**faulty("r.py:f", "trial")), options={"reward_funcs": ["r.py:f"]}),
+    Case(code="E307", option="reward_weights", words="1 weight for 2 rewards: 1 for accuracy, format.",
+         options={"reward_funcs": TWO, "reward_weights": [1]}),
+    Case(code="E307", option="reward_weights", words="3 weights for 2 rewards: 1, 0.5, 2 for",
+         options={"reward_funcs": TWO, "reward_weights": [1, 0.5, 2]}),
+    Case(code="E308", option="reward_weights", words="Every weight is 0: accuracy, format",
+         options={"reward_funcs": TWO, "reward_weights": [0, 0]}),
+    Case(code="E310", option="max_bad_gold",
+         words="12 of 200 gold answers cannot be read (6.0%). row 3: 'about 5' (no number); row 9: ",
+         facts=facts(golds=GOLDS), left=("W111",)),
+    Case(code="W111", option="max_bad_gold", words="12 of 200 gold answers",
+         facts=facts(golds=GOLDS), options={"max_bad_gold": 0.06}),
+    Case(code="W110", option="reward_funcs", words="neither prompts nor template",
+         facts=facts(mentions_format=False), options={"reward_funcs": TWO}),
+    Case(code="W110", option="reward_funcs", words="neither prompts nor template",
+         facts=facts(mentions_format=False),
+         options={"reward_funcs": ["trl.rewards.think_format_reward"], "system": "Be brief."}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_messages(case: Case) -> None:
+    assert_says(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fixes_mend(case: Case) -> None:
+    assert_fixes_mend(case)
+
+
+def test_a_misspelt_reward_is_replaced_in_its_place() -> None:
+    assert edits_of(
+        one(facts(**faulty("formt", "unknown")), reward_funcs=["accuracy", "formt", "r.py:f"])
+    ) == [{"reward_funcs": ["accuracy", "format", "r.py:f"]}, {}]
+    # Only a name can be misspelt; a file that fails to load may well be the right one.
+    assert edits_of(one(facts(**faulty("format.py", "load")), reward_funcs=["format.py"])) == [{}]
+    nothing_near = one(facts(**faulty("my_judge", "unknown")), reward_funcs=["my_judge"])
+    assert edits_of(nothing_near) == [{}]
+    assert "FILE.py:NAME" in nothing_near.fixes[0].text
+
+
+def test_every_faulty_reward_is_named() -> None:
+    both = (*faulty("a.py:f", "load")["faulty_rewards"], *faulty("b.py:f", "trial")["faulty_rewards"])
+    problems = found(facts(faulty_rewards=both), reward_funcs=["a.py:f", "b.py:f"])
+    assert [(p.code, p.seen) for p in problems] == [("E314", "a.py:f: seen so"), ("E316", "b.py:f: seen so")]
+
+
+def test_one_weight_that_counts_is_enough() -> None:
+    assert found(reward_funcs=TWO, reward_weights=[0, 0.1]) == []
+    assert found(reward_funcs=TWO, reward_weights=[-1, 0]) == []
+    assert edits_of(one(reward_funcs=TWO, reward_weights=[0, 0])) == [{"reward_weights": [1.0, 1.0]}]
+
+
+@pytest.mark.parametrize(
+    ("num_bad", "num_checked", "allowed", "code", "suggested"),
+    [
+        (0, 100, 0.0, None, None),
+        (1, 100, 0.0, "E310", 0.02),
+        (5, 100, 0.05, "W111", None),
+        (6, 100, 0.05, "E310", 0.07),
+        (5, 101, 0.05, "W111", None),
+        (51, 1000, 0.05, "E310", 0.06),
+        (50, 1000, 0.05, "W111", None),
+        (99, 100, 0.05, "E310", 1.0),
+        (100, 100, 0.05, "E310", None),
+        (100, 100, 1.0, "W111", None),
+    ],
+)
+def test_golds_around_the_share_that_is_allowed(
+    num_bad: int, num_checked: int, allowed: float, code: str | None, suggested: float | None
+) -> None:
+    given = facts(golds=GoldFacts(num_checked=num_checked, num_bad=num_bad))
+    problems = found(given, max_bad_gold=allowed)
+    assert [p.code for p in problems] == ([] if code is None else [code])
+    edits = [e for p in problems for e in edits_of(p) if e]
+    assert edits == ([] if suggested is None else [{"max_bad_gold": suggested}])
+
+
+@pytest.mark.parametrize("num_checked", [1, 7, 100, 299])
+def test_the_suggested_share_is_enough(num_checked: int) -> None:
+    none = config(max_bad_gold=0.0)
+    for num_bad in range(1, num_checked):
+        given = facts(golds=GoldFacts(num_checked=num_checked, num_bad=num_bad))
+        (problem,) = reward_problems(none, given)
+        enough = problem.fixes[1].edits["max_bad_gold"]
+        assert num_bad / num_checked <= enough <= 1
+        assert enough <= num_bad / num_checked + 0.011
+        again = none.model_copy(update={"max_bad_gold": enough})
+        assert [p.code for p in reward_problems(again, given)] == ["W111"]
+    assert num_checked >= 1
+
+
+def test_the_format_is_asked_for_or_not_paid_for() -> None:
+    silent = facts(mentions_format=False)
+    assert found(silent) == []
+    assert found(facts(mentions_format=None), reward_funcs=TWO) == []
+    assert edits_of(one(silent, reward_funcs=TWO)) == [{"system": "r1"}, {}]
+    # A system message of the user's own is not thrown away.
+    assert edits_of(one(silent, reward_funcs=TWO, system="Be brief.")) == [{}]
