@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ def train(**options: Any) -> Outcome:
     before anything is written.
     """
     resolved, functions = _resolve(options)
+    _refuse_processes(resolved)
     from covey.training.facts import survey
     from covey.training.process import world_size
     from covey.training.run import train as run
@@ -78,7 +80,27 @@ def _resolve(options: Mapping[str, Any]) -> tuple[Resolved, Functions]:
     from covey.config.resolve import from_dict
 
     functions: Functions = {}
-    return from_dict(_named(options, functions)), functions
+    return from_dict(_named(options, functions), int(os.environ.get("WORLD_SIZE", "1"))), functions
+
+
+def _refuse_processes(resolved: Resolved) -> None:
+    """A function is called in one process; the others are what a launcher starts."""
+    asked = resolved.config.nproc_per_node
+    if asked <= int(os.environ.get("WORLD_SIZE", "1")):
+        return
+    from covey.errors import ConfigError
+    from covey.plan.problem import problem
+    from covey.types import Fix
+
+    fault = problem(
+        "E115",
+        "nproc_per_node",
+        f"nproc_per_node is {asked}, and this is one process of Python.",
+        "The command starts the other processes; a function cannot.",
+        Fix(text="`covey train` with the same options, or `torchrun --nproc_per_node N` around the program"),
+        Fix(text="one process", edits={"nproc_per_node": 1}),
+    )
+    raise ConfigError([fault])
 
 
 def _named(options: Mapping[str, Any], functions: Functions) -> dict[str, Any]:

@@ -2,8 +2,12 @@
 
 A document's blocks run in order in one process and one temporary directory: Python blocks share a namespace,
 and lines of shell blocks that begin with `covey` are run as commands. What a console block shows after a
-command has to be in its output, in this order; a line of three dots stands for anything. A block behind
-`<!-- file: PATH -->` is that file, whole.
+command has to be in its output, in this order; a line of three dots stands for anything. A comment in front of
+a block says that it is something else:
+
+    <!-- file: PATH -->     a file of the repository, whole
+    <!-- write: PATH -->    written to that file, for the commands that follow
+    <!-- not run: WHY -->   not run; Python in it compiles, and its covey commands have no wrong option
 """
 
 from __future__ import annotations
@@ -20,27 +24,38 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md")
-VERBS = ("train", "quickstart", "explain")
-VERB_FLAGS = {"help", "version"}
+from covey.cli.verbs import VERBS
 
-_BLOCK = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGES = tuple(sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
+# These speak of the options of other tools.
+ON_OTHERS = ("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md")
+VERB_FLAGS = {"help", "version", "json", "merge", "base", "rlhf_type"}
+OTHER_COMMANDS = ("make", "pip", "git", "hf", "source", "torchrun", "swift", "trl", "accelerate", "python")
+LANGUAGES = {"python", "bash", "console", "text", "yaml", "json"}
+
+_BLOCK = re.compile(
+    r"^(?:<!-- (?P<mark>file|write|not run): (?P<value>.+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, the line of its first line, and the file that it shows."""
+    """A fenced block: its language, its text, the line of its first line, and the comment in front of it."""
 
     language: str
     text: str
     line: int
-    file: str | None
+    mark: str | None = None
+    value: str = ""
 
 
 def blocks(text: str) -> Iterator[Block]:
     for match in _BLOCK.finditer(text):
-        yield Block(match[2], match[3], text[: match.start(3)].count("\n") + 1, match[1])
+        line = text[: match.start("text")].count("\n") + 1
+        yield Block(match["language"], match["text"], line, match["mark"], match["value"] or "")
 
 
 @dataclass(frozen=True)
@@ -92,9 +107,12 @@ def run_document(path: Path) -> None:
     """Run every block of a document in the current directory."""
     namespace: dict[str, Any] = {"__name__": "document"}
     for block in blocks(path.read_text(encoding="utf-8")):
-        if block.file is not None:
+        if block.mark in ("file", "not run"):
             continue
-        if block.language == "python":
+        if block.mark == "write":
+            Path(block.value).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.value).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
             # Line breaks before the text make a traceback name the line of the document.
             exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), namespace)
         elif block.language in ("bash", "console"):
@@ -107,7 +125,13 @@ def text_of(document: str) -> str:
     return (ROOT / document).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+def runs(document: str) -> bool:
+    """Whether a document has anything to run that is not run with another one."""
+    found = (b for b in blocks(text_of(document)) if b.mark is None)
+    return document != "README.zh.md" and any(b.language in ("python", "bash", "console") for b in found)
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if runs(d)])
 def test_snippets_run(document: str, tmp_path: Path) -> None:
     # In a process of its own: what a reader runs has imported nothing before.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -117,7 +141,7 @@ def test_snippets_run(document: str, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -128,18 +152,64 @@ def test_blocks_are_of_known_kinds(document: str) -> None:
     text = text_of(document)
     found = list(blocks(text))
     assert 2 * len(found) == len(re.findall(r"^```", text, re.MULTILINE))
-    assert {b.language for b in found} <= {"python", "bash", "console", "text"}
+    assert {b.language for b in found} <= LANGUAGES
+    # A file that no command reads would be shown and never tried.
+    assert [b.line for b in found if b.language in ("yaml", "json") and b.mark != "write"] == []
     for command in (c for b in found if b.language in ("bash", "console") for c in commands(b)):
-        assert command.words[0] in ("covey", "make", "pip", "git", "hf", "source", "torchrun"), command.words
+        assert command.words[0] in ("covey", *OTHER_COMMANDS), command.words
         if command.words[0] == "covey":
             assert command.words[1] in VERBS or command.words[1] == "--help"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_is_not_run_could_be(document: str) -> None:
+    """Of a block that needs a network, the words are right."""
+    from covey.config import parse, resolve
+    from covey.types import Severity
+
+    for block in (b for b in blocks(text_of(document)) if b.mark == "not run"):
+        if block.language == "python":
+            compile(block.text, document, "exec")
+            continue
+        for command in (c for c in commands(block) if c.words[0] == "covey"):
+            assert command.words[1] in ("train", "rlhf", "plan")
+            parsed = parse([word for word in command.words[2:] if word != "--json"])
+            found = resolve(parsed.typed, 1, parsed.problems).problems
+            assert [p.seen for p in found if p.severity is Severity.ERROR] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_shown_files_are_the_files(document: str) -> None:
     for block in blocks(text_of(document)):
-        if block.file is not None:
-            assert block.text == (ROOT / block.file).read_text(encoding="utf-8"), block.file
+        if block.mark == "file":
+            assert block.text == (ROOT / block.value).read_text(encoding="utf-8"), block.value
+
+
+def test_both_readmes_show_the_same_code() -> None:
+    """What is run for one holds for the other; comments and the tree of a run are translated."""
+
+    def code(document: str) -> list[tuple[str, str]]:
+        shown = [b for b in blocks(text_of(document)) if b.language != "text"]
+        return [(b.language, re.sub(r" +# .*", "", b.text)) for b in shown]
+
+    def targets(document: str) -> set[str]:
+        return set(re.findall(r"\]\(([^)\s]+)\)", text_of(document)))
+
+    assert len(code("README.md")) > 12
+    assert code("README.zh.md") == code("README.md")
+    assert targets("README.zh.md") ^ targets("README.md") == {"README.md", "README.zh.md"}
+
+
+def test_the_options_page_is_that_of_the_code() -> None:
+    from covey.config.dialect import MS_SWIFT
+    from covey.config.reference import FOREIGN, markdown
+    from covey.config.schema import OPTIONS
+
+    assert text_of("docs/options.md") == markdown(), "python -m covey.config.reference > docs/options.md"
+    assert set(FOREIGN) == set(OPTIONS)
+    for name, value in MS_SWIFT.items():
+        shown = str(value).lower() if isinstance(value, bool | str) else f"{value:g}"
+        assert FOREIGN[name][1] in (shown, "epsilon"), name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -163,13 +233,37 @@ def anchors(text: str) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_options_exist(document: str) -> None:
-    from covey.config.names import ALIASES
-    from covey.config.schema import OPTIONS
+    """An option is ours, or on the pages about other tools one that is answered by name."""
+    from covey.config.names import look_up
 
-    known = {*OPTIONS, *ALIASES, *VERB_FLAGS}
     # Flags of other commands are their own affair.
     text = re.sub(r"^(?:hf|git|pip) .*$", "", text_of(document), flags=re.MULTILINE)
-    assert {name for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text) if name not in known} == set()
+    for name in set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)) - VERB_FLAGS:
+        known = look_up(name)
+        is_other = document in ON_OTHERS and (known.moot is not None or known.refused is not None)
+        assert known.option is not None or is_other or name.startswith("no_"), name
+
+
+@pytest.mark.parametrize("document", ["docs/from-ms-swift.md", "docs/from-trl.md"])
+def test_what_is_said_of_other_names_is_so(document: str) -> None:
+    """Each row of a table says of its names that they are options, accepted anyway, or refused."""
+    from covey.config.names import ALIASES, look_up
+
+    section, checked = "", 0
+    for line in text_of(document).splitlines():
+        section = line.removeprefix("## ") if line.startswith("## ") else section
+        names = re.findall(r"`(\w+)…?`", line.split("|")[1]) if line.startswith("| `") else []
+        for name in names:
+            known = look_up(name)
+            said = {
+                "The same": known.option == name,
+                "Renamed": name in ALIASES,
+                "Accepted without effect": known.moot is not None,
+                "Not here": known.refused is not None or (known.moot is not None and bool(known.moot.values)),
+            }
+            assert said.get(section, True), (section, name)
+            checked += section in said
+    assert checked > 20
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

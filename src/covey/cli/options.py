@@ -22,6 +22,8 @@ _BASES: Mapping[str, Callable[[dict[str, Typed]], dict[str, Typed]]] = {
 def read(verb: str, argv: Sequence[str]) -> tuple[Resolved, int]:
     """Return the configuration of a command and the number of training processes over all machines."""
     parsed = parse(argv)
+    if parsed.is_ms_swift and verb == "train":
+        verb = "rlhf"
     typed = _BASES[verb](parsed.typed)
     asked = os.environ.get(_ASKED_PROCESSES, "")
     if "nproc_per_node" not in typed and asked.isdigit() and int(asked) > 1:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from covey.cli.help import asks_for_help, help_text
 from covey.cli.options import read
-from covey.config.names import normalise
 from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
 from covey.plan.report import report_json, report_lines
@@ -21,8 +20,8 @@ def plan(argv: Sequence[str]) -> int:
         sys.stdout.write(help_text("plan"))
         return 0
     words = [word for word in argv if word != "--json"]
-    verb = "rlhf" if _is_rlhf(words) else "train"
-    resolved, num_processes = read(verb, words[1:] if words[:1] in (["train"], ["rlhf"]) else words)
+    verb = words.pop(0) if words[:1] in (["train"], ["rlhf"]) else "train"
+    resolved, num_processes = read(verb, words)
     from covey.training.facts import survey
 
     with survey(resolved.config, num_processes, offline=True) as found:
@@ -37,10 +36,3 @@ def plan(argv: Sequence[str]) -> int:
         lines += note_lines(problem)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
-
-
-def _is_rlhf(words: Sequence[str]) -> bool:
-    """Whether the words are a command of ms-swift: `covey plan rlhf ...`, or --rlhf_type among them."""
-    return words[:1] == ["rlhf"] or any(
-        word.startswith("-") and normalise(word.partition("=")[0]) == "rlhf_type" for word in words
-    )

@@ -33,6 +33,7 @@ class Parsed:
 
     typed: dict[str, Typed]
     problems: tuple[Problem, ...] = ()
+    is_ms_swift: bool = False
 
 
 @dataclass(slots=True)
@@ -54,9 +55,13 @@ def parse(argv: Sequence[str]) -> Parsed:
     if len(files) > 1:
         problems.insert(0, stray(files[1:], files[0]))
     if not files:
-        return Parsed(typed=layer.typed, problems=tuple(problems))
+        return Parsed(typed=layer.typed, problems=tuple(problems), is_ms_swift=layer.is_ms_swift)
     below = read_file(files[0])
-    return Parsed(typed=merge(below.typed, layer.typed), problems=(*below.problems, *problems))
+    return Parsed(
+        typed=merge(below.typed, layer.typed),
+        problems=(*below.problems, *problems),
+        is_ms_swift=layer.is_ms_swift or below.is_ms_swift,
+    )
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[_Flag]]:

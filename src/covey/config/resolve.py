@@ -16,6 +16,7 @@ from covey.config.derive import (
     RULES,
     derive_batch,
 )
+from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.config.output import default_output_dir
 from covey.config.schema import OPTIONS, REQUIRED, Config, default_of
 from covey.config.take import Typed, take_mapping
@@ -88,6 +89,9 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
 def from_dict(options: Mapping[str, Any], world_size: int = 1) -> Resolved:
     """Return the configuration of a mapping of options under any of their names, as Python code gives it."""
     layer = take_mapping(options, "argument")
+    if layer.is_ms_swift:
+        problems = [*layer.problems, dialect_note(layer.typed)]
+        return resolve(ms_swift_typed(layer.typed), world_size, problems)
     return resolve(layer.typed, world_size, layer.problems)
 
 

@@ -24,10 +24,14 @@ class Typed:
 
 
 class Layer:
-    """Collects the options of one place; `typed` and `problems` are what came of it."""
+    """Collects the options of one place; `typed` and `problems` are what came of it.
+
+    `is_ms_swift` where `rlhf_type` is among them: it is a command of ms-swift, whose defaults it means.
+    """
 
     def __init__(self) -> None:
         self.typed: dict[str, Typed] = {}
+        self.is_ms_swift = False
         self.problems: list[Problem] = []
 
     def take(self, name: str, value: Any, source: str) -> None:
@@ -35,6 +39,7 @@ class Layer:
         known = look_up(name)
         if known.typed == "rlhf_type":
             self.problems += _other_method(value, source)
+            self.is_ms_swift = True
         elif known.moot is not None:
             self.problems.append(_moot(known.typed, known.moot, value, source))
         elif known.refused is not None:

@@ -2,87 +2,160 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
 from covey.config.names import nearest
 from covey.config.schema import Config
-from covey.plan.facts import Facts, MissingColumn
+from covey.plan.facts import Facts, MissingColumn, UnreadableFile
 from covey.plan.problem import problem, warning
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
+from covey.plan.words import flags
 from covey.types import Fix, Problem
 
 
 def data_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts about the data say against the configuration."""
     return [
-        *_dataset(facts),
+        *_dataset(config, facts),
         *_mixed(config, facts),
-        *_columns(facts),
+        *_columns(config, facts),
         *_media(facts),
         *_lengths(config, facts),
         *_rows(facts),
     ]
 
 
-def _dataset(facts: Facts) -> list[Problem]:
+def _dataset(config: Config, facts: Facts) -> list[Problem]:
     problems = [
         problem(
             "E302",
-            "dataset",
+            _option_of(config, path),
             f"{path} does not exist.",
             "A misspelt path, or one relative to another directory.",
-            Fix(text="give the path from here, or from /"),
+            Fix(text=f"`ls {shlex.quote(os.path.dirname(path) or '.')}` shows what is there"),
+            Fix(text="an id on a hub has no file ending and does not begin with ./ or /"),
         )
         for path in facts.dataset_missing or ()
     ]
-    problems += [
-        problem(
-            "E302",
-            "dataset",
-            f"{file.path} cannot be read: {file.words}",
-            "A file cut short, or of another format.",
-            Fix(text="mend the line that is named, or write the file anew"),
-        )
-        for file in facts.dataset_unreadable or ()
-    ]
-    empty = facts.num_prompts == 0 and not facts.num_prompts_too_long
+    problems += [_unreadable(config, file) for file in facts.dataset_unreadable or ()]
+    empty = facts.num_prompts == 0 and not facts.num_prompts_too_long and not facts.media_columns
     if empty and not problems and not facts.missing_columns:
+        left = _left_words(facts)
         problems.append(
             problem(
                 "E309",
                 "dataset",
-                f"The data set has {counted(facts.num_rows or 0, 'row')} and no usable prompt.",
-                "An empty file, or rows whose prompt is empty.",
-                Fix(text='each row needs a prompt: {"prompt": "...", "solution": "..."}'),
+                f"The data set has {counted(facts.num_rows or 0, 'row')} and no usable prompt"
+                f"{f': {left}' if left else ''}.",
+                "The prompts are empty, or stand under another column name."
+                if facts.num_rows
+                else "An empty file.",
+                Fix(text='each row needs a prompt: {"question": "What is 1+1?", "solution": "2"}'),
             )
         )
     return problems
+
+
+def _option_of(config: Config, path: str) -> str:
+    """Return the option that names a path or an id: dataset, or val_dataset where only that one does."""
+    named = any(path in text for text in config.dataset)
+    return "val_dataset" if not named and any(path in text for text in config.val_dataset) else "dataset"
+
+
+def _unreadable(config: Config, file: UnreadableFile) -> Problem:
+    option = _option_of(config, file.path)
+    plain = file.words.removeprefix(f"{os.path.normpath(file.path)}, ")
+    seen = f"{file.path} cannot be read: {plain}"
+    if plain.startswith(f"{os.path.normpath(file.path)} "):
+        seen = plain
+    line = re.match(r"line (\d+)", plain)
+    if line is not None:
+        cause = "A file cut short, or one that has no JSON object on each line."
+        show = f"sed -n {line[1]}p {shlex.quote(file.path)}"
+        fixes = (Fix(text=f"`{show}` shows the line; mend it, or take it out"),)
+    elif "no subsets or splits" in plain:
+        cause = "Subsets and splits belong to directories and to data sets on a hub."
+        typed = [_without_parts(text, file.path) for text in getattr(config, option)]
+        fixes = (Fix(text="the whole file", edits={option: typed}),)
+    else:
+        cause = "A file cut short, or of another format."
+        fixes = (Fix(text="write it anew as .jsonl: one JSON object on each line"),)
+    return problem("E302", option, seen, cause, *fixes)
+
+
+def _without_parts(text: str, path: str) -> str:
+    """Return a source without its subset and split."""
+    before, there, after = text.partition(path)
+    _, mark, limit = after.partition("#")
+    return f"{before}{path}{mark}{limit}" if there else text
+
+
+_CAUSES: Mapping[str, tuple[str, str]] = {
+    "columns": (
+        "A slip of the hand, or the columns of another data set.",
+        'the name in the data comes first: --columns \'{"NAME": "question"}\'',
+    ),
+    "system": ("A misspelt path, or one relative to another directory.", "the words themselves, or a file"),
+    "split_dataset_ratio": ("A share of very few rows.", "a set of its own: --val_dataset FILE"),
+    "streaming": ("The built-in task lies in memory already.", "read all rows before the run"),
+    "val_dataset": (
+        "A set made for another tool, or one whose prompts are all longer than the limit.",
+        "another set: --val_dataset FILE",
+    ),
+    "dataset": (
+        "A name or a number that does not fit what the data set holds.",
+        "as in openai/gsm8k:main@train#100: subset main, split train, 100 of its rows",
+    ),
+}
 
 
 def _mixed(config: Config, facts: Facts) -> list[Problem]:
     problems = []
     if facts.hub_problem is not None:
-        problems.append(
-            problem(
-                "E321",
-                "dataset",
-                facts.hub_problem,
-                "No network from here, a name that is misspelt, or a data set that asks for a login.",
-                Fix(text="where there is a network: `hf download NAME --repo-type dataset`, then the same"),
-                Fix(text="a file instead: --dataset FILE.jsonl"),
-            )
-        )
-    if facts.data_problem is not None:
-        option = "columns" if config.columns and "column" in facts.data_problem else "dataset"
-        problems.append(
-            problem(
-                "E302",
-                option,
-                facts.data_problem,
-                "A name or a number that does not fit what the data set holds.",
-                Fix(text=f"mend --{option}; docs/data.md has the syntax"),
-            )
-        )
+        problems.append(_hub(config, facts.hub_problem))
+    # What is wrong with the probabilities is said of the option itself.
+    if facts.data_problem is not None and not facts.data_problem.startswith("interleave_prob"):
+        option = _option_in(config, facts.data_problem)
+        cause, advice = _CAUSES[option]
+        fix = Fix(text=advice, edits={"streaming": False} if option == "streaming" else {})
+        problems.append(problem("E302", option, facts.data_problem, cause, fix))
     return problems
+
+
+def _option_in(config: Config, words: str) -> str:
+    """Return the option that the words about the rows speak of."""
+    first = words.partition(" ")[0]
+    if first in _CAUSES:
+        return first
+    if "--streaming" in words:
+        return "streaming"
+    if words.startswith("the set to evaluate on"):
+        return "val_dataset"
+    if config.columns and "column" in words:
+        return "columns"
+    return _option_of(config, first.rstrip(":"))
+
+
+def _hub(config: Config, words: str) -> Problem:
+    name = words.partition(" ")[0].rstrip(":")
+    option = _option_of(config, name)
+    fixes = [Fix(text=f"a file instead: --{option} FILE.jsonl")]
+    if any(f"ms::{name}" in text for text in getattr(config, option)) or not config.use_hf:
+        get = f"modelscope download --dataset {name}"
+    else:
+        get = f"hf download {name} --repo-type dataset"
+    if "HF_HUB_OFFLINE" in words:
+        cause = "HF_HUB_OFFLINE keeps every command off the network, and this data set was never fetched."
+        fixes.insert(0, Fix(text=f"with a network: `unset HF_HUB_OFFLINE`, or once `{get}`"))
+    else:
+        cause = "No network from here, a name that is misspelt, or a data set that asks for a login."
+        fixes.insert(0, Fix(text=f"where there is a network `{get}`, then this command again"))
+    return problem("E321", option, words, cause, *fixes)
 
 
 def _media(facts: Facts) -> list[Problem]:
@@ -101,14 +174,9 @@ def _media(facts: Facts) -> list[Problem]:
 
 def _rows(facts: Facts) -> list[Problem]:
     """A word on rows that have no usable prompt, while others do."""
-    left = [found for found in facts.left_out if found.reason not in ("too_long", "cut")]
-    if not left or not facts.num_prompts:
+    shown = _left_words(facts)
+    if not shown or not facts.num_prompts:
         return []
-    shown = "; ".join(
-        f"{counted(found.count, 'row')} {REASONS.get(found.reason, found.reason)}: "
-        f"{', '.join(map(str, found.rows))}{' ...' if found.count > len(found.rows) else ''}"
-        for found in left
-    )
     return [
         warning(
             "W111",
@@ -120,20 +188,58 @@ def _rows(facts: Facts) -> list[Problem]:
     ]
 
 
-def _columns(facts: Facts) -> list[Problem]:
-    return [_column(missing, facts.columns or ()) for missing in facts.missing_columns or ()]
+def _left_words(facts: Facts) -> str:
+    """Return how many rows are left out for which reason, and the numbers of the first ones."""
+    return "; ".join(
+        f"{counted(found.count, 'row')} {REASONS.get(found.reason, found.reason)}: "
+        f"{', '.join(map(str, found.rows))}{' ...' if found.count > len(found.rows) else ''}"
+        for found in facts.left_out
+        if found.reason not in ("too_long", "cut")
+    )
 
 
-def _column(missing: MissingColumn, columns: tuple[str, ...]) -> Problem:
-    near = nearest(missing.column, columns)
+# What other data sets call the two columns, beside names that are merely near.
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "question": ("instruction", "input", "题目", "问题"),
+    "solution": ("ground_truth", "gold", "label", "target", "final_answer", "答案"),
+}
+
+
+def _columns(config: Config, facts: Facts) -> list[Problem]:
+    missing, columns = facts.missing_columns or (), facts.columns or ()
+    renamed = {old: new for m in missing for old, new in (_guess(m, columns),) if old}
+    edits = {"columns": {**(config.columns or {}), **renamed}}
+    return [_column(m, columns, edits) for m in missing]
+
+
+def _guess(missing: MissingColumn, columns: tuple[str, ...]) -> tuple[str | None, str]:
+    """Return the column that most likely holds what is missing, and the name it should have."""
+    wanted = missing.column.split(" or ")
+    for name in wanted:
+        if near := nearest(name, columns):
+            return near, name
+    target = next((name for name in _ELSEWHERE if name in wanted), wanted[0])
+    return next((c for c in columns if c in _ELSEWHERE.get(target, ())), None), target
+
+
+def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, Any]) -> Problem:
+    near, target = _guess(missing, columns)
+    *some, last = missing.column.split(" or ")
+    wanted = f"{', '.join(some)} or {last}" if some else last
     there = f" There are: {', '.join(columns)}." if columns else ""
-    fix = f"rename {near} to {missing.column}" if near else f"add a column {missing.column}"
+    fixes = [Fix(text=f"rename {near} to {target}", edits=edits)]
+    if near is None:
+        example = flags({"columns": {columns[0] if columns else "NAME": target}})
+        fixes = [
+            Fix(text=f"add a column {target}"),
+            Fix(text=f"say which column it is, as in {example}"),
+        ]
     return problem(
         "E303",
         "dataset",
-        f"No column {missing.column}, which {missing.needed_by} needs.{there}",
+        f"No column {wanted}, which {missing.needed_by} needs.{there}",
         "The data set was made for another tool.",
-        Fix(text=fix),
+        *fixes,
     )
 
 
@@ -160,10 +266,19 @@ def _all_too_long(config: Config, facts: Facts) -> Problem:
         edits = {"max_length": longest, "max_completion_length": context - longest}
         fixes.append(Fix(text="room for every prompt, and shorter completions", edits=edits))
     fixes.append(Fix(text="shorter prompts, or a model with a longer context"))
+    prompts = counted(facts.num_prompts_too_long or 0, "prompt")
+    seen = f"All {prompts} are longer than {limit}."
+    if config.max_length is None and context is not None and config.max_completion_length >= context:
+        seen = (
+            f"max_completion_length {config.max_completion_length} takes the whole context of the model, "
+            f"{context} tokens; no room is left for any of the {prompts}."
+        )
+    elif longest is not None:
+        seen += f" The longest has {counted(longest, 'token')}."
     return problem(
         "E304",
         "max_length",
-        f"All {counted(facts.num_prompts_too_long or 0, 'prompt')} are longer than {limit}.",
+        seen,
         "max_length counts the tokens of the rendered prompt, chat template included."
         if config.max_length is not None
         else "The limit is what max_completion_length leaves of the model's context.",

@@ -67,8 +67,8 @@ def _without_evaluation(name: str) -> Problem:
 
 def _metric(config: Config, facts: Facts) -> list[Problem]:
     wanted = config.metric_for_best_model
-    names = metric_names(config, [s.name for s in facts.eval_sets])
-    if wanted in names or "/pass@" in wanted or "_pass@" in wanted:
+    names = metric_names(config, facts)
+    if wanted in names:
         return []
     near = nearest(wanted, names) or "eval_reward"
     return [
@@ -83,8 +83,13 @@ def _metric(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def metric_names(config: Config, sets: list[str]) -> list[str]:
-    """Return the metrics that every evaluation of a configuration gives."""
-    rewards = [f"rewards/{name}/{kind}" for name in config.reward_funcs for kind in ("mean", "std")]
+def metric_names(config: Config, facts: Facts) -> list[str]:
+    """Return the metrics that every evaluation of a configuration gives; pass@k where a reward is 0 or 1."""
+    sets = [s.name for s in facts.eval_sets]
+    known = facts.reward_names or tuple(config.reward_funcs)
+    rewards = [f"rewards/{name}/{kind}" for name in known for kind in ("mean", "std")]
+    size = config.num_generations_eval
+    powers = [2**i for i in range(max(size, 1).bit_length()) if 2**i <= size]
+    passes = [f"pass@{k}" for k in sorted({*powers, size})] if size > 1 else []
     prefixes = ["eval_", *(f"eval_{name}_" for name in sets if len(sets) > 1)]
-    return [f"{prefix}{name}" for prefix in prefixes for name in (*_PER_SET, *rewards)]
+    return [f"{prefix}{name}" for prefix in prefixes for name in (*_PER_SET, *rewards, *passes)]

@@ -125,6 +125,7 @@ class Facts:
     hub_problem            why a hub does not give a data set
     golds                  what the gold answers are, where a reward needs them
     faulty_rewards         rewards that cannot be loaded, called, or that failed their trial
+    reward_names           the names of the rewards in metrics, in order
     reward_notes           what is to be said of the rewards
     unmatched_targets      adapter targets that match no module
     untrainable_targets    (name, reason) of adapter targets that an adapter would not reach
@@ -168,6 +169,7 @@ class Facts:
     hub_problem: str | None = None
     golds: GoldFacts | None = None
     faulty_rewards: tuple[FaultyReward, ...] = ()
+    reward_names: tuple[str, ...] = ()
     reward_notes: tuple[str, ...] = ()
     unmatched_targets: tuple[TargetFacts, ...] = ()
     untrainable_targets: tuple[tuple[str, str], ...] = ()

@@ -117,8 +117,8 @@ class Best:
         self.num_worse = 0
 
     def update(self, metrics: Mapping[str, Metric], step: int) -> bool:
-        """Take an evaluation in; True where it is the best. KeyError where it lacks the metric."""
-        value = metrics[self.metric].value
+        """Take an evaluation in; True where it is the best. One without the metric is none."""
+        value = metrics[self.metric].value if self.metric in metrics else None
         if value is not None and (self.value is None or self._sign * (value - self.value) > 0):
             self.value, self.step, self.num_worse = value, step, 0
             return True

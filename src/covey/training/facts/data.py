@@ -71,7 +71,7 @@ def _sources(facts: Facts, texts: Sequence[str]) -> list[DataSource | str]:
     parsed: list[DataSource | str] = []
     for text in texts:
         try:
-            parsed.append(QUICKSTART if text == QUICKSTART else parse_source(text))
+            parsed.append(text if text.partition("#")[0] == QUICKSTART else parse_source(text))
         except DataError as error:
             raise _Unusable(replace(facts, data_problem=str(error))) from error
     missing = tuple(
@@ -82,6 +82,12 @@ def _sources(facts: Facts, texts: Sequence[str]) -> list[DataSource | str]:
     return parsed
 
 
+def _first(rows: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The rows of the built-in task that `quickstart#N` means; they lie in a random order already."""
+    _, mark, number = text.partition("#")
+    return rows[: int(number)] if mark and number.isdigit() else rows
+
+
 def _load(
     facts: Facts, config: Config, sources: Sequence[DataSource | str], *, offline: bool
 ) -> tuple[Facts, list[list[dict[str, Any]]]]:
@@ -90,7 +96,7 @@ def _load(
     notes = list(facts.data_notes)
     for source in sources:
         if not isinstance(source, DataSource):
-            tables.append(task.training_rows())
+            tables.append(_first(task.training_rows(), source))
             continue
         try:
             loaded = load_source(
@@ -135,7 +141,7 @@ def _eval_rows(
         return facts, sets
     for source in sources:
         if not isinstance(source, DataSource):
-            sets.append((QUICKSTART, task.held_out_rows()))
+            sets.append((QUICKSTART, _first(task.held_out_rows(), source)))
             continue
         facts, (rows,) = _load(facts, config, [source], offline=offline)
         renamed: Rows = rows

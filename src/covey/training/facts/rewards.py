@@ -57,6 +57,7 @@ def with_rewards(
     facts = replace(
         facts,
         faulty_rewards=tuple(_fault(f, config) for f in faults),
+        reward_names=rewards.names,
         reward_notes=rewards.notes,
         golds=_golds(config, prompts),
     )

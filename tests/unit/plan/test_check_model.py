@@ -1,0 +1,206 @@
+"""What is said of the model, its template, code, adapters, device, packages and prompts."""
+
+from typing import Any
+
+import pytest
+from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
+
+from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of
+from covey.plan.facts import Facts, ModelFault, TargetFacts
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LORA = {"tuner_type": "lora", "learning_rate": 1e-5}
+
+
+def broken(fault: ModelFault | None) -> Facts:
+    return facts(model_problem="seen so", model_fault=fault)
+
+
+def unmatched(target: str, *nearest: str) -> dict[str, Any]:
+    return {"unmatched_targets": (TargetFacts(target=target, nearest=nearest),)}
+
+
+def untrainable(*targets: tuple[str, str]) -> Facts:
+    return facts(untrainable_targets=targets)
+
+
+CASES = [
+    *(
+        Case(code=code, option=option, words="models/tiny: seen so", facts=broken(fault))
+        for fault, code, option in (
+            (None, "E301", "model"),
+            ("missing", "E301", "model"),
+            ("kind", "E311", "model"),
+            ("media", "E312", "model"),
+            ("code", "E318", "model"),
+            ("format", "E320", "model"),
+            ("hub", "E321", "model"),
+            ("template", "E313", "chat_template"),
+        )
+    ),
+    Case(code="E115", option="trust_remote_code", words="is on for org/model and model_revision is not set",
+         options={"model": "org/model", "trust_remote_code": True}),
+    Case(code="E115", option="trust_remote_code", words="model_revision is main",
+         options={"model": "org/model", "trust_remote_code": True, "model_revision": "main"}),
+    Case(code="E317", option="target_modules",
+         words="target_modules q_pro matches no module of models/tiny. Nearest: q_proj, o_proj.",
+         facts=facts(**unmatched("q_pro", "q_proj", "o_proj")),
+         options={**LORA, "target_modules": ["v_proj", "q_pro"]}),
+    Case(code="E317", option="target_modules", words="Nearest: none.", facts=facts(**unmatched("xyz")),
+         options={**LORA, "target_modules": ["xyz"]}),
+    Case(code="E317", option="modules_to_save", words="modules_to_save lm_haed matches no module",
+         facts=facts(**unmatched("lm_haed", "lm_head")), options={**LORA, "modules_to_save": ["lm_haed"]}),
+    Case(code="E317", option="target_modules", words="lm_head cannot be trained so: the head.",
+         facts=untrainable(("lm_head", "the head")),
+         options={**LORA, "target_modules": ["lm_head", "q_proj"]}),
+    Case(code="E317", option="target_modules", words="lm_head cannot be trained so",
+         facts=untrainable(("lm_head", "the head")), options={**LORA, "target_modules": ["lm_head"]}),
+    Case(code="E317", option="modules_to_save", words="embed_tokens cannot be trained so",
+         facts=untrainable(("embed_tokens", "one tensor")),
+         options={**LORA, "modules_to_save": ["embed_tokens", "norm"]}),
+    Case(code="E317", option="modules_to_save", words="embed_tokens cannot be trained so",
+         facts=untrainable(("embed_tokens", "one tensor")),
+         options={**LORA, "modules_to_save": ["embed_tokens"]}),
+    Case(code="E115", option="modules_to_save", words="tuner_type is full",
+         options={"modules_to_save": ["lm_head"]}),
+    Case(code="E115", option="use_rslora", words="tuner_type is full", options={"use_rslora": True}),
+    Case(code="E115", option="use_dora", words="tuner_type is full", options={"use_dora": True}),
+    Case(code="E319", option="torch_dtype", words="is float16", options={"torch_dtype": "fp16"}),
+    Case(code="E319", option="torch_dtype", words="this GPU does not compute in it",
+         facts=facts(has_bfloat16=False), options={"torch_dtype": "bf16"}),
+    Case(code="W102", option="torch_dtype", words="this CPU has no instructions",
+         facts=facts(cuda=False, has_bfloat16=False), options={"torch_dtype": "bf16"}),
+    Case(code="E116", option="report_to", words="report_to needs wandb",
+         facts=facts(missing_packages=(("report_to", "wandb"),)), options={"report_to": ["wandb"]}),
+    Case(code="W109", option="apply_chat_template", words="holds text", facts=facts(prompts_are_text=True)),
+    Case(code="W112", option="learning_rate", words="is 1e-06 and the model has 0.83 M parameters",
+         facts=facts(num_parameters=831_000)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_messages(case: Case) -> None:
+    assert_says(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fixes_mend(case: Case) -> None:
+    assert_fixes_mend(case)
+
+
+def test_the_nearest_name_takes_the_place_of_a_misspelt_one() -> None:
+    given = facts(**unmatched("q_pro", "q_proj", "o_proj"))
+    assert edits_of(one(given, **LORA, target_modules=["v_proj", "q_pro"])) == [
+        {"target_modules": ["v_proj", "q_proj"]},
+        {"target_modules": ["all-linear"]},
+    ]
+    saved = facts(**unmatched("lm_haed", "lm_head"))
+    assert edits_of(one(saved, **LORA, modules_to_save=["lm_haed"])) == [{"modules_to_save": ["lm_head"]}, {}]
+
+
+SHAPES = ModelShapes(
+    tensors={
+        "model.embed_tokens.weight": (320, 64),
+        "model.layers.0.self_attn.q_proj.weight": (64, 64),
+        "model.layers.0.self_attn.v_proj.weight": (32, 64),
+        "model.norm.weight": (64,),
+    },
+    vocab_size=320,
+    tied=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("targets", "saved", "num_problems"),
+    [
+        (["q_pro"], [], 1),
+        (["q_proj", "v_prj"], [], 1),
+        (["q_pro", "v_prj"], [], 2),
+        (["xyz"], [], 1),
+        (["lm_head"], [], 1),
+        (["q_proj", "norm"], [], 1),
+        (["all-linear", "q_proj"], [], 1),
+        (["q_proj"], ["nrm"], 1),
+        (["q_proj"], ["lm_head"], 1),
+        (["q_proj"], ["lm_head", "norm"], 1),
+    ],
+)
+def test_targets_of_a_fix_fit_the_model(targets: list[str], saved: list[str], num_problems: int) -> None:
+    def said(**options: Any) -> list[Any]:
+        asked = config(**{**LORA, **options})
+        settings = LoraSettings(
+            rank=8,
+            alpha=16,
+            target_modules=tuple(asked.target_modules),
+            modules_to_save=tuple(asked.modules_to_save),
+        )
+        on_model = facts_of(SHAPES, settings)
+        near = tuple(TargetFacts(target=n, nearest=names) for n, names in on_model.unmatched.items())
+        refused = tuple(on_model.refused.items())
+        return found(facts(unmatched_targets=near, untrainable_targets=refused), **{**LORA, **options})
+
+    options = {"target_modules": targets, "modules_to_save": saved}
+    problems = said(**options)
+    assert [p.code for p in problems] == ["E317"] * num_problems
+    for problem in problems:
+        for edits in edits_of(problem):
+            if edits:
+                # What is left is said of other names.
+                again = [p.seen for p in said(**{**options, **edits})]
+                assert len(again) < num_problems
+                assert set(again) <= {p.seen for p in problems} - {problem.seen}
+
+
+def test_code_of_a_model_needs_a_full_commit_unless_it_lies_here() -> None:
+    trusted = {"trust_remote_code": True, "model": "org/model"}
+    assert found(**trusted, model_revision=COMMIT) == []
+    assert one(**trusted, model_revision=COMMIT[:12]).code == "E115"
+    for local in ("/models/m", "./m", "../m", "~/m", "quickstart"):
+        assert found(**{**trusted, "model": local}) == []
+    # A directory, though its path looks like an id of a hub.
+    assert found(facts(model_dir="org/model"), **trusted) == []
+
+
+def test_adapter_options_are_silent_with_adapters() -> None:
+    options = {"modules_to_save": ["lm_head"], "use_rslora": True, "use_dora": True}
+    assert found(**LORA, **options) == []
+    assert [p.option for p in found(**options)] == ["modules_to_save", "use_rslora", "use_dora"]
+
+
+def test_data_types_that_the_device_has() -> None:
+    for wanted in ("auto", "float32", "bfloat16"):
+        assert found(torch_dtype=wanted) == []
+    assert found(facts(cuda=False, has_bfloat16=True), torch_dtype="bf16") == []
+    assert found(facts(cuda=False, has_bfloat16=False), torch_dtype="auto") == []
+
+
+def test_what_is_not_known_of_the_device_is_not_said() -> None:
+    assert found(facts(cuda=True, has_bfloat16=None), torch_dtype="bf16") == []
+    assert found(facts(cuda=None, has_bfloat16=None), torch_dtype="bf16") == []
+    assert found(facts(cuda=False, has_bfloat16=None), torch_dtype="bf16") == []
+
+
+def test_every_missing_package_is_named() -> None:
+    both = (("report_to", "wandb"), ("report_to", "mlflow"))
+    problems = found(facts(missing_packages=both), report_to=["wandb", "mlflow"])
+    assert [p.fixes[0].text for p in problems] == ["`pip install wandb`", "`pip install mlflow`"]
+
+
+def test_plain_prompts() -> None:
+    assert found(facts(prompts_are_text=True, has_chat_template=False)) == []
+    assert found(facts(prompts_are_text=True), apply_chat_template=True) == []
+
+
+@pytest.mark.parametrize(
+    ("num_parameters", "rate", "is_said"),
+    [
+        (49_999_999, 1e-6, True),
+        (50_000_000, 1e-6, False),
+        (831_000, 9.9e-6, True),
+        (831_000, 1e-5, False),
+        (None, 1e-6, False),
+    ],
+)
+def test_small_models(num_parameters: int | None, rate: float, is_said: bool) -> None:
+    said = [p.code for p in found(facts(num_parameters=num_parameters), learning_rate=rate)]
+    assert said == (["W112"] if is_said else [])

@@ -1,0 +1,207 @@
+"""What is said of length, processes, directories, resuming, replaying and the disk."""
+
+from typing import Any
+
+import pytest
+from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
+
+from covey.config.schema import OPTIONS
+from covey.plan import ResumeFacts
+from covey.plan.check_run import FREE_ON_RESUME, protected_changes
+from covey.plan.disk import disk_plan
+
+RESUME = {"resume_from_checkpoint": "latest"}
+GB = 10**9
+
+
+def resumed(*changes: tuple[str, Any, Any]) -> ResumeFacts:
+    return ResumeFacts(path="runs/a", step=5, config_changes=changes)
+
+
+CASES = [
+    Case(code="E209", option="nproc_per_node", words="shows 8 GPUs", options={"nproc_per_node": 9}),
+    Case(code="W101", option="nproc_per_node", words="2 cores",
+         facts=facts(cuda=False, nproc_available=2), options={"nproc_per_node": 4}),
+    Case(code="E210", option="num_train_epochs",
+         words="is 0.01 of 100 prompts, less than one rollout of 8 prompts",
+         facts=facts(num_prompts=100), options={"num_train_epochs": 0.01}),
+    Case(code="W107", option="warmup_steps", words="has 125 optimizer steps",
+         options={"warmup_steps": 500, "lr_scheduler_type": "cosine"}),
+    Case(code="W107", option="warmup_steps", words="is 5 and the run has 5 optimizer steps",
+         options={"warmup_steps": 5, "max_steps": 5, "lr_scheduler_type": "linear"}),
+    Case(code="E401", option="output_dir", words="already holds a run", facts=facts(output_dir_state="run")),
+    Case(code="E402", option="output_dir", words="no run", facts=facts(output_dir_state="not_empty")),
+    Case(code="E403", option="output_dir", words="cannot be written",
+         facts=facts(output_dir_state="not_writable")),
+    Case(code="E404", option="resume_from_checkpoint", words="runs/a: no checkpoint in it",
+         facts=facts(resume=ResumeFacts(path="runs/a", problem="no checkpoint in it")), options=RESUME),
+    Case(code="E405", option="resume_from_checkpoint", words="learning_rate 1e-05 -> 2e-06",
+         facts=facts(resume=resumed(("learning_rate", 1e-5, 2e-6))),
+         options={**RESUME, "learning_rate": 2e-6}),
+    Case(code="E405", option="resume_from_checkpoint",
+         words="columns None -> {'q': 'question'}, dataset a.jsonl b.jsonl -> train.jsonl.",
+         facts=facts(resume=resumed(("columns", None, {"q": "question"}),
+                                    ("dataset", ["a.jsonl", "b.jsonl"], ["train.jsonl"]))),
+         options={**RESUME, "columns": {"q": "question"}}),
+    Case(code="E406", option="replay_rollouts", words="x: no rollout",
+         facts=facts(replay_problem="no rollout-*.jsonl in it"), options={"replay_rollouts": "x"}),
+    Case(code="E407", option="save_total_limit",
+         words="2 checkpoints and the next one take 2.25 GB; 2 GB are free",
+         facts=facts(free_disk_bytes=2 * GB + 5)),
+    Case(code="E407", option="save_total_limit", words="1 checkpoint and the next one take 2 GB; 1 GB are",
+         facts=facts(free_disk_bytes=GB), options={"save_total_limit": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_messages(case: Case) -> None:
+    assert_says(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fixes_mend(case: Case) -> None:
+    assert_fixes_mend(case)
+
+
+def test_fixes_of_directories() -> None:
+    held = facts(output_dir_state="run")
+    assert edits_of(one(held, output_dir="runs/a-007/")) == [
+        {"resume_from_checkpoint": "latest"},
+        {"output_dir": "runs/a-008"},
+        {"overwrite_output_dir": True},
+    ]
+    assert one(held, output_dir="runs/a").fixes[1].edits == {"output_dir": "runs/a-002"}
+    assert one(held, output_dir="runs/a-999").fixes[1].edits == {"output_dir": "runs/a-1000"}
+    assert found(held, overwrite_output_dir=True) == []
+    assert found(held, resume_from_checkpoint="latest") == []
+    # Files of somebody else's are not deleted for the asking.
+    other = facts(output_dir_state="not_empty")
+    assert one(other, overwrite_output_dir=True).code == "E402"
+
+
+def test_processes_that_nobody_counted_are_not_too_many() -> None:
+    assert found(facts(nproc_available=None), nproc_per_node=64) == []
+    assert found(facts(cuda=None), nproc_per_node=64) == []
+    assert found(nproc_per_node=8) == []
+    assert edits_of(one(nproc_per_node=9)) == [{"nproc_per_node": 8}]
+    assert edits_of(one(facts(nproc_available=0), nproc_per_node=1)) == []
+
+
+# W whole, M reduced; a run with save_total_limit 2 takes 2 W + M at its peak.
+@pytest.mark.parametrize(
+    ("free", "options", "fixes"),
+    [
+        # one byte short of 4 + 4 + 1
+        (9 * GB - 1, {}, [
+            {"save_total_limit": 1},
+            {"save_only_model": True},
+            {"save_total_limit": 1, "save_only_model": True},
+        ]),
+        (8 * GB, {}, [
+            {"save_total_limit": 1},
+            {"save_only_model": True},
+            {"save_total_limit": 1, "save_only_model": True},
+        ]),
+        # 4 + 4 does not fit, 1 + 1 + 1 does
+        (8 * GB - 1, {}, [{"save_only_model": True}, {"save_total_limit": 1, "save_only_model": True}]),
+        (3 * GB, {}, [{"save_only_model": True}, {"save_total_limit": 1, "save_only_model": True}]),
+        (3 * GB - 1, {}, [{"save_total_limit": 1, "save_only_model": True}]),
+        (2 * GB, {}, [{"save_total_limit": 1, "save_only_model": True}]),
+        (2 * GB - 1, {}, []),
+        # what is typed already is no way out
+        (7 * GB, {"save_total_limit": 1}, [{"save_only_model": True}]),
+        (2 * GB, {"save_total_limit": 1}, [{"save_only_model": True}]),
+    ],
+)  # fmt: skip
+def test_fixes_of_the_disk_fit(free: int, options: dict[str, Any], fixes: list[dict[str, Any]]) -> None:
+    given = facts(checkpoint_bytes=4 * GB, model_bytes=GB, free_disk_bytes=free)
+    *shown, directory = edits_of(one(given, **options))
+    assert (shown, directory) == (fixes, {})
+    for edits in shown:
+        peak = disk_plan(config(**{**options, **edits}), given).peak_bytes
+        assert peak is not None and peak <= free
+
+
+def test_a_disk_of_just_the_size_is_enough() -> None:
+    given = facts(checkpoint_bytes=4 * GB, model_bytes=GB, free_disk_bytes=9 * GB)
+    assert found(given) == []
+    # The best checkpoint stays beside the newest.
+    assert one(given, val_dataset=["v.jsonl"]).seen.startswith("3 checkpoints and the next one take 10 GB")
+    assert found(facts(free_disk_bytes=None)) == []
+    assert found(facts(model_bytes=None, free_disk_bytes=1)) == []
+
+
+def resume_changes(*changes: tuple[str, Any, Any], **options: Any) -> set[str]:
+    return {name for name, _, _ in protected_changes(config(**options), changes)}
+
+
+def test_options_free_on_resume_are_options() -> None:
+    assert set(OPTIONS) >= FREE_ON_RESUME
+
+
+def test_what_may_change_on_resume() -> None:
+    free = [
+        ("logging_steps", 1, 5),
+        ("save_steps", 5, 100),
+        ("output_dir", "a", "b"),
+        ("rollout_log", "all", 2),
+        ("val_dataset", [], ["v.jsonl"]),
+        ("eval_strategy", "no", "steps"),
+        ("report_to", ["none"], ["wandb"]),
+        ("gradient_checkpointing", False, True),
+        ("reward_workers", 2, 8),
+        ("reward_timeout_s", 60.0, 5.0),
+        ("max_minutes", None, 30.0),
+    ]
+    assert resume_changes(*free) == set()
+    protected = [
+        ("temperature", 0.9, 1.0),
+        ("seed", 1, 42),
+        ("dataset", ["a"], ["b"]),
+        ("engine", "generate", "native"),
+        ("tuner_type", "lora", "full"),
+        ("lora_alpha", 16.0, 32.0),
+        ("target_modules", ["q_proj"], ["all-linear"]),
+        ("system", None, "r1"),
+        ("chat_template", None, "chatml"),
+        ("columns", None, {"q": "question"}),
+        ("split_dataset_ratio", 0.0, 0.1),
+        ("interleave_prob", [], [0.5, 0.5]),
+        ("truncation_strategy", "delete", "left"),
+        ("reward_weights", [1.0], [2.0]),
+        ("max_length", None, 64),
+        ("torch_dtype", "float32", "bfloat16"),
+    ]
+    assert resume_changes(*free, *protected) == {name for name, _, _ in protected}
+
+
+def test_a_run_is_lengthened_only_where_the_learning_rate_does_not_depend_on_it() -> None:
+    longer = ("max_steps", 100, 200)
+    assert resume_changes(longer, max_steps=200) == set()
+    constant = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5}
+    assert resume_changes(longer, max_steps=200, **constant) == set()
+    assert resume_changes(longer, max_steps=200, lr_scheduler_type="linear") == {"max_steps"}
+    ratio = {"lr_scheduler_type": "constant_with_warmup", "warmup_ratio": 0.1}
+    assert resume_changes(longer, max_steps=200, **ratio) == {"max_steps"}
+
+
+def test_the_same_step_may_be_split_otherwise() -> None:
+    b, a, s = "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"
+    options = {b: 4, a: 16, s: 16}
+    assert resume_changes((b, 8, 4), (a, 8, 16), (s, 8, 16), **options) == set()
+    assert resume_changes((b, 8, 4), (a, 16, 16), (s, 16, 16), **options) == {b, a, s}
+    assert resume_changes(("nproc_per_node", 2, 1), (a, 8, 16), (s, 8, 16), **options) == set()
+    assert resume_changes((a, 8, 16), **options) == {a}
+
+
+def test_changes_are_allowed_by_name() -> None:
+    changed = facts(resume=resumed(("seed", 1, 42)))
+    assert edits_of(one(changed, **RESUME)) == [{"seed": 1}, {"allow_changes": True}]
+    assert found(changed, **RESUME, allow_changes=True) == []
+
+
+def test_a_start_anew_is_no_fault() -> None:
+    assert found(resume_from_checkpoint="auto") == []
+    assert found(facts(resume=resumed()), **RESUME) == []
+    # A directory that cannot be written is a fault whatever is resumed.
+    assert one(facts(output_dir_state="not_writable"), **RESUME).code == "E403"
