@@ -2,7 +2,7 @@
 
 A document's blocks run in order in one process and one temporary directory: Python blocks share a namespace,
 and lines of shell blocks that begin with `covey` are run as commands. What a console block shows after a
-command has to be in its output, in this order; a line of three dots stands for anything. A comment in front of
+command has to be in its output, in this order; a line of three dots stands for anything. A comment before
 a block says that it is something else:
 
     <!-- file: PATH -->     a file of the repository, whole

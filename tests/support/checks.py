@@ -124,6 +124,10 @@ def gathered_anew(given: Facts, before: Config, after: Config) -> Facts:
         changed["mentions_format"] = True
     if after.apply_chat_template:
         changed["prompts_are_text"] = False
+    if after.columns != before.columns:
+        columns = tuple((after.columns or {}).get(name, name) for name in given.columns or ())
+        missing = tuple(m for m in given.missing_columns or () if m.column not in columns)
+        changed |= {"columns": columns, "missing_columns": missing}
     if after.output_dir != before.output_dir:
         changed["output_dir_state"] = "free"
     return replace(given, **changed)
@@ -139,14 +143,17 @@ def _resume(given: ResumeFacts | None, before: Config, after: Config) -> ResumeF
 def _lengths(given: Facts, before: Config, after: Config) -> dict[str, Any]:
     """Prompts that are left out under other limits; the data is one prompt of each length up to the
     longest."""
-    limits = [
-        c.max_length if c.max_length is not None else (given.model_context or 0) - c.max_completion_length
-        for c in (before, after)
-    ]
+    limit = _limit(given, after)
     longest = given.longest_prompt_in_data
-    if limits[0] == limits[1] or longest is None:
+    if limit == _limit(given, before) or longest is None:
         return {}
-    if longest > limits[1]:
-        return {"longest_prompt": limits[1]}
+    if limit is not None and longest > limit:
+        return {"longest_prompt": limit}
     num_prompts = (given.num_prompts or 0) + (given.num_prompts_too_long or 0)
     return {"longest_prompt": longest, "num_prompts": num_prompts, "num_prompts_too_long": 0}
+
+
+def _limit(given: Facts, asked: Config) -> int | None:
+    if asked.max_length is not None or given.model_context is None:
+        return asked.max_length
+    return given.model_context - asked.max_completion_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from covey.plan.words import flags, wrapped
+from covey.plan.words import flags, sentence, wrapped
 from covey.types import Finding, Fix, Problem, Severity
 
 _LABEL = 7
@@ -54,14 +54,15 @@ def _finding(found: Finding) -> Iterator[Line]:
 
 
 def _parts(seen: str, why: str, cause: str, fixes: Sequence[Fix]) -> Iterator[Line]:
-    yield "", _labelled("seen", seen)
+    yield "", _labelled("seen", sentence(seen))
     yield "", _labelled("why", why)
     if cause:
         yield "", _labelled("cause", cause)
     for number, fix in enumerate(fixes):
         label = ("type" if fix.edits else "do") if number == 0 else "or"
         if fix.edits:
-            yield "bold green", _labelled(label, flags(fix.edits))
+            # In one line, so that it can be copied.
+            yield "bold green", f"  {label:<{_LABEL}}{flags(fix.edits)}"
             yield "", _labelled("", fix.text)
         else:
             yield "", _labelled(label, fix.text)

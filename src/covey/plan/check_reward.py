@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from covey.config.names import nearest
 from covey.config.schema import Config
@@ -22,12 +27,12 @@ _FAULTS: Mapping[RewardFault, tuple[str, str, str]] = {
     "load": (
         "E314",
         "A misspelt name, a file from another directory, or an import that fails here.",
-        "`python FILE.py` shows the same error; rewards are written as FILE.py:NAME or package.module.NAME",
+        "rewards are written as FILE.py:NAME or package.module.NAME",
     ),
     "signature": (
         "E315",
         "The function was written for another data set, or a column has another name there.",
-        "rename a column with --columns, or give the argument a default or the function **kwargs",
+        "rename a column with --columns, or give the argument a default",
     ),
     "trial": (
         "E316",
@@ -36,31 +41,146 @@ _FAULTS: Mapping[RewardFault, tuple[str, str, str]] = {
     ),
 }
 
+# (words of the fault, likely cause, what to do), the first that fits; FILE stands for the user's file.
+_SPECIAL: Mapping[RewardFault, tuple[tuple[str, str, str], ...]] = {
+    "unknown": ((" is a file;", "A file may hold several functions.", "write FILE:NAME, with a colon"),),
+    "load": (
+        (
+            "there is no file",
+            "A misspelt path, or one relative to another directory.",
+            "`ls DIRECTORY` shows what is there",
+        ),
+        (
+            "ModuleNotFoundError",
+            "A package of another environment, or a file of yours that is not beside this one.",
+            "`python FILE` shows the same; `pip install` what it needs into the environment of covey",
+        ),
+        ("cannot be imported", "An error in the file.", "`python FILE` shows the same error with its place"),
+    ),
+    "trial": (
+        (
+            "value",
+            "The function is given lists, one entry per completion, and gives one number for each.",
+            "return [score(c) for c in completions]; None for a completion that it has no word on",
+        ),
+        (
+            "gave nan",
+            "A division by zero, a logarithm of zero, or a judge that gave no answer.",
+            "mend the function, or return None where it has no word on a completion",
+        ),
+        (
+            "is due",
+            "The function is given lists, one entry per completion, and gives one number for each.",
+            "return [score(c) for c in completions], each a number; None where it has no word",
+        ),
+    ),
+}
+_NOT_THERE = re.compile(r"demands (\w+), which is no column")
+_NEAREST_NAME = re.compile(r"has no \S+; the nearest name is (\w+)")
+_GOLD_NAMES = ("ground_truth", "gold", "label", "target", "reference", "answer", "solution")
+
 
 def reward_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts say against the rewards."""
     return [
-        *(_faulty(config, fault, facts.rewards_available or ()) for fault in facts.faulty_rewards),
+        *(_faulty(config, facts, fault) for fault in _once_each(facts.faulty_rewards)),
+        *_twice(config),
         *_weights(config),
         *_golds(config, facts.golds),
         *_unasked_format(config, facts),
     ]
 
 
-def _faulty(config: Config, fault: FaultyReward, available: tuple[str, ...]) -> Problem:
+def _once_each(faults: Sequence[FaultyReward]) -> list[FaultyReward]:
+    """Return the faults, those that both rows of the trial show as one."""
+    kept: list[FaultyReward] = []
+    for fault in faults:
+        said = fault.words.partition(_EMPTY)[2]
+        last = kept[-1] if kept else None
+        if said and last and last.kind == "trial" and last.name == fault.name and last.words.endswith(said):
+            both = f"{last.words.removesuffix(said).removesuffix(': ')}, and{_EMPTY}{said}"
+            kept[-1] = replace(last, words=both)
+        else:
+            kept.append(fault)
+    return kept
+
+
+_EMPTY = " with an empty completion: "
+
+
+def _faulty(config: Config, facts: Facts, fault: FaultyReward) -> Problem:
     code, cause, advice = _FAULTS[fault.kind]
+    name, words = _as_typed(config, fault)
+    file = name.partition(".py:")[0] + ".py" if ".py:" in name else name
+    for needle, special, instead in _SPECIAL.get(fault.kind, ()):
+        if needle in words:
+            directory = shlex.quote(os.path.dirname(file) or ".")
+            cause, advice = special, instead.replace("DIRECTORY", directory).replace("FILE", file)
+            break
     fixes = [Fix(text=advice)]
-    near = nearest(fault.name, available) if fault.kind == "unknown" else None
+    fixes[:0] = _typed_fixes(config, facts, fault)
+    option = "reward_funcs" if name in config.reward_funcs else "external_plugins"
+    if fault.kind == "unknown":
+        words = words.partition("; a function of yours")[0]
+    is_named = name in words and not words.startswith("there is no file")
+    return problem(code, option, words if is_named else f"{name}: {words}", cause, *fixes)
+
+
+def _as_typed(config: Config, fault: FaultyReward) -> tuple[str, str]:
+    """Return name and words of a fault with paths as the user wrote them."""
+    files = [entry.partition(".py:")[0] + ".py" for entry in config.reward_funcs if ".py:" in entry]
+    name, words = fault.name, fault.words
+    for file in (*files, *config.external_plugins):
+        whole = os.path.abspath(os.path.expanduser(file))
+        name, words = (file if name == whole else name), words.replace(whole, file)
+    return name, words
+
+
+def _typed_fixes(config: Config, facts: Facts, fault: FaultyReward) -> list[Fix]:
+    """Return the fixes that are option values: the nearest name, or a renamed column."""
+    near = None
+    if fault.kind == "unknown":
+        near = nearest(fault.name, facts.rewards_available or ())
+    elif fault.kind == "load" and (found := _NEAREST_NAME.search(fault.words)):
+        near = f"{fault.name.rpartition(':')[0]}:{found[1]}" if ".py:" in fault.name else None
     if near is not None:
-        edits = {"reward_funcs": [near if n == fault.name else n for n in config.reward_funcs]}
-        fixes.insert(0, Fix(text=f"the nearest is {near}", edits=edits))
-    option = "reward_funcs" if fault.name in config.reward_funcs else "external_plugins"
-    return problem(code, option, f"{fault.name}: {fault.words}", cause, *fixes)
+        names = list(dict.fromkeys(near if n == fault.name else n for n in config.reward_funcs))
+        return [Fix(text=f"the nearest is {near}", edits={"reward_funcs": names})]
+    lacking = _NOT_THERE.search(fault.words) if fault.kind == "signature" else None
+    gold = next((name for name in _GOLD_NAMES if name in (facts.columns or ())), None)
+    if lacking is None or gold is None or lacking[1] not in _GOLD_NAMES or len(config.reward_funcs) > 1:
+        return []
+    columns = {old: new for old, new in (config.columns or {}).items() if new != gold}
+    source = next((old for old, new in (config.columns or {}).items() if new == gold), gold)
+    text = f"call the column {gold} {lacking[1]}, as the function does"
+    return [Fix(text=text, edits={"columns": {**columns, source: lacking[1]}})]
+
+
+def _twice(config: Config) -> list[Problem]:
+    names = list(dict.fromkeys(config.reward_funcs))
+    again = [name for name in names if config.reward_funcs.count(name) > 1]
+    if not again:
+        return []
+    edits: dict[str, Any] = {"reward_funcs": names}
+    if len(config.reward_weights) == len(config.reward_funcs):
+        pairs = list(zip(config.reward_funcs, config.reward_weights, strict=True))
+        edits["reward_weights"] = [sum(w for n, w in pairs if n == name) for name in names]
+    else:
+        edits["reward_weights"] = [1.0] * len(names)
+    return [
+        problem(
+            "E307",
+            "reward_funcs",
+            f"{', '.join(again)} {'is' if len(again) == 1 else 'are'} named more than once.",
+            "A slip of the hand; how much a reward counts is said by its weight.",
+            Fix(text="each reward once, with the same total", edits=edits),
+        )
+    ]
 
 
 def _weights(config: Config) -> list[Problem]:
     funcs, weights = config.reward_funcs, config.reward_weights
-    if not funcs:
+    if len(set(funcs)) < len(funcs) or not funcs:
         return []
     ones = Fix(text="every reward counts the same", edits={"reward_weights": [1.0] * len(funcs)})
     if len(weights) != len(funcs):
@@ -82,7 +202,10 @@ def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
         return []
     share = golds.num_bad / golds.num_checked
     too_many = share > config.max_bad_gold
-    shown = "; ".join(f"row {row}: {text[:60]!r} ({why})" for row, text, why in golds.examples)
+    shown = "; ".join(
+        f"row {row}: {text[:60]!r} ({why})" if text else f"row {row}: {why}"
+        for row, text, why in golds.examples
+    )
     fixes = [
         Fix(text='mend these rows, or name the column with the answers: --columns \'{"NAME": "solution"}\'')
     ]
@@ -96,7 +219,9 @@ def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
             "E310" if too_many else "W111",
             "max_bad_gold",
             f"{golds.num_bad:,} of {golds.num_checked:,} gold answers cannot be read ({share:.1%}). {shown}.",
-            "Another column holds the answers, or solutions that end without one.",
+            "Another column holds the answers, or solutions that end without one."
+            if any(text for _, text, _ in golds.examples) or not golds.examples
+            else "Rows without an answer, or another column holds it.",
             *fixes,
         )
     ]

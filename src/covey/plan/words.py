@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import textwrap
 from collections.abc import Mapping
@@ -18,21 +20,33 @@ def flags(edits: Mapping[str, Any]) -> str:
     return " ".join(_flag(name, value) for name, value in edits.items())
 
 
+# What is to be typed as it stands: commands in backticks, JSON in quotes.
+_WHOLE = re.compile(r"`[^`]*`|'\{.*?\}'")
+
+
 def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
-    """Return text wrapped at `width` columns, each line behind `indent`."""
-    return textwrap.fill(
-        text,
+    """Return text wrapped at `width` columns, each line behind `indent`; no command in it is broken."""
+    # textwrap breaks at spaces, and not at the no-break spaces that stand for those of a command.
+    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\xa0"), text)
+    lines = textwrap.fill(
+        whole,
         width,
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return lines.replace("\xa0", " ")
+
+
+def sentence(text: str) -> str:
+    """Return a text with a full stop where it ends in a word, a number, a quotation mark or a bracket."""
+    return text if not text or text.endswith((".", "!", "?", ":", "…")) else f"{text}."
 
 
 def note_lines(problem: Problem) -> list[str]:
     """Return a warning or a note as a few lines: code, what was seen, and the first way out."""
-    text = f"{problem.seen} {problem.why}"
+    text = f"{sentence(problem.seen)} {problem.why}"
     lines = wrapped(text, " " * _NOTE).splitlines()
     lines[0] = f"{problem.code:<{_NOTE}}{lines[0].lstrip()}"
     for fix in problem.fixes[:1]:
@@ -51,4 +65,6 @@ def _flag(name: str, value: Any) -> str:
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return json.dumps(value, ensure_ascii=False)
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

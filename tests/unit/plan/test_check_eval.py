@@ -59,7 +59,7 @@ def test_both_that_need_an_evaluation_are_named() -> None:
 
 
 def test_names_of_metrics() -> None:
-    alone = metric_names(config(), ["gsm8k"])
+    alone = metric_names(config(), facts(**ONE))
     assert alone == [
         "eval_reward",
         "eval_reward_std",
@@ -72,7 +72,7 @@ def test_names_of_metrics() -> None:
         "eval_rewards/accuracy/mean",
         "eval_rewards/accuracy/std",
     ]
-    several = metric_names(config(), ["gsm8k", "math"])
+    several = metric_names(config(), facts(**SETS))
     assert several[:10] == alone
     assert several[10] == "eval_gsm8k_reward"
     assert several[-1] == "eval_math_rewards/accuracy/std"

@@ -118,7 +118,14 @@ def _with_sizes(facts: Facts, config: Config, directory: Path) -> Facts:
     settings = lora_settings(config)
     found = None if settings is None else facts_of(shapes, settings)
     count = sum(_numel(shape) for shape in shapes.tensors.values())
-    sizes = checkpoint_sizes(config, directory, shapes, found, has_bfloat16=bool(facts.cuda))
+    sizes = checkpoint_sizes(
+        config,
+        directory,
+        shapes,
+        found,
+        num_processes=facts.num_processes,
+        has_bfloat16=bool(facts.cuda),
+    )
     facts = replace(
         facts,
         num_parameters=count,

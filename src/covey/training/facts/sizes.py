@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from covey.models.adapter_shapes import LoraFacts, ModelShapes
 
 _ADAM_BYTES = 8
 _FLOAT_BYTES = 4
-# What lies beside the tensors: configurations, the manifest, counters, generators.
-_SMALL_FILES = 12_000
-_HEADER_PER_TENSOR = 100
+# What lies beside the tensors: configurations, the manifest of the model, counters and a generator a rank.
+_MODEL_FILES = 2_100
+_STATE_FILES = 700
+_GENERATOR_BYTES = 10_130
+# Of a tensor a header has the name, and some 60 bytes of dtype, shape and place.
+_ENTRY_BYTES = 62
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
 
 
@@ -26,27 +30,51 @@ class CheckpointSizes:
 
 
 def checkpoint_sizes(
-    config: Config, directory: Path, shapes: ModelShapes, lora: LoraFacts | None, *, has_bfloat16: bool
+    config: Config,
+    directory: Path,
+    shapes: ModelShapes,
+    lora: LoraFacts | None,
+    *,
+    num_processes: int,
+    has_bfloat16: bool,
 ) -> CheckpointSizes:
     """What one checkpoint of this configuration takes; `has_bfloat16` is what torch_dtype auto goes by."""
     is_low = config.torch_dtype == "bfloat16" or (config.torch_dtype == "auto" and has_bfloat16)
     held = 2 if is_low else _FLOAT_BYTES
-    total = sum(math.prod(shape) for shape in shapes.tensors.values())
-    tensors = len(shapes.tensors)
     if lora is None:
-        model = held * total + _HEADER_PER_TENSOR * tensors
-        trained, with_masters = total, total if is_low else 0
+        trained = sum(math.prod(shape) for shape in shapes.tensors.values())
+        saved_names = trained_names = list(shapes.tensors)
+        tensors, low = held * trained, trained if is_low else 0
     else:
         # Adapters are float32 whatever the base computes in; whole copies follow the rule of full training.
-        model = _FLOAT_BYTES * lora.num_lora + held * lora.num_saved
-        tensors = 2 * len(lora.targets) + len(lora.saved)
-        model += 2 * _HEADER_PER_TENSOR * tensors
-        trained, with_masters = lora.num_lora + lora.num_saved, lora.num_saved if is_low else 0
-    model += _SMALL_FILES + sum(f.stat().st_size for f in _text_files(directory))
+        trained, low = lora.num_lora + lora.num_saved, lora.num_saved if is_low else 0
+        tensors = _FLOAT_BYTES * lora.num_lora + held * lora.num_saved
+        saved_names = _adapter_names(
+            lora, config, "base_model.model.{}.{}.weight", "base_model.model.{}.weight"
+        )
+        trained_names = _adapter_names(
+            lora, config, "{}.{}.default.weight", "{}.modules_to_save.default.weight"
+        )
+    model = tensors + _header(saved_names) + _MODEL_FILES
+    model += sum(f.stat().st_size for f in _text_files(directory))
     if config.save_only_model:
         return CheckpointSizes(whole=model, model=model)
-    state = _ADAM_BYTES * trained + _FLOAT_BYTES * with_masters + 3 * _HEADER_PER_TENSOR * tensors
-    return CheckpointSizes(whole=model + state, model=model)
+    keys = [f"{kind}/model.{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in trained_names]
+    state = _ADAM_BYTES * trained + _FLOAT_BYTES * (low + len(trained_names)) + _header(keys)
+    listed = sum(len(key) + 4 for key in keys)
+    return CheckpointSizes(
+        whole=model + state + listed + _STATE_FILES + num_processes * _GENERATOR_BYTES, model=model
+    )
+
+
+def _header(names: Sequence[str]) -> int:
+    """Bytes of the header of a safetensors file with tensors of these names."""
+    return sum(len(name) + _ENTRY_BYTES for name in names)
+
+
+def _adapter_names(lora: LoraFacts, config: Config, matrix: str, copy: str) -> list[str]:
+    kinds = ["lora_A", "lora_B", *(["lora_magnitude_vector"] if config.use_dora else [])]
+    return [matrix.format(m, k) for m in lora.targets for k in kinds] + [copy.format(m) for m in lora.saved]
 
 
 def _text_files(directory: Path) -> set[Path]:
