@@ -116,17 +116,26 @@ def gathered_anew(given: Facts, before: Config, after: Config) -> Facts:
         "unmatched_targets": tuple(f for f in given.unmatched_targets if f.target in names),
         "untrainable_targets": tuple(t for t in given.untrainable_targets if t[0] in names),
         "resume": _resume(given.resume, before, after),
+        "dataset_unreadable": tuple(
+            f for f in given.dataset_unreadable or () if {*before.dataset} == {*after.dataset}
+        ),
         **_lengths(given, before, after),
     }
     if (after.model, after.chat_template) != (before.model, before.chat_template):
         changed |= {"model_problem": None, "model_fault": None}
+    if after.streaming != before.streaming:
+        changed["data_problem"] = None
     if after.system == "r1":
         changed["mentions_format"] = True
     if after.apply_chat_template:
         changed["prompts_are_text"] = False
     if after.columns != before.columns:
-        columns = tuple((after.columns or {}).get(name, name) for name in given.columns or ())
-        missing = tuple(m for m in given.missing_columns or () if m.column not in columns)
+        renamed = {new: old for old, new in (before.columns or {}).items()}
+        in_data = [renamed.get(name, name) for name in given.columns or ()]
+        assert set(after.columns or {}) <= set(in_data), "a column that is not there is renamed"
+        columns = tuple((after.columns or {}).get(name, name) for name in in_data)
+        lacking = given.missing_columns or ()
+        missing = tuple(m for m in lacking if not {*m.column.split(" or ")} & {*columns})
         changed |= {"columns": columns, "missing_columns": missing}
     if after.output_dir != before.output_dir:
         changed["output_dir_state"] = "free"

@@ -32,8 +32,7 @@ def eval_problems(config: Config, facts: Facts) -> list[Problem]:
                 f"eval_strategy is {config.eval_strategy} and there is nothing to evaluate on.",
                 "The set to evaluate on was left out.",
                 Fix(text="a set of its own: --val_dataset FILE"),
-                Fix(text="a share of the training rows", edits={"split_dataset_ratio": 0.05}),
-                Fix(text="no evaluation", edits={"eval_strategy": "no"}),
+                *_ways_out(config),
             )
         )
     if not evaluates:
@@ -41,6 +40,16 @@ def eval_problems(config: Config, facts: Facts) -> list[Problem]:
     elif config.load_best_model_at_end or config.early_stopping_patience is not None:
         problems += _metric(config, facts)
     return problems
+
+
+def _ways_out(config: Config) -> list[Fix]:
+    """The ways to an evaluation, or out of one, that nothing else in the configuration bars."""
+    fixes = []
+    if not config.streaming:
+        fixes.append(Fix(text="a share of the training rows", edits={"split_dataset_ratio": 0.05}))
+    if not _needing(config):
+        fixes.append(Fix(text="no evaluation", edits={"eval_strategy": "no"}))
+    return fixes
 
 
 def _needing(config: Config) -> list[str]:

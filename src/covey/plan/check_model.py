@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
@@ -71,7 +72,7 @@ def model_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts say against the model and how it is to be trained."""
     return [
         *_model(config, facts),
-        *_remote_code(config),
+        *_remote_code(config, facts),
         *_targets(config, facts),
         *_adapter_options(config),
         *_device(config, facts),
@@ -89,10 +90,11 @@ def _model(config: Config, facts: Facts) -> list[Problem]:
     return [problem(code, option, f"{config.model}: {facts.model_problem}", cause, *fixes)]
 
 
-def _remote_code(config: Config) -> list[Problem]:
+def _remote_code(config: Config, facts: Facts) -> list[Problem]:
     if not config.trust_remote_code or _COMMIT.fullmatch(config.model_revision or ""):
         return []
-    if config.model.startswith(("/", "./", "../", "~")) or config.model == "quickstart":
+    is_here = facts.model_dir is not None and os.path.normpath(config.model) == facts.model_dir
+    if is_here or config.model.startswith(("/", "./", "../", "~")) or config.model == "quickstart":
         return []
     return [
         problem(
@@ -136,14 +138,17 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
     for name, why in facts.untrainable_targets:
         option = "target_modules" if name in config.target_modules else "modules_to_save"
         left = [n for n in getattr(config, option) if n != name]
-        edits = {option: left} if left else {"target_modules": ["all-linear"]}
+        usual = {"target_modules": ["all-linear"]} if option == "target_modules" else {}
+        if name == "all-linear":
+            usual, left = {"target_modules": [name]}, []
+        edits = {option: left} if left else usual
         problems.append(
             problem(
                 "E317",
                 option,
                 f"{option} {name} cannot be trained so: {why}.",
                 "A list of targets from another model, or one that names every layer.",
-                Fix(text="without it", edits=edits),
+                Fix(text="without it" if edits else f"leave out --{option}", edits=edits),
             )
         )
     return problems
@@ -183,7 +188,7 @@ def _device(config: Config, facts: Facts) -> list[Problem]:
         seen = "torch_dtype is bfloat16, and this GPU does not compute in it."
         cause = "A GPU from before 2020, or a command from a newer one."
         return [problem("E319", "torch_dtype", seen, cause, automatic)]
-    if facts.cuda is False and not facts.has_bfloat16:
+    if facts.cuda is False and facts.has_bfloat16 is False:
         seen = "torch_dtype is bfloat16, and this CPU has no instructions for it."
         cause = "A command written for a GPU."
         return [warning("W102", "torch_dtype", seen, cause, automatic)]

@@ -101,6 +101,8 @@ def value_problems(config: Config) -> list[Problem]:
         for name, allowed in _RANGES.items()
         if getattr(config, name) is not None and not allowed.accepts(getattr(config, name))
     ]
+    if config.eval_steps == config.save_steps:
+        problems = [p for p in problems if p.option != "eval_steps"]
     if config.data_seed == config.seed:
         problems = [p for p in problems if p.option != "data_seed"]
     if config.epsilon_high == config.epsilon:

@@ -45,11 +45,12 @@ class DiskPlan:
 
 def disk_plan(config: Config, facts: Facts) -> DiskPlan:
     """Return what the checkpoints of a configuration take."""
-    whole, model = facts.checkpoint_bytes, facts.model_bytes
+    model = facts.model_bytes
+    whole = model if config.save_only_model else facts.checkpoint_bytes
     kept = config.save_total_limit + (config.eval_strategy != "no")
     peak = None
     if whole is not None and model is not None:
-        full = min(kept, 0 if config.save_only_model else config.keep_trainer_state) + _SPARE
+        full = min(kept, config.keep_trainer_state) + _SPARE
         peak = full * whole + (kept + _SPARE - full) * model
     return DiskPlan(
         checkpoint_bytes=whole,

@@ -24,6 +24,30 @@ CASES = [
     Case(code="E303", option="dataset", words="No column solution, which the reward accuracy needs. "
          "There are: prompt, solutions.",
          facts=facts(missing_columns=(SOLUTION,), columns=("prompt", "solutions"))),
+    Case(code="E302", option="val_dataset", words="v.jsonl does not exist",
+         facts=facts(dataset_missing=("v.jsonl",), num_prompts=None),
+         options={"val_dataset": ["test=v.jsonl#50"]}),
+    Case(code="E302", option="dataset", words="a.jsonl has no subsets or splits",
+         facts=facts(dataset_unreadable=(UnreadableFile(path="a.jsonl",
+                                                        words="a.jsonl has no subsets or splits"),)),
+         options={"dataset": ["a.jsonl:main@train#100"]}),
+    Case(code="E302", option="streaming", words="take away --streaming",
+         facts=facts(data_problem="quickstart lies in memory: take away --streaming"),
+         options={"streaming": True, "max_steps": 5}),
+    Case(code="E302", option="val_dataset", words="the set to evaluate on, math, has no usable prompt",
+         facts=facts(data_problem="the set to evaluate on, math, has no usable prompt"),
+         options={"val_dataset": ["math.jsonl"]}),
+    Case(code="E303", option="dataset", words="No column prompt or question, which every prompt needs.",
+         facts=facts(missing_columns=(MissingColumn(column="prompt or question", needed_by="every prompt"),),
+                     columns=("instruction", "solution"))),
+    Case(code="E303", option="dataset", words="There are: prompt, zzz.",
+         facts=facts(missing_columns=(SOLUTION,), columns=("prompt", "zzz"))),
+    Case(code="E303", option="dataset", words="There are: prompt, label.",
+         facts=facts(missing_columns=(SOLUTION,), columns=("prompt", "label")),
+         options={"columns": {"text": "prompt"}}),
+    Case(code="E303", option="dataset", words="There are: prompt, solutions.",
+         facts=facts(missing_columns=(SOLUTION,), columns=("prompt", "solutions")),
+         options={"columns": {"final": "solutions"}}),
     Case(code="E304", option="max_length", words="All 1,000 prompts are longer than max_length 50",
          facts=facts(num_prompts=0, num_prompts_too_long=1000, longest_prompt_in_data=300),
          options={"max_length": 50}),
@@ -94,6 +118,17 @@ def test_each_missing_file_and_column_has_its_own_problem() -> None:
     prompt = MissingColumn(column="prompt", needed_by="every prompt")
     problems = found(facts(missing_columns=(prompt, SOLUTION), columns=("promt", "text")))
     assert [p.fixes[0].text for p in problems] == ["rename promt to prompt", "add a column solution"]
+    # What is typed mends all that can be mended, and keeps what was typed before.
+    given = facts(missing_columns=(prompt, SOLUTION), columns=("promt", "gold", "n"))
+    problems = found(given, columns={"m": "n"})
+    both = {"columns": {"m": "n", "promt": "prompt", "gold": "solution"}}
+    assert [edits_of(p) for p in problems] == [[both], [both]]
+
+
+def test_a_source_keeps_its_name_and_its_number_of_rows() -> None:
+    unread = (UnreadableFile(path="a.jsonl", words="a.jsonl has no subsets or splits"),)
+    problem = one(facts(dataset_unreadable=unread), dataset=["a.jsonl@train#100", "b.jsonl"])
+    assert edits_of(problem) == [{"dataset": ["a.jsonl#100", "b.jsonl"]}]
 
 
 def test_what_cannot_be_read_is_not_also_empty() -> None:

@@ -1,0 +1,61 @@
+"""LoRA in two processes: the run of one process, cut in two."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from journeys.helpers import completions, flags, metrics, rollouts, rows, small, succeed, tensors, write_jsonl
+
+REWARD = """
+def judge(completions, answer, log_metric, log_extra, **kwargs):
+    log_metric("calls", float(len(completions)))
+    log_extra("gold", list(answer))
+    return [float(a in c) for c, a in zip(completions, answer)]
+"""
+
+
+@pytest.mark.multi
+def test_two_processes_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "d.jsonl", rows(12))
+    write_jsonl(tmp_path / "v.jsonl", rows(3, start=50))
+    (tmp_path / "mine.py").write_text(REWARD)
+    options = small(
+        "d.jsonl",
+        "one",
+        tuner_type="lora",
+        lora_rank=8,
+        beta=0.04,
+        max_steps=3,
+        reward_funcs=["accuracy", "mine.py:judge"],
+        # The second set has fewer completions than there are processes.
+        val_dataset=["v.jsonl", "one=v.jsonl#1"],
+        eval_steps=2,
+    )
+    succeed("train", *flags(options))
+    two = {**options, "output_dir": "two", "per_device_train_batch_size": 4, "nproc_per_node": 2}
+    done = subprocess.run(
+        [sys.executable, "-m", "covey", "train", *flags(two)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert completions(tmp_path / "two") == completions(tmp_path / "one")
+    assert [m["step"] for m in second] == [1, 2, 3]
+    for ours, theirs in zip(second, first, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert {n for n in ours["n"] if not n.startswith(("time/", "throughput/"))} == {
+            n for n in theirs["n"] if not n.startswith(("time/", "throughput/"))
+        }
+        for name, value in theirs.items():
+            if isinstance(value, float) and name not in ("calls", "update_ratio"):
+                assert ours[name] == pytest.approx(value, rel=1e-3, abs=1e-7), name
+    for record in (r for step in rollouts(tmp_path / "two") for r in step):
+        assert record["extras"]["gold"] == record["columns"]["answer"]
+    ours, theirs = (tensors(tmp_path / n / "checkpoint-3") for n in ("two", "one"))
+    for name, tensor in theirs.items():
+        if name.startswith("adapter_model"):
+            assert (ours[name] - tensor).norm() <= 1e-3 * tensor.norm(), name
