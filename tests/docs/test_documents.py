@@ -12,6 +12,8 @@ a block says that it is something else:
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -36,7 +38,7 @@ OTHER_COMMANDS = ("make", "pip", "git", "hf", "source", "torchrun", "swift", "tr
 LANGUAGES = {"python", "bash", "console", "text", "yaml", "json"}
 
 _BLOCK = re.compile(
-    r"^(?:<!-- (?P<mark>file|write|not run): (?P<value>.+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"^(?:<!-- (?P<mark>file|write|not run): (?P<value>[^\n]+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -94,18 +96,21 @@ def missing_lines(shown: list[str], output: str) -> list[str]:
 
 
 def run_covey(command: Command, where: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "covey", *command.words[1:]], capture_output=True, text=True, timeout=120
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == command.code, f"{where}: exit code {done.returncode}\n{output}"
+    """Run a command as `covey` does, in this process: torch is imported once a document."""
+    from covey.cli.main import main
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = main(command.words[1:])
+    output = said.getvalue()
+    assert code == command.code, f"{where}: exit code {code}\n{output}"
     missing = missing_lines(command.shown, output)
     assert not missing, f"{where}: not in the output: {missing}\n{output}"
 
 
 def run_document(path: Path) -> None:
     """Run every block of a document in the current directory."""
-    namespace: dict[str, Any] = {"__name__": "document"}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(path.read_text(encoding="utf-8")):
         if block.mark in ("file", "not run"):
             continue

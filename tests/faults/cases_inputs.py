@@ -20,7 +20,9 @@ def _reward(name: str, source: str, rest: str = "") -> Case:
 
 
 def _data(name: str, rows: list[dict[str, object]], rest: str = "", reward: str = "accuracy") -> Case:
-    return Case(name=name, words=words(rest, dataset="rows.jsonl", reward=reward), files={"rows.jsonl": jsonl(rows)})
+    return Case(
+        name=name, words=words(rest, dataset="rows.jsonl", reward=reward), files={"rows.jsonl": jsonl(rows)}
+    )
 
 
 def _model(name: str, **config: object) -> Case:
@@ -61,20 +63,38 @@ CASES = (
     # -- data
     Case(name="data_file_missing", words=words(dataset="data/train.jsonl")),
     Case(name="data_file_empty", words=words(dataset="rows.jsonl"), files={"rows.jsonl": ""}),
-    Case(name="data_broken_line", words=words(dataset="rows.jsonl"), files={"rows.jsonl": SUMS + '{"question": \n'}),
+    Case(
+        name="data_broken_line",
+        words=words(dataset="rows.jsonl"),
+        files={"rows.jsonl": SUMS + '{"question": \n'},
+    ),
     Case(name="data_format_unknown", words=words(dataset="./rows.txt"), files={"rows.txt": "a\n"}),
     _data("column_missing", [{"text": "What is 1+1?", "gold": "2"}] * 64),
     _data("column_of_the_reward_missing", [{"question": "What is 1+1?", "answer_text": "2"}] * 64),
-    _data("columns_rename_a_missing_one", sums(64), "--columns '{\"problm\": \"question\"}'"),
+    _data("columns_rename_a_missing_one", sums(64), '--columns \'{"problm": "question"}\''),
     _data("prompts_empty", [{"question": "  ", "solution": "2"}] * 64),
     _data("prompts_too_long", sums(64), "--max_length 3"),
     _data("prompts_too_long_for_the_model", sums(64, question="one two three four five " * 500)),
     _data("context_too_short", sums(64), "--max_completion_length 2040"),
     _data("context_smaller_than_a_completion", sums(64), "--max_completion_length 4096"),
     _data("images", sums(64, image="a.png")),
-    _data("golds_that_do_not_parse", [{"question": "What is 1+1?", "solution": s} for s in ("", "2", "3", "4") * 16]),
-    _data("golds_that_are_absent", [{"question": "What is 1+1?", "solution": None if n % 2 else "2"} for n in range(64)]),
-    Case(name="chinese", words=words(dataset="数据/训练集.jsonl"), files={"数据/训练集.jsonl": jsonl({"题目": f"计算 {n}+1 等于多少？", "答案": str(n + 1)} for n in range(64))}),
+    _data(
+        "golds_that_do_not_parse",
+        [{"question": "What is 1+1?", "solution": s} for s in ("", "2", "3", "4") * 16],
+    ),
+    _data(
+        "golds_that_are_absent",
+        [{"question": "What is 1+1?", "solution": None if n % 2 else "2"} for n in range(64)],
+    ),
+    Case(
+        name="chinese",
+        words=words(dataset="数据/训练集.jsonl"),
+        files={
+            "数据/训练集.jsonl": jsonl(
+                {"题目": f"计算 {n}+1 等于多少？", "答案": str(n + 1)} for n in range(64)
+            )
+        },
+    ),
     Case(name="dataset_split_malformed", words=words(dataset="openai/gsm8k:main@")),
     Case(name="dataset_rows_malformed", words=words(dataset="openai/gsm8k#many")),
     Case(name="dataset_split_of_a_file", words=words(dataset="rows.jsonl@train"), files=_ROWS),
@@ -83,9 +103,21 @@ CASES = (
     # -- models
     Case(name="model_missing", words=words(model="./models/qwen")),
     Case(name="model_not_in_the_cache", words=words(model="Qwen/Qwen2.5-0.5B-Instruct"), edge=_offline),
-    Case(name="model_without_weights", words=words(model="model"), make=lambda here: void(model(here / "model", without=("model.safetensors",)))),
-    Case(name="model_without_a_configuration", words=words(model="model"), make=lambda here: void(model(here / "model", without=("config.json",)))),
-    Case(name="model_without_a_tokenizer", words=words(model="model"), make=lambda here: void(model(here / "model", without=("tokenizer.json",)))),
+    Case(
+        name="model_without_weights",
+        words=words(model="model"),
+        make=lambda here: void(model(here / "model", without=("model.safetensors",))),
+    ),
+    Case(
+        name="model_without_a_configuration",
+        words=words(model="model"),
+        make=lambda here: void(model(here / "model", without=("config.json",))),
+    ),
+    Case(
+        name="model_without_a_tokenizer",
+        words=words(model="model"),
+        make=lambda here: void(model(here / "model", without=("tokenizer.json",))),
+    ),
     Case(name="model_pickled", words=words(model="model"), make=_pickled),
     Case(name="model_shard_missing", words=words(model="model"), make=_shards),
     Case(name="model_damaged", words=words(model="model"), make=_damaged),
@@ -93,12 +125,25 @@ CASES = (
     _model("model_with_code", model_type="my_model", auto_map={"AutoConfig": "configuration.MyConfig"}),
     _model("model_of_images", vision_config={"hidden_size": 8}),
     _model("model_encoder", model_type="bert", architectures=["BertForMaskedLM"]),
-    _model("model_encoder_decoder", model_type="t5", architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True),
+    _model(
+        "model_encoder_decoder",
+        model_type="t5",
+        architectures=["T5ForConditionalGeneration"],
+        is_encoder_decoder=True,
+    ),
     Case(name="model_adapter", words=words(model="adapter"), make=_adapter),
-    Case(name="remote_code_without_a_commit", words=words("--trust_remote_code true", model="Qwen/Qwen2.5-0.5B-Instruct"), edge=_offline),
+    Case(
+        name="remote_code_without_a_commit",
+        words=words("--trust_remote_code true", model="Qwen/Qwen2.5-0.5B-Instruct"),
+        edge=_offline,
+    ),
     Case(name="lora_targets_misspelt", words=words("--tuner_type lora --target_modules q_porj v_proj")),
     Case(name="lora_modules_to_save_misspelt", words=words("--tuner_type lora --modules_to_save lm_haed")),
-    Case(name="template_missing", words=words(model="model"), make=lambda here: void(model(here / "model", without=("chat_template.jinja",)))),
+    Case(
+        name="template_missing",
+        words=words(model="model"),
+        make=lambda here: void(model(here / "model", without=("chat_template.jinja",))),
+    ),
     Case(name="template_broken", words=words(model="model"), make=_broken_template),
     Case(name="template_file_missing", words=words("--chat_template mine.jinja")),
     # -- rewards
@@ -106,20 +151,51 @@ CASES = (
     Case(name="reward_unknown", words=words(reward="cosine")),
     Case(name="reward_file_without_a_name", words=words(reward="mine.py"), files={"mine.py": ""}),
     Case(name="reward_file_missing", words=words("--reward_workers 1", reward="rewards/mine.py:reward")),
-    _reward("reward_name_missing", "def rewards(completions, **kwargs):\n    return [0.0] * len(completions)\n"),
-    _reward("reward_syntax_error", "def reward(completions, **kwargs)\n    return [0.0] * len(completions)\n"),
-    _reward("reward_import_missing", "import nowhere_to_be_found\n\n\ndef reward(completions, **kwargs):\n    return [0.0] * len(completions)\n"),
-    _reward("reward_signature", "def reward(completions, ground_truth):\n    return [0.0] * len(completions)\n"),
+    _reward(
+        "reward_name_missing", "def rewards(completions, **kwargs):\n    return [0.0] * len(completions)\n"
+    ),
+    _reward(
+        "reward_syntax_error", "def reward(completions, **kwargs)\n    return [0.0] * len(completions)\n"
+    ),
+    _reward(
+        "reward_import_missing",
+        "import nowhere_to_be_found\n\n\ndef reward(completions, **kwargs):\n    return [0.0] * len(completions)\n",
+    ),
+    _reward(
+        "reward_signature", "def reward(completions, ground_truth):\n    return [0.0] * len(completions)\n"
+    ),
     _reward("reward_too_few", "def reward(completions, **kwargs):\n    return [1.0]\n"),
     _reward("reward_too_many", "def reward(completions, **kwargs):\n    return [1.0] * 5\n"),
-    _reward("reward_raises", "def reward(completions, solution, **kwargs):\n    return [float(c.split('=')[1]) for c in completions]\n"),
-    _reward("reward_raises_on_one_row", "def reward(completions, solution, **kwargs):\n    return [1.0 if c[0] == s else 0.0 for c, s in zip(completions, solution)]\n"),
-    _reward("reward_gives_strings", "def reward(completions, **kwargs):\n    return ['good' for _ in completions]\n"),
-    _reward("reward_gives_nan", "def reward(completions, **kwargs):\n    return [float('nan') for _ in completions]\n"),
+    _reward(
+        "reward_raises",
+        "def reward(completions, solution, **kwargs):\n    return [float(c.split('=')[1]) for c in completions]\n",
+    ),
+    _reward(
+        "reward_raises_on_one_row",
+        "def reward(completions, solution, **kwargs):\n    return [1.0 if c[0] == s else 0.0 for c, s in zip(completions, solution)]\n",
+    ),
+    _reward(
+        "reward_gives_strings",
+        "def reward(completions, **kwargs):\n    return ['good' for _ in completions]\n",
+    ),
+    _reward(
+        "reward_gives_nan",
+        "def reward(completions, **kwargs):\n    return [float('nan') for _ in completions]\n",
+    ),
     _reward("reward_gives_one_number", "def reward(completions, **kwargs):\n    return 1.0\n"),
-    Case(name="plugin_syntax_error", words=words("--external_plugins plugin.py --reward_workers 1", reward="mine"), files={"plugin.py": "orms['mine'] = \n"}),
-    Case(name="plugin_import_missing", words=words("--external_plugins plugin.py --reward_workers 1", reward="mine"), files={"plugin.py": "import nowhere_to_be_found\n"}),
-    Case(name="plugin_missing", words=words("--external_plugins plugin.py --reward_workers 1", reward="mine")),
+    Case(
+        name="plugin_syntax_error",
+        words=words("--external_plugins plugin.py --reward_workers 1", reward="mine"),
+        files={"plugin.py": "orms['mine'] = \n"},
+    ),
+    Case(
+        name="plugin_import_missing",
+        words=words("--external_plugins plugin.py --reward_workers 1", reward="mine"),
+        files={"plugin.py": "import nowhere_to_be_found\n"},
+    ),
+    Case(
+        name="plugin_missing", words=words("--external_plugins plugin.py --reward_workers 1", reward="mine")
+    ),
     Case(name="reward_twice", words=words(reward="accuracy accuracy")),
     Case(name="weights_too_few", words=words("--reward_weights 1 --system r1", reward="accuracy format")),
     Case(name="weights_too_many", words=words("--reward_weights 1 0.5 2")),

@@ -13,13 +13,21 @@ CASES = (
     Case(name="option_misspelt_with_a_bad_value", words=words("--num_generatoins four")),
     Case(name="option_unknown", words=words("--quux 3")),
     Case(name="option_of_another_tool", words=words("--lr 1e-5 --batch_size 8 --kl_coef 0.1")),
-    Case(name="options_retired_by_ms_swift", words=words("--vllm_device cuda:1 --num_infer_workers 2 --use_lmdeploy true --tensor_parallel_size 2")),
+    Case(
+        name="options_retired_by_ms_swift",
+        words=words(
+            "--vllm_device cuda:1 --num_infer_workers 2 --use_lmdeploy true --tensor_parallel_size 2"
+        ),
+    ),
     Case(name="gc_collect_after_offload", words=words("--gc_collect_after_offload true --num_generations 1")),
     Case(name="use_vllm", words=words("--use_vllm true --vllm_mode colocate")),
     Case(name="load_in_4bit", words=words("--load_in_4bit true")),
     Case(name="deepspeed", words=words("--deepspeed zero3")),
     Case(name="top_p", words=words("--top_p 0.9 --top_k 50")),
-    Case(name="another_method", words="rlhf --rlhf_type dpo --model quickstart --dataset quickstart --reward_funcs accuracy --max_completion_length 16"),
+    Case(
+        name="another_method",
+        words="rlhf --rlhf_type dpo --model quickstart --dataset quickstart --reward_funcs accuracy --max_completion_length 16",
+    ),
     Case(name="lora_option_of_another_tool", words=words("--lora_bias all")),
     Case(name="verb_misspelt", words="trian --model quickstart"),
     Case(name="verb_of_another_tool", words="sft --model quickstart"),
@@ -39,29 +47,88 @@ CASES = (
     Case(name="warmup_twice", words=words("--warmup_steps 5 --warmup_ratio 0.1 --lr_scheduler_type linear")),
     Case(name="warmup_without_a_schedule", words=words("--warmup_ratio 0.1")),
     Case(name="dora_without_lora", words=words("--use_dora true")),
-    Case(name="interleave_does_not_add_up", words=words("--interleave_prob 0.5 0.6", dataset=_MIXED), files=_TWO_SOURCES),
-    Case(name="interleave_one_for_two", words=words("--interleave_prob 1", dataset=_MIXED), files=_TWO_SOURCES),
-    Case(name="streaming_without_an_end", words=words("--streaming true", dataset="a.jsonl"), files=_TWO_SOURCES),
-    Case(name="streaming_and_splitting", words=words("--streaming true --max_steps 10 --split_dataset_ratio 0.1", dataset="a.jsonl"), files=_TWO_SOURCES),
+    Case(
+        name="interleave_does_not_add_up",
+        words=words("--interleave_prob 0.5 0.6", dataset=_MIXED),
+        files=_TWO_SOURCES,
+    ),
+    Case(
+        name="interleave_one_for_two", words=words("--interleave_prob 1", dataset=_MIXED), files=_TWO_SOURCES
+    ),
+    Case(
+        name="streaming_without_an_end",
+        words=words("--streaming true", dataset="a.jsonl"),
+        files=_TWO_SOURCES,
+    ),
+    Case(
+        name="streaming_and_splitting",
+        words=words("--streaming true --max_steps 10 --split_dataset_ratio 0.1", dataset="a.jsonl"),
+        files=_TWO_SOURCES,
+    ),
     Case(name="evaluation_of_nothing", words=words("--eval_strategy steps")),
     Case(name="best_model_without_evaluation", words=words("--load_best_model_at_end true")),
     Case(name="early_stopping_without_evaluation", words=words("--early_stopping_patience 3")),
-    Case(name="metric_unknown", words=words("--val_dataset quickstart --load_best_model_at_end true --metric_for_best_model eval_rewrad")),
+    Case(
+        name="metric_unknown",
+        words=words(
+            "--val_dataset quickstart --load_best_model_at_end true --metric_for_best_model eval_rewrad"
+        ),
+    ),
     # -- the batch
     Case(name="group_of_one", words=words("--num_generations 1")),
-    Case(name="group_of_one_and_a_batch_of_one", words=words("--num_generations 1 --per_device_train_batch_size 1")),
-    Case(name="groups_do_not_fill_the_rollout", words=words("--per_device_train_batch_size 3 --gradient_accumulation_steps 2 --num_generations 4")),
+    Case(
+        name="group_of_one_and_a_batch_of_one",
+        words=words("--num_generations 1 --per_device_train_batch_size 1"),
+    ),
+    Case(
+        name="groups_do_not_fill_the_rollout",
+        words=words("--per_device_train_batch_size 3 --gradient_accumulation_steps 2 --num_generations 4"),
+    ),
     Case(name="batch_of_one", words=words("--per_device_train_batch_size 1 --num_generations 8")),
-    Case(name="rollout_sizes_disagree", words=words("--per_device_train_batch_size 8 --steps_per_generation 2 --generation_batch_size 64")),
-    Case(name="rollout_does_not_divide", words=words("--per_device_train_batch_size 8 --generation_batch_size 20")),
-    Case(name="step_straddles_rollouts", words=words("--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --steps_per_generation 3")),
-    Case(name="several_rollouts_for_one_step", words=words("--per_device_train_batch_size 8 --gradient_accumulation_steps 4 --steps_per_generation 2")),
+    Case(
+        name="rollout_sizes_disagree",
+        words=words("--per_device_train_batch_size 8 --steps_per_generation 2 --generation_batch_size 64"),
+    ),
+    Case(
+        name="rollout_does_not_divide",
+        words=words("--per_device_train_batch_size 8 --generation_batch_size 20"),
+    ),
+    Case(
+        name="step_straddles_rollouts",
+        words=words(
+            "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --steps_per_generation 3"
+        ),
+    ),
+    Case(
+        name="several_rollouts_for_one_step",
+        words=words(
+            "--per_device_train_batch_size 8 --gradient_accumulation_steps 4 --steps_per_generation 2"
+        ),
+    ),
     Case(name="batch_count_zero", words=words("--per_device_train_batch_size 0")),
-    Case(name="fewer_prompts_than_a_rollout", words=words(dataset="few.jsonl"), files={"few.jsonl": "".join(SUMS.splitlines(True)[:5])}),
-    Case(name="less_than_one_rollout_of_an_epoch", words=words("--num_train_epochs 0.01")),
+    Case(
+        name="fewer_prompts_than_a_rollout",
+        words=words(dataset="few.jsonl"),
+        files={"few.jsonl": "".join(SUMS.splitlines(True)[:5])},
+    ),
+    Case(name="less_than_one_rollout_of_an_epoch", words=words("--num_train_epochs 0.1")),
     # -- the configuration file
-    Case(name="yaml_key_unknown", words="train run.yaml", files={"run.yaml": "model: quickstart\ndataset: [quickstart]\nreward_funcs: [accuracy]\nlearning_rate: 1e-4\nmax_completion_length: 16\nnum_generatons: 4\n"}),
-    Case(name="yaml_key_twice", words=words("--config run.yaml"), files={"run.yaml": "seed: 1\nbeta: 0.1\nseed: 2\n"}),
+    Case(
+        name="yaml_key_unknown",
+        words="train run.yaml",
+        files={
+            "run.yaml": "model: quickstart\ndataset: [quickstart]\nreward_funcs: [accuracy]\nlearning_rate: 1e-4\nmax_completion_length: 16\nnum_generatons: 4\n"
+        },
+    ),
+    Case(
+        name="yaml_key_twice",
+        words=words("--config run.yaml"),
+        files={"run.yaml": "seed: 1\nbeta: 0.1\nseed: 2\n"},
+    ),
     Case(name="yaml_missing", words="train run.yml"),
-    Case(name="yaml_section_unknown", words=words("--config run.yaml"), files={"run.yaml": "optimizers:\n  seed: 1\n"}),
+    Case(
+        name="yaml_section_unknown",
+        words=words("--config run.yaml"),
+        files={"run.yaml": "optimizers:\n  seed: 1\n"},
+    ),
 )

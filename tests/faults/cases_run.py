@@ -62,7 +62,11 @@ CASES = (
     Case(name="output_holds_files", words=words("--output_dir photos"), files={"photos/a.txt": "mine"}),
     Case(name="output_cannot_be_written", words=words("--output_dir file/run"), files={"file": "mine"}),
     Case(name="resume_from_nothing", words=words("--resume_from_checkpoint latest --output_dir run")),
-    Case(name="resume_from_a_folder", words=words("--resume_from_checkpoint folder --output_dir run"), files={"folder/notes.txt": "mine"}),
+    Case(
+        name="resume_from_a_folder",
+        words=words("--resume_from_checkpoint folder --output_dir run"),
+        files={"folder/notes.txt": "mine"},
+    ),
     Case(name="replay_of_nothing", words=words("--replay_rollouts rollouts")),
     Case(
         name="everything_at_once",
@@ -73,7 +77,11 @@ CASES = (
     ),
     Case(
         name="model_data_and_batch_at_once",
-        words=words("--per_device_train_batch_size 3 --num_generations 4 --torch_dtype float16", model="./model", dataset="rows.jsonl"),
+        words=words(
+            "--per_device_train_batch_size 3 --num_generations 4 --torch_dtype float16",
+            model="./model",
+            dataset="rows.jsonl",
+        ),
         files={"rows.jsonl": SUMS},
     ),
 )

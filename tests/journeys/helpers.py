@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -20,6 +21,7 @@ from covey.quickstart import task
 from covey.telemetry.rollouts import read_rollouts
 
 TIMES = ("time/", "throughput/")
+TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +152,10 @@ def assert_same_run(actual: Path, expected: Path, step: int) -> None:
 def size_of(directory: Path) -> int:
     """The bytes of all files below a directory."""
     return sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
+
+
+def assert_announced(plan: Mapping[str, Any], whole: Path, reduced: Path) -> None:
+    """The bytes that a plan announces are those of a whole checkpoint and of one that is reduced."""
+    assert plan["disk"]["checkpoint_bytes"] == pytest.approx(size_of(whole), rel=TOLERANCE)
+    assert plan["disk"]["model_bytes"] == pytest.approx(size_of(reduced), rel=TOLERANCE)
+    assert size_of(whole) > 1.1 * size_of(reduced)

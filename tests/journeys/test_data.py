@@ -75,7 +75,7 @@ def test_sources_are_mixed_by_probability(tmp_path: Path) -> None:
     options["output_dir"] = "other"
     assert plan_of(*flags(options))["facts"]["num_rows"] == 400
     done = covey("plan", *flags(options | {"interleave_prob": [0.8, 0.3]}))
-    assert done.code == 2 and "adds up to 1.1" in done.err
+    assert done.code == 2 and "E109 interleave_prob" in done.err and "0.8 0.3" in done.err
 
 
 def test_columns_are_renamed_and_named_sets(tmp_path: Path) -> None:
@@ -95,6 +95,13 @@ def test_columns_are_renamed_and_named_sets(tmp_path: Path) -> None:
     line = metrics(tmp_path / "run")[-1]
     assert line["n"]["eval_gsm_reward"] == line["n"]["eval_v_reward"] == 4
     assert line["n"]["eval_reward"] == 8
+
+
+def test_some_rows_of_the_built_in_task(tmp_path: Path) -> None:
+    options = small("quickstart#20", "run", val_dataset=["quickstart#5"], eval_steps=2)
+    assert plan_of(*flags(options))["facts"]["num_prompts"] == 20
+    succeed("train", *flags(options))
+    assert metrics(tmp_path / "run")[-1]["n"]["eval_reward"] == 5
 
 
 def test_a_system_message(tmp_path: Path) -> None:

@@ -131,12 +131,20 @@ def test_noise_of_its_own_and_the_same_each_time(tmp_path: Path) -> None:
     assert sum(new) > len(new) / 4
 
 
-@pytest.mark.parametrize("tuner", ["full", "lora"])
-def test_covey_eval_gives_the_numbers_of_training(tuner: str, tmp_path: Path) -> None:
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "full, bfloat16": {"torch_dtype": "bfloat16"},
+    "lora": {"tuner_type": "lora"},
+    "dora, bfloat16": {"tuner_type": "lora", "use_dora": True, "torch_dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_covey_eval_gives_the_numbers_of_training(kind: str, tmp_path: Path) -> None:
     options = small(
         "train.jsonl",
         "run",
-        tuner_type=tuner,
+        **KINDS[kind],
         learning_rate=1e-3,
         val_dataset=["hard=held.jsonl", "other.jsonl"],
         num_generations_eval=4,
@@ -159,6 +167,8 @@ def test_covey_eval_gives_the_numbers_of_training(tuner: str, tmp_path: Path) ->
     assert {r["split"] for r in groups} == {"eval/hard"} and {r["temperature"] for r in groups} == {0.8}
     for k in (1, 2, 4):
         assert lines[4][f"eval_hard_pass@{k}"] == pytest.approx(by_choice(groups, k), rel=1e-12)
+    if kind != "lora":
+        return
     again = package.evaluate("run/checkpoint-4", output_dir="again", num_generations_eval=2)
     assert again.metrics["eval_reward"].count == 20
 
@@ -259,6 +269,9 @@ def test_early_stopping(tmp_path: Path) -> None:
     assert "covey train run/config.yaml --resume_from_checkpoint latest" in done.out
     assert (run / "checkpoint-4" / "trainer").is_dir()
     resume = ("--resume_from_checkpoint", "latest")
+    # What is said to do goes on, if only to the next evaluation.
+    succeed("train", "run/config.yaml", *resume)
+    assert metrics(run)[-1]["step"] >= 5
     done = succeed("train", "run/config.yaml", *resume, "--early_stopping_patience", "9")
     assert [line["step"] for line in metrics(run)] == list(range(1, 9))
     assert "best      eval_reward 1 at step 7" in done.out
@@ -276,6 +289,16 @@ def test_a_metric_that_no_evaluation_gives(tmp_path: Path) -> None:
     done = covey("train", *flags(options))
     assert done.code == 2 and "E104" in done.err
     assert "--metric_for_best_model eval_rewards/accuracy/mean" in done.err
+    # One completion a prompt gives no pass@4.
+    done = covey("train", *flags(options | {"metric_for_best_model": "eval_pass@4"}))
+    assert done.code == 2 and "E104" in done.err
+    assert not (tmp_path / "run").exists()
     options["metric_for_best_model"] = "eval_rewards/accuracy/mean"
     succeed("train", *flags(options))
     assert timeless(metrics(tmp_path / "run")[-1])["eval_rewards/accuracy/mean"] is not None
+
+
+def test_a_stream_has_no_epochs(tmp_path: Path) -> None:
+    options = small("train.jsonl", "run", val_dataset=["held.jsonl"], streaming=True, eval_strategy="epoch")
+    done = covey("train", *flags(options))
+    assert done.code == 2 and "eval_strategy" in done.err

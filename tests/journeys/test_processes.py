@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from journeys.helpers import completions, flags, metrics, rollouts, rows, small, succeed, tensors, write_jsonl
+from journeys.helpers import (
+    assert_announced,
+    completions,
+    flags,
+    metrics,
+    plan_of,
+    rollouts,
+    rows,
+    small,
+    succeed,
+    tensors,
+    write_jsonl,
+)
 
 REWARD = """
 def judge(completions, answer, log_metric, log_extra, **kwargs):
@@ -35,9 +47,11 @@ def test_two_processes_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         # The second set has fewer completions than there are processes.
         val_dataset=["v.jsonl", "one=v.jsonl#1"],
         eval_steps=2,
+        save_steps=1,
     )
     succeed("train", *flags(options))
     two = {**options, "output_dir": "two", "per_device_train_batch_size": 4, "nproc_per_node": 2}
+    announced = plan_of(*flags(two))
     done = subprocess.run(
         [sys.executable, "-m", "covey", "train", *flags(two)], capture_output=True, text=True, timeout=120
     )
@@ -59,3 +73,5 @@ def test_two_processes_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, tensor in theirs.items():
         if name.startswith("adapter_model"):
             assert (ours[name] - tensor).norm() <= 1e-3 * tensor.norm(), name
+    # Each process has random generators of its own in the checkpoint.
+    assert_announced(announced, tmp_path / "two" / "checkpoint-3", tmp_path / "two" / "checkpoint-2")

@@ -252,3 +252,22 @@ def test_a_call_that_does_not_end(tmp_path: Path) -> None:
         assert not late or "within 0.5 s" in record["message"]
     assert {r["status"] for r in second} == {"ok"}
     assert [m["n"]["reward"] for m in metrics(tmp_path / "run")] == [4, 8]
+
+
+@pytest.mark.parametrize("name", ["reward", "step"])
+def test_a_metric_of_the_user_takes_no_place(name: str, tmp_path: Path) -> None:
+    """What covey itself records under a name is what stands there."""
+    write_jsonl(Path("d.jsonl"), rows(8))
+    write(
+        "mine.py",
+        f"""
+        def size(completions, log_metric, **kwargs):
+            log_metric("{name}", -123.0)
+            return [float(len(c)) for c in completions]
+        """,
+    )
+    succeed("train", *flags(small("d.jsonl", "run", reward_funcs=["mine.py:size"])))
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 2]
+    for line, step in zip(lines, rollouts(tmp_path / "run"), strict=True):
+        assert line["reward"] == pytest.approx(sum(len(r["text"]) for r in step) / len(step), rel=1e-12)

@@ -118,18 +118,18 @@ def test_its_own_configuration_again(line: Path, place: Path) -> None:
 
 
 def test_from_a_notebook(line: Path, place: Path) -> None:
-    defaults = {k: v for k, v in MS_SWIFT.items() if k not in ("tuner_type", *OPTIONS)}
     cells = [
-        "from covey import train",
-        f"options = {defaults!r}",
-        f"options |= {whole()!r}",
-        "outcome = train(**options, output_dir='notebook')",
+        "from covey import plan, train",
+        f"options = {whole()!r}",
+        "planned = plan(rlhf_type='grpo', **options, output_dir='notebook')",
+        "outcome = train(rlhf_type='grpo', **options, output_dir='notebook')",
         "found = outcome.exit_code, outcome.step, outcome.total_steps, str(outcome.checkpoint)",
     ]
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells:
         exec(compile(cell, "<cell>", "exec"), namespace)
     assert namespace["found"] == (0, 3, 3, "notebook/checkpoint-3")
+    assert namespace["planned"]["batch"]["total_steps"] == 3
     assert options_of(place / "notebook") == options_of(line)
     assert metrics(place / "notebook") == metrics(line)
 

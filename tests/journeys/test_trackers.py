@@ -33,8 +33,7 @@ def test_tensorboard_gets_every_second_step(tmp_path: Path) -> None:
         assert found == pytest.approx({s: lines[s][name] for s in found}, rel=1e-6)
     assert [e.step for e in files.Scalars("eval_reward")] == [0, 2, 4, 5]
     tables = {
-        e.step: e.tensor_proto.string_val[0].decode()
-        for e in files.Tensors("completions/text_summary")
+        e.step: e.tensor_proto.string_val[0].decode() for e in files.Tensors("completions/text_summary")
     }
     assert list(tables) == [1, 2, 4, 5]
     shown = rollouts(run)[0][:2]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from covey.config.schema import Config
+from covey.config.schema import Config, default_of
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
@@ -125,6 +125,8 @@ def coerce(name: str, value: Any) -> Any:
         return _json(name, kind, value)
     if kind.many:
         words = list(value) if isinstance(value, list | tuple) else [value]
+        if default_of(name) == [] and [str(word).lower() for word in words] == ["none"]:
+            return []
         return [_one(name, kind, word) for word in words]
     if isinstance(value, list | tuple):
         if not value:

@@ -60,9 +60,10 @@ def _follows(name: str, shape: Shape) -> bool:
 def _group_too_small(shape: Shape) -> Words:
     return (
         "num_generations",
-        f"num_generations is {shape.num_generations}: each completion stands alone.",
-        "A setting from supervised training, or one lowered to save memory; memory depends on "
-        "per_device_train_batch_size alone.",
+        f"num_generations is {shape.num_generations}: a completion has no other one of its prompt to be "
+        "compared with.",
+        "A setting from supervised training, or one lowered to save memory; what decides memory is "
+        "per_device_train_batch_size.",
     )
 
 
@@ -80,7 +81,8 @@ def _groups_do_not_fit(shape: Shape) -> Words:
         f"{_product(shape)}, which is no multiple of num_generations {shape.num_generations}.",
         "Batch sizes count completions here, not prompts."
         if shape.completions_per_rollout < shape.num_generations
-        else "The number of processes or the group size is no power of two, and the other numbers are.",
+        else "Sizes that share no factor, such as a batch of 3 and groups of 4; or another number of processes "
+        "than the command was written for.",
     )
 
 

@@ -36,7 +36,7 @@ def eval_problems(config: Config, facts: Facts) -> list[Problem]:
             )
         )
     if not evaluates:
-        problems += [_without_evaluation(name) for name in _needing(config)]
+        problems += [_without_evaluation(config, name) for name in _needing(config)]
     elif config.load_best_model_at_end or config.early_stopping_patience is not None:
         problems += _metric(config, facts)
     return problems
@@ -63,15 +63,20 @@ def _needing(config: Config) -> list[str]:
     ]
 
 
-def _without_evaluation(name: str) -> Problem:
-    return problem(
-        "E115",
-        name,
-        f"{name} is set and nothing is evaluated, so there is no best model.",
-        "The set to evaluate on was left out, or eval_strategy is no.",
-        Fix(text="a set to evaluate on: --val_dataset FILE"),
-        Fix(text=f"leave out --{name}"),
-    )
+def _without_evaluation(config: Config, name: str) -> Problem:
+    fixes = [Fix(text=f"leave out --{name}")]
+    if config.val_dataset or config.split_dataset_ratio:
+        cause = "eval_strategy is no, although there is something to evaluate on."
+        fixes.insert(0, Fix(text="evaluate every eval_steps", edits={"eval_strategy": "steps"}))
+    else:
+        cause = "The set to evaluate on was left out."
+        fixes.insert(0, Fix(text="a set to evaluate on: --val_dataset FILE"))
+        if not config.streaming:
+            edits = {"split_dataset_ratio": 0.05, "eval_strategy": "steps"}
+            fixes.insert(1, Fix(text="evaluate on a share of the training rows", edits=edits))
+    missing = "no best model" if name == "load_best_model_at_end" else "nothing that could stop the run"
+    seen = f"{name} is set and nothing is evaluated, so there is {missing}."
+    return problem("E115", name, seen, cause, *fixes)
 
 
 def _metric(config: Config, facts: Facts) -> list[Problem]:

@@ -21,10 +21,10 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
         "A path from another machine or directory, or a download that was cut short.",
         (Fix(text="give the directory that holds config.json, tokenizer.json and *.safetensors"), _BUILT_IN),
     ),
-    "kind": ("E311", "Another kind of model, or one newer than the installed transformers.", (_OTHER,)),
+    "kind": ("E311", "An encoder, a classifier or a reward model.", (_OTHER,)),
     "media": (
         "E312",
-        "A model that sees or hears; this version trains models of text only.",
+        "A vision or audio model, which many families have beside the one of text.",
         (Fix(text="the language model of the same family: --model DIR_OR_ID"),),
     ),
     "code": (
@@ -41,21 +41,12 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
     "format": (
         "E320",
         "An older upload, or a checkpoint of a trainer that saves other files.",
-        (
-            Fix(
-                text="convert it once, where you trust the file: AutoModelForCausalLM.from_pretrained(DIR)"
-                ".save_pretrained(NEW_DIR)"
-            ),
-            _BUILT_IN,
-        ),
+        (_BUILT_IN,),
     ),
     "hub": (
         "E321",
         "No network from here, a name that is misspelt, or a model that asks for a login.",
-        (
-            Fix(text="where there is a network: `hf download NAME`, then the same command offline"),
-            Fix(text="for a gated or private model: accept its terms on its page, then `hf auth login`"),
-        ),
+        (Fix(text="for a gated or private model: accept its terms on its page, then `hf auth login`"),),
     ),
     "template": (
         "E313",
@@ -82,12 +73,103 @@ def model_problems(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
+# (words of the fault, likely cause, what to do), the first that fits; MODEL is what the user typed.
+_SPECIAL: tuple[tuple[str, str, str], ...] = (
+    (
+        "files of weights",
+        "A download or a copy that was cut short.",
+        "fetch the missing files; `hf download ID --local-dir MODEL` goes on where it stopped",
+    ),
+    (
+        "damaged",
+        "A download or a copy that was cut short, or a file that is no safetensors.",
+        "fetch or copy that file again",
+    ),
+    (
+        "no tokenizer.json",
+        "A checkpoint that was saved without its tokenizer.",
+        "copy tokenizer.json, tokenizer_config.json and chat_template.jinja from the base model to MODEL",
+    ),
+    (
+        "no .safetensors",
+        "A directory that has the tokenizer alone, or whose weights were never fetched.",
+        "give the directory that holds config.json, tokenizer.json and *.safetensors",
+    ),
+    (
+        "no config.json",
+        "A directory above or below the one of the model: a checkpoint of a run is RUN/checkpoint-N.",
+        "give the directory that holds config.json, tokenizer.json and *.safetensors",
+    ),
+    (
+        "is an adapter",
+        "The directory of a LoRA run: it holds what was added to a model, not the model.",
+        "give the base model as --model, or what `covey export MODEL --merge` writes",
+    ),
+    (
+        "has model_type",
+        "A model newer than the installed transformers, or a slip in config.json.",
+        "`pip install -U transformers`, and try again",
+    ),
+    (
+        "HF_HUB_OFFLINE",
+        "HF_HUB_OFFLINE keeps every command off the network, and this model was never fetched whole.",
+        "with a network: `unset HF_HUB_OFFLINE`, or once `hf download MODEL`",
+    ),
+    (
+        "cannot be read",
+        "A misspelt path, or one relative to another directory.",
+        "a file that is there: --chat_template FILE.jinja",
+    ),
+    (
+        "is broken",
+        "A template that was edited by hand, or written for another template language than Jinja.",
+        "mend it, or give another one: --chat_template FILE.jinja",
+    ),
+    (
+        "refused the messages",
+        "A template for messages of another form: without a system message, say, or strictly in turns.",
+        "a template that takes these messages: --chat_template FILE.jinja",
+    ),
+)
+
+
 def _model(config: Config, facts: Facts) -> list[Problem]:
     if facts.model_problem is None:
         return []
-    code, cause, fixes = _FAULTS[facts.model_fault or "missing"]
-    option = "chat_template" if facts.model_fault == "template" else "model"
-    return [problem(code, option, f"{config.model}: {facts.model_problem}", cause, *fixes)]
+    fault, words = facts.model_fault or "missing", facts.model_problem
+    if fault == "hub" and _looks_local(config.model):
+        fault = "missing"
+    code, cause, fixes = _FAULTS[fault]
+    for needle, special, advice in _SPECIAL:
+        if needle in words:
+            cause = special
+            first = Fix(text=advice.replace("MODEL", config.model.removeprefix("hf::")))
+            fixes = (first, *(fix for fix in fixes if fix.edits))
+            break
+    if fault == "code":
+        words = words.partition(", and covey runs no such code")[0]
+        if words.startswith(f"{config.model} "):
+            fixes = (Fix(text="having read that code", edits={"trust_remote_code": True}), _OTHER)
+    elif fault == "format":
+        words = words.partition("; convert to safetensors")[0]
+        fixes = (Fix(text=_CONVERT.format(model=config.model)), _BUILT_IN)
+    elif fault == "hub" and "HF_HUB_OFFLINE" not in words:
+        get = f"hf download {config.model.removeprefix('hf::')}"
+        fixes = (Fix(text=f"where there is a network `{get}`, then this command again"), *fixes)
+    option = "chat_template" if fault == "template" else "model"
+    says_whose = any(f"{config.model}{mark}" in words for mark in (" ", "/", ":")) or "chat_template" in words
+    return [problem(code, option, words if says_whose else f"{config.model}: {words}", cause, *fixes)]
+
+
+_CONVERT = (
+    'where you trust the file, write the weights anew beside it: `python -c "from transformers import '
+    "AutoModelForCausalLM as M; M.from_pretrained('{model}').save_pretrained('{model}')\"`"
+)
+
+
+def _looks_local(name: str) -> bool:
+    """Return whether a name can only be a path: an id of a hub has one slash at most, and none in front."""
+    return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
 
 
 def _remote_code(config: Config, facts: Facts) -> list[Problem]:
@@ -180,7 +262,7 @@ def _device(config: Config, facts: Facts) -> list[Problem]:
     automatic = Fix(text="what the device computes best in", edits={"torch_dtype": "auto"})
     if wanted == "float16":
         seen = "torch_dtype is float16, which this version does not train in."
-        cause = "float16 gradients vanish without loss scaling; a command for GPUs older than bfloat16."
+        cause = "A command for GPUs older than bfloat16; float16 gradients vanish without loss scaling."
         return [problem("E319", "torch_dtype", seen, cause, automatic)]
     if wanted != "bfloat16":
         return []

@@ -133,7 +133,7 @@ def _output_dir(config: Config, facts: Facts) -> list[Problem]:
                 "E403",
                 "output_dir",
                 f"{path} cannot be written.",
-                "No permission, or a file of that name.",
+                "No permission, or a file where a directory is needed.",
                 Fix(text="a directory of your own: --output_dir DIR"),
             )
         ]
@@ -146,7 +146,7 @@ def _output_dir(config: Config, facts: Facts) -> list[Problem]:
                 "E402",
                 "output_dir",
                 f"{path} holds files, and no run.",
-                "The directory is used for something else.",
+                "A directory of your own files, or one that another program writes to.",
                 other,
             )
         ]
@@ -182,7 +182,7 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
             problem(
                 "E404",
                 "resume_from_checkpoint",
-                f"{resume.path}: {resume.problem}",
+                resume.problem if f"{resume.path} " in resume.problem else f"{resume.path}: {resume.problem}",
                 "Another directory is meant, the run never saved, or the checkpoint kept its weights only.",
                 Fix(
                     text="resume where there is a checkpoint, and start anew where there is none",
@@ -244,11 +244,12 @@ def _shown(value: Any) -> str:
 def _replay(config: Config, facts: Facts) -> list[Problem]:
     if config.replay_rollouts is None or facts.replay_problem is None:
         return []
+    joint = " " if facts.replay_problem.startswith(("is ", "holds ", "cannot ")) else ": "
     return [
         problem(
             "E406",
             "replay_rollouts",
-            f"{config.replay_rollouts}: {facts.replay_problem}",
+            f"{config.replay_rollouts}{joint}{facts.replay_problem}",
             "The rollouts of a run lie in rollouts/ of its output_dir, unless it ran with --rollout_log "
             "none.",
             Fix(text="give the directory with the rollout files: --replay_rollouts RUN/rollouts"),
@@ -262,15 +263,14 @@ def _disk(config: Config, facts: Facts) -> list[Problem]:
     free, needed = plan.free_bytes, plan.peak_bytes
     if needed is None or free is None or config.save_total_limit < 1 or needed <= free:
         return []
-    fixes = [
-        Fix(text=text, edits=edits)
-        for text, edits in (
-            ("keep fewer checkpoints", {"save_total_limit": 1}),
-            ("save weights only, with nothing to resume from", {"save_only_model": True}),
-            ("both", {"save_total_limit": 1, "save_only_model": True}),
-        )
-        if _fits(config, facts, edits)
-    ]
+    ways = (
+        ("keep fewer checkpoints", {"save_total_limit": 1}),
+        ("save weights only, with nothing to resume from", {"save_only_model": True}),
+    )
+    fixes = [Fix(text=text, edits=edits) for text, edits in ways if _fits(config, facts, edits)]
+    both = {"save_total_limit": 1, "save_only_model": True}
+    if not fixes and _fits(config, facts, both):
+        fixes.append(Fix(text="both fewer checkpoints and weights only", edits=both))
     return [
         problem(
             "E407",

@@ -103,6 +103,8 @@ def value_problems(config: Config) -> list[Problem]:
     ]
     if config.eval_steps == config.save_steps:
         problems = [p for p in problems if p.option != "eval_steps"]
+    if config.eval_temperature == config.temperature:
+        problems = [p for p in problems if p.option != "eval_temperature"]
     if config.data_seed == config.seed:
         problems = [p for p in problems if p.option != "data_seed"]
     if config.epsilon_high == config.epsilon:
@@ -119,11 +121,15 @@ def _out_of_range(name: str, value: Any, allowed: Range) -> Problem:
     return Problem(
         code="E109",
         option=name,
-        seen=f"{name} is {value}; it takes {allowed.words}.",
+        seen=f"{name} is {_plain(value)}; it has to be {allowed.words}.",
         why=allowed.why,
         cause="A slip of the hand, or a value that means `not set` in another tool.",
         fixes=(fix,),
     )
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _temperature(config: Config) -> list[Problem]:
@@ -138,8 +144,8 @@ def _temperature(config: Config) -> list[Problem]:
             why="Equal completions get equal rewards, every advantage is 0, and no weight moves.",
             cause="A setting for evaluation; training needs completions that differ.",
             fixes=(
-                Fix(text="sample as the model says; the default", edits={"temperature": 1.0}),
-                Fix(text="a little sharper, as ms-swift has it", edits={"temperature": 0.9}),
+                Fix(text="the model's own distribution, which is the default", edits={"temperature": 1.0}),
+                Fix(text="a little sharper, the default of ms-swift", edits={"temperature": 0.9}),
             ),
         )
     ]

@@ -62,7 +62,8 @@ def _model(config: Config, facts: Facts) -> list[str]:
     revision = f" at {config.model_revision}" if config.model_revision else ""
     lines = [f"{config.model}{revision}{size}{context}"]
     if config.tuner_type == "lora":
-        kind = " (DoRA)" if config.use_dora else " (rsLoRA)" if config.use_rslora else ""
+        kinds = [name for name, on in (("DoRA", config.use_dora), ("rsLoRA", config.use_rslora)) if on]
+        kind = f" ({', '.join(kinds)})" if kinds else ""
         trained = "" if facts.num_trained is None else f"; {_millions(facts.num_trained)} parameters trained"
         share = (
             f" ({facts.num_trained / facts.num_parameters:.2%})"

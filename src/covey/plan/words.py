@@ -56,7 +56,7 @@ def note_lines(problem: Problem) -> list[str]:
 
 
 def _flag(name: str, value: Any) -> str:
-    if value is None:
+    if value is None or value == []:
         return f"--{name} none"
     if isinstance(value, bool):
         return f"--{name} {str(value).lower()}"

@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from support.verbs import alone
 
+from covey.cli.main import main
 from covey.cli.verbs import VERBS
 
 
@@ -35,8 +37,18 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
         ("train absent.yaml", ["E107"], ["absent.yaml"]),
         ("quickstart --num_generations 7", ["E202"], ["E202 num_generations"]),
         ("quickstart --num_generations many", ["E103"], ["a whole number"]),
-        ("plan --model m", ["E112"], ["no `covey plan`", "`covey train` checks"]),
-        ("rlhf --rlhf_type grpo", ["E112"], ["no `covey rlhf`", "`covey train` takes the same flags"]),
+        ("sft --model m", ["E112"], ["no `covey sft`", "GRPO only"]),
+        ("merge-lora DIR", ["E112"], ["covey export CHECKPOINT --merge"]),
+        ("plan --temperature 0", ["E105", "E110"], ["model is not given", "dataset is not given"]),
+        ("plan --model org/none", ["E105", "E321"], ["org/none"]),
+        ("plan rlhf --num_generations 7 --json", ["E105", "E202"], ["num_generations 7"]),
+        ("rlhf --rlhf_type grpo", ["E105"], ["model is not given", "reward_funcs is not given"]),
+        ("rlhf --rlhf_type dpo", ["E114"], ["rlhf_type is dpo", "covey rlhf --rlhf_type grpo"]),
+        ("eval", ["E105"], ["is given no model"]),
+        ("eval ./absent", ["E105", "E115"], ["nothing to evaluate on"]),
+        ("export absent", ["E404"], ["absent is no directory"]),
+        ("export a b --force", ["E108"], ["`--force b`"]),
+        ("grpo --model m", ["E112"], ["`covey train` takes the same flags"]),
         ("trian", ["E112"], ["nearest verb is train"]),
         ("--model m", ["E112"], ["put the verb first"]),
         ("run.yaml", ["E112"], ["covey train run.yaml"]),
@@ -44,31 +56,46 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
     ],
 )  # fmt: skip
 def test_faults_end_with_two_and_everything_that_is_wrong(
-    argv: str, codes: list[str], words: list[str], tmp_path: Path
+    argv: str,
+    codes: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    alone(monkeypatch, tmp_path)
     given = argv.replace("train --", "train --dataset d.jsonl --reward_funcs accuracy --")
     if "quickstart" in given:
-        given += " --model="  # without a model nothing else is gathered
-    done = covey(*given.split(), cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
+        given += " --model= --dataset="  # without a model nothing else is gathered
+    assert main(given.split()) == 2
+    done = capsys.readouterr()
+    assert done.out == ""
     for part in [*codes, *words, "seen", "why", "nothing was started"]:
-        assert part in done.stderr
+        assert part in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shell_sees_the_same(tmp_path: Path) -> None:
+    done = covey("train", "--num_generations", "7", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert "E202" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_help_and_version_import_nothing_heavy_and_are_quick() -> None:
     heavy = "{'torch', 'transformers', 'numpy', 'datasets', 'matplotlib', 'rich'}"
-    for argv in (["--help"], ["--version"], ["train", "--help"], ["quickstart", "-h"], ["explain", "E201"]):
-        program = (
-            f"import sys; from covey.cli.main import main; code = main({argv!r}); "
-            f"sys.stderr.write(str(sorted({heavy} & set(sys.modules)))); sys.exit(code)"
-        )
-        start = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "[]")
-        assert time.monotonic() - start < 3  # far above what it takes, for a busy machine
+    texts = [["--help"], ["--version"], ["explain", "E201"], *([verb, "-h"] for verb in VERBS)]
+    program = (
+        f"import sys; from covey.cli.main import main; codes = [main(argv) for argv in {texts!r}]; "
+        f"sys.stderr.write(str(sorted({heavy} & set(sys.modules)))); sys.exit(any(codes))"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "[]")
+    assert time.monotonic() - start < 3  # far above what it takes, for a busy machine
+    for verb in VERBS:
+        assert f"covey {verb}" in done.stdout
 
 
 def test_help_names_the_verbs_and_no_others() -> None:

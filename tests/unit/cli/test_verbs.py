@@ -6,67 +6,23 @@ The run itself is a stand-in; its module is looked up when the verb runs.
 import os
 import signal
 import sys
-import types
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.verbs import WORDS, Run, alone, raises
 
 from covey.cli import launch, ranks
 from covey.cli.main import main
-from covey.config import Resolved
 from covey.errors import CheckpointError, ConfigError, GuardStop
 from covey.plan import Facts
 from covey.types import Finding, Fix, Problem
 
-WORDS = ["--model", "m", "--dataset", "d.jsonl", "--reward_funcs", "accuracy"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    exit_code: int
-
-
-@dataclass(frozen=True)
-class Survey:
-    facts: Facts
-
-
-class Run:
-    """Stands in for the modules of a run and remembers what it was given."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.got: list[Resolved] = []
-        self.gathered: list[int] = []
-        self.ends: Callable[[], int] = lambda: 0
-        self.facts = Facts()
-        modules = {
-            "covey.training.run": {"train": self._run},
-            "covey.training.quickstart": {"quickstart": self._run},
-            "covey.training.facts": {"survey": self._survey},
-        }
-        for name, content in modules.items():
-            module = types.ModuleType(name)
-            module.__dict__.update(content)
-            monkeypatch.setitem(sys.modules, name, module)
-
-    def _run(self, resolved: Resolved, found: Survey) -> Outcome:
-        assert found.facts == replace(self.facts, num_processes=found.facts.num_processes)
-        self.got.append(resolved)
-        return Outcome(self.ends())
-
-    def _survey(self, config: Any, num_processes: int) -> Survey:
-        self.gathered.append(num_processes)
-        return Survey(replace(self.facts, num_processes=num_processes))
-
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-    for name in ("WORLD_SIZE", "RANK", ranks.EXIT_FILE, launch.OUTPUT_DIR):
-        monkeypatch.delenv(name, raising=False)
+    alone(monkeypatch, tmp_path)
     return Run(monkeypatch)
 
 
@@ -85,13 +41,6 @@ def test_quickstart_fills_in_its_values(run: Run) -> None:
     assert resolved.config.output_dir == "runs/quickstart-001"
 
 
-def raises(error: BaseException) -> Callable[[], int]:
-    def end() -> int:
-        raise error
-
-    return end
-
-
 PROBLEM = Problem(code="E301", option="model", seen="s", why="w", cause="c", fixes=(Fix(text="f"),))
 FINDING = Finding(code="F101", seen="loss is nan", why="w", cause="c", fixes=(Fix(text="f"),), step=7)
 
@@ -106,7 +55,7 @@ FINDING = Finding(code="F101", seen="loss is nan", why="w", cause="c", fixes=(Fi
         (
             raises(GuardStop(FINDING)),
             3,
-            "F101 at step 7\n  seen   loss is nan\n  why    w\n  cause  c\n  do     f",
+            "F101 at step 7\n  seen   loss is nan.\n  why    w\n  cause  c\n  do     f",
         ),
         (raises(KeyboardInterrupt()), 130, ""),
         (lambda: os.kill(os.getpid(), signal.SIGTERM) or 0, 143, ""),
@@ -128,61 +77,11 @@ def test_an_error_nobody_foresaw_is_raised_as_it_is(run: Run) -> None:
         main(["train", *WORDS])
 
 
-def test_where_words_are_wrong_facts_are_shown_too(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run.facts = Facts(model_problem="no config.json")
-    assert main(["train", *WORDS, "--num_generations", "1", "--lr", "1"]) == 2
-    err = capsys.readouterr().err
-    assert [line.split()[0] for line in err.splitlines() if line.startswith("E")] == ["E101", "E301", "E201"]
-    assert "3 problems; nothing was started or written. More: covey explain E101 E301 E201" in err
-    assert run.got == []
-
-
 def test_a_value_nobody_could_read_brings_no_second_problem(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *WORDS, "--num_generations", "x", "--per_device_train_batch_size", "3"]) == 2
     assert "1 problem;" in capsys.readouterr().err
-
-
-class Launched:
-    """Stands in for the launching of processes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        for verb in ("train", "quickstart"):
-            monkeypatch.setattr(f"covey.cli.{verb}.launch", self._launch)
-
-    def _launch(self, *arguments: Any) -> int:
-        self.calls.append(arguments)
-        return 3
-
-
-def test_several_processes_are_checked_then_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = Launched(monkeypatch)
-    words = [*WORDS, "--nproc_per_node", "2"]
-    assert main(["train", *words]) == 3
-    assert launched.calls == [("train", words, 2, "runs/m-d-001")]
-    assert run.gathered == [2]
-    assert run.got == []
-
-
-def test_several_processes_are_not_launched_with_faults(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = Launched(monkeypatch)
-    run.facts = Facts(dataset_missing=("d.jsonl",))
-    assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 2
-    assert launched.calls == []
-
-
-def test_under_torchrun_nothing_is_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = Launched(monkeypatch)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv(launch.OUTPUT_DIR, "runs/shared-001")
-    assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 0
-    assert launched.calls == []
-    assert run.got[0].config.output_dir == "runs/shared-001"
-    assert run.got[0].config.generation_batch_size == 64
-    assert run.got[0].config.gradient_accumulation_steps == 4
 
 
 def test_the_command_of_several_processes() -> None:

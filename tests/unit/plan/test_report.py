@@ -178,9 +178,7 @@ def test_evaluation(options: dict[str, Any], line: str) -> None:
     ],
 )
 def test_equal_splits_around_the_chosen_one(per_device: int, passes: int, splits: str) -> None:
-    (line,) = section(
-        "same run", per_device_train_batch_size=per_device, gradient_accumulation_steps=passes
-    )
+    (line,) = section("same run", per_device_train_batch_size=per_device, gradient_accumulation_steps=passes)
     assert line == (
         f"per_device_train_batch_size x gradient_accumulation_steps = {splits}: only the memory differs"
     )

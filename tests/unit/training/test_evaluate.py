@@ -64,6 +64,7 @@ def test_it_is_kept_over_a_resume():
     assert (other.value, other.step, other.num_worse) == (0.5, 0, 1)
 
 
-def test_a_metric_that_is_not_there_is_an_error():
-    with pytest.raises(KeyError):
-        Best("eval_gold/reward", greater_is_better=True).update({"eval_reward": Metric(value=1.0)}, 1)
+def test_an_evaluation_without_the_metric_is_not_the_best():
+    best = Best("eval_pass@2", greater_is_better=True)
+    assert not best.update({"eval_reward": Metric(value=1.0)}, 1)
+    assert (best.value, best.step, best.num_worse) == (None, None, 1)

@@ -1,0 +1,134 @@
+"""`covey export`: its words, what it refuses, and what it says was done."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.verbs import alone, codes_in, stand_in
+
+from covey.cli.main import main
+from covey.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Result:
+    target: Path
+    merged: bool
+    num_prompts: int = 6
+    max_logit_difference: float = 0.00123456
+    dtype: str | None = "bfloat16"
+
+
+class Exports:
+    """Stands in for the export itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.got: list[tuple[str, str, bool, str | None]] = []
+        self.error: Exception | None = None
+        stand_in(
+            monkeypatch,
+            "covey.training.export",
+            export=self._run,
+            default_target=lambda path, *, merge: Path(f"{path}-{'merged' if merge else 'model'}"),
+        )
+
+    def _run(self, checkpoint: Path, target: Path, *, merge: bool, base: Path | None) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.got.append((str(checkpoint), str(target), merge, None if base is None else str(base)))
+        return Result(target, merged=merge)
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Exports:
+    alone(monkeypatch, tmp_path)
+    Path("c-5").mkdir()
+    return Exports(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("words", "target", "merge", "base"),
+    [
+        ("c-5", "c-5-model", False, None),
+        ("c-5/", "c-5-model", False, None),
+        ("c-5 --merge", "c-5-merged", True, None),
+        ("--merge c-5", "c-5-merged", True, None),
+        ("c-5 --merge true", "c-5-merged", True, None),
+        ("c-5 --merge_lora true", "c-5-merged", True, None),
+        ("c-5 --merge-lora", "c-5-merged", True, None),
+        ("c-5 --merge=True", "c-5-merged", True, None),
+        ("c-5 --merge false", "c-5-model", False, None),
+        ("c-5 --merge=False", "c-5-model", False, None),
+        ("c-5 --merge=no", "c-5-model", False, None),
+        ("c-5 --merge=0", "c-5-model", False, None),
+        ("c-5 --merge --output_dir o --base /b", "o", True, "/b"),
+        ("--output-dir=o --base=/b c-5", "o", False, "/b"),
+    ],
+)
+def test_words(exports: Exports, words: str, target: str, merge: bool, base: str | None) -> None:
+    assert main(["export", *words.split()]) == 0
+    assert exports.got == [("c-5", target, merge, base)]
+
+
+def test_what_is_said(exports: Exports, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "c-5", "--merge"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "merged: on 6 prompts the logits of the exported bfloat16 model differ from those with the adapter "
+        "by at most 0.00123",
+        "written to c-5-merged",
+    ]
+    assert main(["export", "c-5"]) == 0
+    assert capsys.readouterr().out == "written to c-5-model\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "codes", "part"),
+    [
+        ("absent", ["E404"], "absent is no directory"),
+        ("c-5 d", ["E108"], "`d` is nothing that"),
+        ("c-5 --force --merge", ["E108"], "`--force` is nothing that"),
+        ("--merge", ["E108"], "No checkpoint is named"),
+        ("c-5 --output_dir", ["E108"], "--output_dir"),
+        ("c-5 --base", ["E108"], "--base"),
+        ("c-5 --output_dir --merge", ["E108"], "--output_dir"),
+        ("c-5 --output_dir there", ["E402"], "there is there already"),
+        ("absent --output_dir there", ["E404", "E402"], "absent is no directory"),
+    ],
+)
+def test_refusals(
+    exports: Exports, words: str, codes: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("there").mkdir()
+    assert main(["export", *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert codes_in(err) == codes
+    assert part in err
+    assert exports.got == []
+
+
+@pytest.mark.parametrize(("words", "name"), [([], "c-5-model"), (["--merge"], "c-5-merged")])
+def test_a_second_export_is_no_damaged_checkpoint(
+    exports: Exports, words: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(name).mkdir()
+    assert main(["export", "c-5", *words]) == 2
+    err = capsys.readouterr().err
+    assert codes_in(err) == ["E402"]
+    assert f"{name} is there already" in err
+
+
+def test_an_export_that_fails_says_why(exports: Exports, capsys: pytest.CaptureFixture[str]) -> None:
+    exports.error = CheckpointError("model.safetensors is cut short")
+    assert main(["export", "c-5", "--merge"]) == 2
+    err = capsys.readouterr().err
+    assert codes_in(err) == ["E404"]
+    assert "c-5: model.safetensors is cut short" in err
+    assert "--base DIR" in err
+
+
+def test_help_is_asked_for_or_nothing_is_said(exports: Exports, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"], ["c-5", "-h"]):
+        assert main(["export", *words]) == 0
+        assert capsys.readouterr().out.startswith("usage: covey export CHECKPOINT [--merge]")
+    assert exports.got == []

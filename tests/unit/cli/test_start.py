@@ -1,0 +1,97 @@
+"""The order in which a verb that trains does its work, and when it starts several processes."""
+
+from pathlib import Path
+
+import pytest
+from support.verbs import WORDS, Launched, Run, alone, codes_in, raises
+
+from covey.cli import launch
+from covey.cli.main import main
+from covey.errors import ConfigError
+from covey.plan import Facts
+from covey.types import Fix, Problem
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    alone(monkeypatch, tmp_path)
+    return Run(monkeypatch)
+
+
+@pytest.mark.parametrize("verb", ["train", "rlhf"])
+def test_facts_then_weights_then_the_run(run: Run, verb: str) -> None:
+    assert main([verb, *WORDS]) == 0
+    assert run.order == ["facts", "fetch", "run", "close"]
+
+
+def test_what_was_read_is_closed_when_the_run_fails(run: Run) -> None:
+    run.ends = raises(RuntimeError("boom"))
+    with pytest.raises(RuntimeError, match="boom"):
+        main(["train", *WORDS])
+    assert run.order == ["facts", "fetch", "run", "close"]
+
+
+def test_nothing_is_fetched_for_a_run_that_is_refused(run: Run) -> None:
+    run.facts = Facts(dataset_missing=("d.jsonl",))
+    assert main(["train", *WORDS]) == 2
+    assert run.order == ["facts", "close"]
+
+
+def test_weights_that_cannot_be_had_are_a_fault(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = Problem(code="E321", option="model", seen="no", why="w", cause="c", fixes=(Fix(text="f"),))
+    run.fetches = raises(ConfigError([problem]))
+    assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 2
+    assert run.order == ["facts", "fetch", "close"]
+    assert codes_in(capsys.readouterr().err) == ["E321"]
+
+
+def test_warnings_do_not_stop_a_run(run: Run) -> None:
+    run.facts = Facts(num_parameters=1000)
+    assert main(["train", *WORDS]) == 0
+    assert len(run.got) == 1
+
+
+def test_where_words_are_wrong_facts_are_shown_too(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.facts = Facts(model_problem="no config.json")
+    assert main(["train", *WORDS, "--num_generations", "1", "--lr", "1"]) == 2
+    err = capsys.readouterr().err
+    assert codes_in(err) == ["E101", "E301", "E201"]
+    assert "3 problems; nothing was started or written. More: covey explain E101 E301 E201" in err
+    assert run.got == []
+
+
+def test_several_processes_are_checked_then_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Launched(monkeypatch, run.order)
+    words = [*WORDS, "--nproc_per_node", "2"]
+    assert main(["train", *words]) == 3
+    assert launched.calls == [("train", words, 2, "runs/m-d-001")]
+    assert run.gathered == [2]
+    # The rewards' processes of this one end before those of the run begin.
+    assert run.order[:4] == ["facts", "fetch", "close", "launch"]
+    assert run.got == []
+
+
+@pytest.mark.parametrize("verb", ["rlhf", "quickstart"])
+def test_each_verb_launches_itself(run: Run, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    launched = Launched(monkeypatch)
+    assert main([verb, *WORDS, "--nproc_per_node", "4"]) == 3
+    assert [(call[0], call[2]) for call in launched.calls] == [(verb, 4)]
+
+
+def test_several_processes_are_not_launched_with_faults(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Launched(monkeypatch)
+    run.facts = Facts(dataset_missing=("d.jsonl",))
+    assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 2
+    assert launched.calls == []
+
+
+def test_under_torchrun_nothing_is_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Launched(monkeypatch)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv(launch.OUTPUT_DIR, "runs/shared-001")
+    assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 0
+    assert launched.calls == []
+    assert run.got[0].config.output_dir == "runs/shared-001"
+    assert run.got[0].config.generation_batch_size == 64
+    assert run.got[0].config.gradient_accumulation_steps == 4
