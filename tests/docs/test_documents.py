@@ -38,7 +38,8 @@ OTHER_COMMANDS = ("make", "pip", "git", "hf", "source", "torchrun", "swift", "tr
 LANGUAGES = {"python", "bash", "console", "text", "yaml", "json"}
 
 _BLOCK = re.compile(
-    r"^(?:<!-- (?P<mark>file|write|not run): (?P<value>[^\n]+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"^(?:<!-- (?P<mark>file|write|not run): (?P<value>[^\n]+) -->\n)?"
+    r"```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 

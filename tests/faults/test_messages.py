@@ -15,11 +15,6 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import main
-from covey.cli.start import start
-from covey.config.names import look_up
-from covey.errors import ConfigError
-from covey.plan.words import flags
-from covey.types import Problem, Severity
 from faults import cases_inputs, cases_options, cases_run
 from faults.case import Case
 

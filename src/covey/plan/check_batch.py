@@ -81,8 +81,8 @@ def _groups_do_not_fit(shape: Shape) -> Words:
         f"{_product(shape)}, which is no multiple of num_generations {shape.num_generations}.",
         "Batch sizes count completions here, not prompts."
         if shape.completions_per_rollout < shape.num_generations
-        else "Sizes that share no factor, such as a batch of 3 and groups of 4; or another number of processes "
-        "than the command was written for.",
+        else "Sizes that share no factor, such as a batch of 3 and groups of 4; or another number of "
+        "processes than the command was written for.",
     )
 
 

@@ -266,11 +266,9 @@ def _disk(config: Config, facts: Facts) -> list[Problem]:
     ways = (
         ("keep fewer checkpoints", {"save_total_limit": 1}),
         ("save weights only, with nothing to resume from", {"save_only_model": True}),
+        ("both", {"save_total_limit": 1, "save_only_model": True}),
     )
     fixes = [Fix(text=text, edits=edits) for text, edits in ways if _fits(config, facts, edits)]
-    both = {"save_total_limit": 1, "save_only_model": True}
-    if not fixes and _fits(config, facts, both):
-        fixes.append(Fix(text="both fewer checkpoints and weights only", edits=both))
     return [
         problem(
             "E407",
@@ -287,5 +285,5 @@ def _disk(config: Config, facts: Facts) -> list[Problem]:
 def _fits(config: Config, facts: Facts, edits: Mapping[str, Any]) -> bool:
     changed = config.model_copy(update=dict(edits))
     peak = disk_plan(changed, facts).peak_bytes
-    differs = any(getattr(config, name) != value for name, value in edits.items())
+    differs = all(getattr(config, name) != value for name, value in edits.items())
     return differs and peak is not None and peak <= (facts.free_disk_bytes or 0)

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.verbs import alone
 
 from covey.cli.main import main
 from covey.cli.verbs import VERBS
+from support.verbs import alone
 
 
 def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -30,7 +30,7 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
     [
         ("train --num_generation 8", ["E101"], ["--num_generations 8"]),
         ("train --num_generations 1 --temperature 0 --use_vllm true", ["E102", "E302", "E201", "E110"],
-         ["stands alone", "greedy", "its own engine", "5 problems"]),
+         ["no other one of its prompt", "greedy", "its own engine", "5 problems"]),
         ("train --temperature 0", ["E110"], ["--temperature 1"]),
         ("train --num_generations 7", ["E202"], ["no multiple of num_generations 7", "--num_generations 8"]),
         ("train --loss_type dapp --beta -1", ["E104", "E109"], ["--loss_type dapo"]),

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.verbs import Survey, alone, codes_in, stand_in
 
 from covey.cli.main import main
 from covey.config import Resolved
 from covey.plan import Facts
 from covey.quickstart.task import MODEL_DIR
 from covey.types import Metric
+from support.verbs import Survey, alone, codes_in, stand_in
 
 WORDS = ["--val_dataset", "v.jsonl", "--reward_funcs", "accuracy"]
 

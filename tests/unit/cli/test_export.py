@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.verbs import alone, codes_in, stand_in
 
 from covey.cli.main import main
 from covey.errors import CheckpointError
+from support.verbs import alone, codes_in, stand_in
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from support.verbs import WORDS, alone, codes_in
 
 from covey.cli import launch
 from covey.cli.main import main
 from covey.cli.options import read, under_torchrun
+from support.verbs import WORDS, alone, codes_in
 
 
 @pytest.fixture(autouse=True)

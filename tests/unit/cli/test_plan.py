@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.verbs import WORDS, Run, alone, codes_in
 
 from covey.cli.main import main
 from covey.cli.options import read
+from support.verbs import WORDS, Run, alone, codes_in
 
 TASK = ["--model", "quickstart", "--dataset", "quickstart#64", "--reward_funcs", "accuracy"]
 RATE = ["--learning_rate", "1e-4"]

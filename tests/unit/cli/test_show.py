@@ -3,9 +3,8 @@
 import pytest
 
 from covey.cli.help import help_text
-from covey.cli.main import main
-from covey.cli.show import flags, problem_text
-from covey.config.dialect import MS_SWIFT
+from covey.cli.show import problem_text
+from covey.plan.words import flags
 from covey.config.names import ALIASES
 from covey.config.quickstart import QUICKSTART
 from covey.config.schema import OPTIONS
@@ -47,6 +46,14 @@ def test_help_has_every_option_with_its_default_and_other_names(verb: str) -> No
     for part in parts:
         assert part in text
     assert "--vllm" not in text
+
+
+def test_help_of_rlhf_has_the_defaults_of_ms_swift(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rlhf", "--help"]) == 0
+    text = capsys.readouterr().out
+    for name, value in {**MS_SWIFT, "learning_rate": 1e-4}.items():
+        assert f"  {flags({name: value})}\n" in text
+        assert f"      default here: {flags({name: value}).split()[1]}\n" in text
 
 
 def test_help_of_quickstart_has_its_values() -> None:

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from support.verbs import WORDS, Launched, Run, alone, codes_in, raises
 
 from covey.cli import launch
 from covey.cli.main import main
 from covey.errors import ConfigError
 from covey.plan import Facts
 from covey.types import Fix, Problem
+from support.verbs import WORDS, Launched, Run, alone, codes_in, raises
 
 
 @pytest.fixture

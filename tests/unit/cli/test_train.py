@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.verbs import WORDS, Run, alone
 
 from covey.cli.main import main
 from covey.config.dialect import MS_SWIFT
+from support.verbs import WORDS, Run, alone
 
 
 @pytest.fixture

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.verbs import WORDS, Run, alone, raises
 
 from covey.cli import launch, ranks
 from covey.cli.main import main
 from covey.errors import CheckpointError, ConfigError, GuardStop
-from covey.plan import Facts
 from covey.types import Finding, Fix, Problem
+from support.verbs import WORDS, Run, alone, raises
 
 
 @pytest.fixture
@@ -41,6 +40,11 @@ def test_quickstart_fills_in_its_values(run: Run) -> None:
     assert resolved.config.output_dir == "runs/quickstart-001"
 
 
+def terminated() -> int:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return 0
+
+
 PROBLEM = Problem(code="E301", option="model", seen="s", why="w", cause="c", fixes=(Fix(text="f"),))
 FINDING = Finding(code="F101", seen="loss is nan", why="w", cause="c", fixes=(Fix(text="f"),), step=7)
 
@@ -58,7 +62,7 @@ FINDING = Finding(code="F101", seen="loss is nan", why="w", cause="c", fixes=(Fi
             "F101 at step 7\n  seen   loss is nan.\n  why    w\n  cause  c\n  do     f",
         ),
         (raises(KeyboardInterrupt()), 130, ""),
-        (lambda: os.kill(os.getpid(), signal.SIGTERM) or 0, 143, ""),
+        (terminated, 143, ""),
     ],
 )
 def test_exit_codes(

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from support.checks import GOOD, Case, assert_fixes_mend, assert_says, edits_of, facts, found, one
 
 from covey.plan import MissingColumn, UnreadableFile
 from covey.plan.facts import LeftOut
+from support.checks import GOOD, Case, assert_fixes_mend, assert_says, edits_of, facts, found, one
 
 SOLUTION = MissingColumn(column="solution", needed_by="the reward accuracy")
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 from covey.plan.check_eval import metric_names
 from covey.plan.facts import EvalSet
+from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 VAL = {"val_dataset": ["v.jsonl"]}
 SETS = {"eval_sets": (EvalSet(name="gsm8k", num_prompts=50), EvalSet(name="math", num_prompts=20))}

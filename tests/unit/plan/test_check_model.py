@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of
 from covey.plan.facts import Facts, ModelFault, TargetFacts
+from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LORA = {"tuner_type": "lora", "learning_rate": 1e-5}

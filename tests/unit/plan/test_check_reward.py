@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 from covey.plan.check_reward import reward_problems
 from covey.plan.facts import FaultyReward, GoldFacts, RewardFault
+from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 
 def faulty(name: str, kind: RewardFault, words: str = "seen so") -> dict[str, Any]:

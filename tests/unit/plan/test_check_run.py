@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 from covey.config.schema import OPTIONS
 from covey.plan import ResumeFacts
 from covey.plan.check_run import FREE_ON_RESUME, protected_changes
 from covey.plan.disk import disk_plan
+from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 RESUME = {"resume_from_checkpoint": "latest"}
 GB = 10**9
@@ -92,25 +92,20 @@ def test_processes_that_nobody_counted_are_not_too_many() -> None:
     ("free", "options", "fixes"),
     [
         # one byte short of 4 + 4 + 1
-        (9 * GB - 1, {}, [
-            {"save_total_limit": 1},
-            {"save_only_model": True},
-            {"save_total_limit": 1, "save_only_model": True},
-        ]),
-        (8 * GB, {}, [
-            {"save_total_limit": 1},
-            {"save_only_model": True},
-            {"save_total_limit": 1, "save_only_model": True},
-        ]),
+        (9 * GB - 1, {}, [{"save_total_limit": 1}, {"save_only_model": True}]),
+        (8 * GB, {}, [{"save_total_limit": 1}, {"save_only_model": True}]),
         # 4 + 4 does not fit, 1 + 1 + 1 does
-        (8 * GB - 1, {}, [{"save_only_model": True}, {"save_total_limit": 1, "save_only_model": True}]),
-        (3 * GB, {}, [{"save_only_model": True}, {"save_total_limit": 1, "save_only_model": True}]),
+        (8 * GB - 1, {}, [{"save_only_model": True}]),
+        (3 * GB, {}, [{"save_only_model": True}]),
+        # neither fits alone
         (3 * GB - 1, {}, [{"save_total_limit": 1, "save_only_model": True}]),
         (2 * GB, {}, [{"save_total_limit": 1, "save_only_model": True}]),
         (2 * GB - 1, {}, []),
         # what is typed already is no way out
         (7 * GB, {"save_total_limit": 1}, [{"save_only_model": True}]),
         (2 * GB, {"save_total_limit": 1}, [{"save_only_model": True}]),
+        (2 * GB, {"save_only_model": True}, [{"save_total_limit": 1}]),
+        (GB, {"save_total_limit": 1, "save_only_model": True}, []),
     ],
 )  # fmt: skip
 def test_fixes_of_the_disk_fit(free: int, options: dict[str, Any], fixes: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from support.checks import Case, assert_fixes_mend, assert_says, edits_of, facts, found, one
 
 # What must hold beside an option for nothing else to be wrong.

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from support.checks import BASE, GOOD, facts, found
 
 from covey.config import from_dict
 from covey.errors import ConfigError
@@ -11,6 +10,7 @@ from covey.plan import Facts, checks
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import FaultyReward
 from covey.types import Severity
+from support.checks import BASE, GOOD, facts, found
 
 
 def test_nothing_is_wrong_with_a_good_run_or_with_unknown_facts() -> None:

@@ -6,10 +6,10 @@ Each save writes a whole checkpoint before an old one goes, so one more than tho
 from typing import Any
 
 import pytest
-from support.checks import config, facts
 
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
+from support.checks import config, facts
 
 GB = 10**9
 SIZES = facts(checkpoint_bytes=4 * GB, model_bytes=GB, free_disk_bytes=20 * GB)

@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 import pytest
-from support.checks import GOOD, config, facts
 
 from covey.config.schema import OPTIONS
 from covey.plan import Facts, batch_plan
 from covey.plan.facts import EvalSet, GoldFacts, LeftOut
 from covey.plan.report import report_json, report_lines
 from covey.types import Problem
+from support.checks import GOOD, config, facts
 
 GB = 10**9
 
