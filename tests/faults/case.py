@@ -20,8 +20,8 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A command that is refused: its words behind `covey`, files by path, further set-up of the directory, and
-    what the machine is made to say of itself."""
+    """A command that is refused: its words behind `covey`, files by path, further set-up of the directory,
+    and what the machine is made to say of itself."""
 
     name: str
     words: str
@@ -31,9 +31,9 @@ class Case:
 
 
 def words(
-    rest: str = "", *, model: str = "quickstart", dataset: str = "quickstart", reward: str = "accuracy"
+    rest: str = "", *, model: str = "quickstart", dataset: str = "sums.jsonl", reward: str = "accuracy"
 ) -> str:
-    """A command that trains, but for what is given."""
+    """A command that trains, but for what is given; every case has a file sums.jsonl."""
     inputs = f"train --model {model} --dataset {dataset} --reward_funcs {reward}"
     return f"{inputs} --max_completion_length 16 --learning_rate 1e-4 {rest}".strip()
 

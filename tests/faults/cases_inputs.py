@@ -7,16 +7,14 @@ from pathlib import Path
 
 from faults.case import SUMS, Case, changed_model, jsonl, model, sums, void, words
 
-_MINE = "mine.py:reward --reward_workers 1"
 _ROWS = {"rows.jsonl": SUMS}
 
 
-def _reward(name: str, source: str, rest: str = "") -> Case:
-    return Case(
-        name=name,
-        words=words(f"--reward_workers 1 {rest}".strip(), dataset="rows.jsonl", reward="mine.py:reward"),
-        files={**_ROWS, "mine.py": source},
-    )
+def _reward(case: str, body: str, *, name: str = "reward", arguments: str = "completions, **kwargs") -> Case:
+    """A reward function with this body; without a name, the body is the file."""
+    head = f"def {name}({arguments}):\n    " if name else ""
+    typed = words("--reward_workers 1", reward="mine.py:reward")
+    return Case(name=case, words=typed, files={"mine.py": f"{head}{body}\n"})
 
 
 def _data(name: str, rows: list[dict[str, object]], rest: str = "", reward: str = "accuracy") -> Case:
@@ -151,38 +149,18 @@ CASES = (
     Case(name="reward_unknown", words=words(reward="cosine")),
     Case(name="reward_file_without_a_name", words=words(reward="mine.py"), files={"mine.py": ""}),
     Case(name="reward_file_missing", words=words("--reward_workers 1", reward="rewards/mine.py:reward")),
-    _reward(
-        "reward_name_missing", "def rewards(completions, **kwargs):\n    return [0.0] * len(completions)\n"
-    ),
-    _reward(
-        "reward_syntax_error", "def reward(completions, **kwargs)\n    return [0.0] * len(completions)\n"
-    ),
-    _reward(
-        "reward_import_missing",
-        "import nowhere_to_be_found\n\n\ndef reward(completions, **kwargs):\n    return [0.0] * len(completions)\n",
-    ),
-    _reward(
-        "reward_signature", "def reward(completions, ground_truth):\n    return [0.0] * len(completions)\n"
-    ),
-    _reward("reward_too_few", "def reward(completions, **kwargs):\n    return [1.0]\n"),
-    _reward("reward_too_many", "def reward(completions, **kwargs):\n    return [1.0] * 5\n"),
-    _reward(
-        "reward_raises",
-        "def reward(completions, solution, **kwargs):\n    return [float(c.split('=')[1]) for c in completions]\n",
-    ),
-    _reward(
-        "reward_raises_on_one_row",
-        "def reward(completions, solution, **kwargs):\n    return [1.0 if c[0] == s else 0.0 for c, s in zip(completions, solution)]\n",
-    ),
-    _reward(
-        "reward_gives_strings",
-        "def reward(completions, **kwargs):\n    return ['good' for _ in completions]\n",
-    ),
-    _reward(
-        "reward_gives_nan",
-        "def reward(completions, **kwargs):\n    return [float('nan') for _ in completions]\n",
-    ),
-    _reward("reward_gives_one_number", "def reward(completions, **kwargs):\n    return 1.0\n"),
+    _reward("reward_name_missing", "return [0.0] * len(completions)", name="rewards"),
+    _reward("reward_syntax_error", "return [0.0] * len(completions", arguments="completions, **kwargs"),
+    _reward("reward_import_missing", "import nowhere_to_be_found", name=""),
+    _reward("reward_signature", "return [0.0] * len(completions)", arguments="completions, ground_truth"),
+    _reward("reward_signature_unlike_any", "return [0.0] * len(texts)", arguments="texts, limits"),
+    _reward("reward_too_few", "return [1.0]"),
+    _reward("reward_too_many", "return [1.0] * 5"),
+    _reward("reward_raises", "return [float(c.split('=')[1]) for c in completions]"),
+    _reward("reward_raises_on_one_row", "return [float(c[0] == '1') for c in completions]"),
+    _reward("reward_gives_strings", "return ['good' for _ in completions]"),
+    _reward("reward_gives_nan", "return [float('nan') for _ in completions]"),
+    _reward("reward_gives_one_number", "return 1.0"),
     Case(
         name="plugin_syntax_error",
         words=words("--external_plugins plugin.py --reward_workers 1", reward="mine"),

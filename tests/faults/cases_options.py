@@ -26,7 +26,7 @@ CASES = (
     Case(name="top_p", words=words("--top_p 0.9 --top_k 50")),
     Case(
         name="another_method",
-        words="rlhf --rlhf_type dpo --model quickstart --dataset quickstart --reward_funcs accuracy --max_completion_length 16",
+        words=words("--rlhf_type dpo").replace("train", "rlhf", 1),
     ),
     Case(name="lora_option_of_another_tool", words=words("--lora_bias all")),
     Case(name="verb_misspelt", words="trian --model quickstart"),
@@ -117,7 +117,8 @@ CASES = (
         name="yaml_key_unknown",
         words="train run.yaml",
         files={
-            "run.yaml": "model: quickstart\ndataset: [quickstart]\nreward_funcs: [accuracy]\nlearning_rate: 1e-4\nmax_completion_length: 16\nnum_generatons: 4\n"
+            "run.yaml": "model: quickstart\ndataset: [sums.jsonl]\nreward_funcs: [accuracy]\nlearning_rate: 1e-4\n"
+            "max_completion_length: 16\nnum_generatons: 4\n"
         },
     ),
     Case(

@@ -7,16 +7,24 @@ what has changed in them is to be read like prose.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from covey.cli.main import main
+from covey.cli.options import read
+from covey.config.names import look_up
+from covey.errors import ConfigError
+from covey.plan.checks import refuse_faults
+from covey.plan.words import flags
+from covey.training.facts import survey
+from covey.types import Problem, Severity
 from faults import cases_inputs, cases_options, cases_run
-from faults.case import Case
+from faults.case import SUMS, Case, words
 
 MESSAGES = Path(__file__).parent / "messages"
 CASES = (*cases_options.CASES, *cases_inputs.CASES, *cases_run.CASES)
@@ -30,7 +38,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for name in ("NPROC_PER_NODE", "WORLD_SIZE", "RANK", "COVEY_OUTPUT_DIR", "COVEY_EXIT_FILE"):
         monkeypatch.delenv(name, raising=False)
-    for path, text in case.files.items():
+    for path, text in {"sums.jsonl": SUMS, **case.files}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
     case.make(tmp_path)
@@ -57,3 +65,73 @@ def test_message(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     if os.environ.get("COVEY_WRITE_MESSAGES"):
         path.write_text(said, encoding="utf-8")
     assert said == path.read_text(encoding="utf-8")
+
+
+def test_first_fix_mends(case: Case) -> None:
+    """Whoever types the first flags that a problem offers, in place of what was typed for the same options,
+    does not see that problem again, and no other in its stead."""
+    verb, *typed = shlex.split(case.words)
+    if verb not in ("train", "rlhf"):
+        pytest.skip("there is no run to mend")
+    problems = errors_of(verb, typed)
+    assert problems
+    for problem in problems:
+        in_a_file = problem.code == "E101" and f"--{problem.option}" not in typed
+        if problem.fixes and problem.fixes[0].edits and not in_a_file:
+            edits = problem.fixes[0].edits
+            fixed = [*without(typed, problem.option, edits), *shlex.split(flags(edits))]
+            left = {(p.code, p.option, p.seen) for p in errors_of(verb, fixed)}
+            assert (problem.code, problem.option, problem.seen) not in left
+            assert {code for code, _, _ in left} <= {p.code for p in problems}
+
+
+def test_no_message_is_left_over() -> None:
+    """Each text belongs to a case, and no two cases share a name."""
+    names = [case.name for case in CASES]
+    assert sorted(names) == sorted(path.stem for path in MESSAGES.glob("*.txt"))
+    assert len(names) == len(set(names))
+
+
+def test_every_option_that_a_message_names_is_one() -> None:
+    """What follows two dashes in a text is an option of this version, or the name that was typed."""
+    foreign = {"--help", "--repo-type", "--local-dir", "--dataset", "--merge"}
+    for path in MESSAGES.glob("*.txt"):
+        command, _, said = path.read_text(encoding="utf-8").partition("\n")
+        for flag in re.findall(r"(?<![\w-])--[A-Za-z]\w*(?:-\w+)*", said):
+            known = look_up(flag)
+            typed = flag in command or known.refused is not None
+            assert known.option is not None or typed or flag in foreign, (path.name, flag)
+
+
+def test_a_slow_reward_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge may take longer in its trial than a call may; the run says so if it stays so."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "sums.jsonl").write_text(SUMS, encoding="utf-8")
+    source = "import time\n\n\ndef slow(completions, **kwargs):\n    time.sleep(60)\n"
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+    typed = shlex.split(words("--reward_timeout_s 0.2 --reward_workers 1", reward="mine.py:slow"))
+    assert errors_of(typed[0], typed[1:]) == []
+
+
+def errors_of(verb: str, typed: list[str]) -> list[Problem]:
+    """What is wrong with a command, without its run."""
+    try:
+        resolved, num_processes = read(verb, typed)
+        with survey(resolved.config, num_processes) as found:
+            refuse_faults(resolved, found.facts)
+    except ConfigError as error:
+        return [p for p in error.problems if p.severity is Severity.ERROR]
+    return []
+
+
+def without(typed: list[str], option: str, edits: Mapping[str, object]) -> list[str]:
+    """A command less the flags of a misspelt name and of the options that are typed anew."""
+    kept, skips = [], False
+    for word in typed:
+        if word.startswith("--"):
+            known = look_up(word)
+            skips = known.option in edits or (known.option is None and known.typed == option)
+        if not skips:
+            kept.append(word)
+    return kept

@@ -121,7 +121,8 @@ def gathered_anew(given: Facts, before: Config, after: Config) -> Facts:
         ),
         **_lengths(given, before, after),
     }
-    if (after.model, after.chat_template) != (before.model, before.chat_template):
+    source = ("model", "chat_template", "trust_remote_code")
+    if any(getattr(after, name) != getattr(before, name) for name in source):
         changed |= {"model_problem": None, "model_fault": None}
     if after.streaming != before.streaming:
         changed["data_problem"] = None

@@ -125,9 +125,9 @@ _HEAD = """\
 Every option of `covey train` and `covey rlhf`, with its default. Made from the code by
 `python -m covey.config.reference > docs/options.md`; `covey train --help` says the same.
 
-- A flag is `--name value` or `--name=value`. Dashes or underscores, upper or lower case are all the same.
+- A flag is `--NAME VALUE` or `--NAME=VALUE`. Dashes or underscores, upper or lower case are all the same.
 - A list takes several words: `--reward_funcs accuracy format`. A flag given twice replaces.
-- A switch is `--name`, `--name true`, `--name false` or `--no_name`.
+- A switch is `--NAME`, `--NAME true`, `--NAME false` or `--no_NAME`.
 - An option that takes an object takes JSON: `--columns '{"final": "solution"}'`.
 - A YAML file holds the same names, flat or under the names of the groups below. Flags override it.
 - From Python the options are keyword arguments of `covey.train`.

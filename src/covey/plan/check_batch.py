@@ -60,8 +60,8 @@ def _follows(name: str, shape: Shape) -> bool:
 def _group_too_small(shape: Shape) -> Words:
     return (
         "num_generations",
-        f"num_generations is {shape.num_generations}: a completion has no other one of its prompt to be "
-        "compared with.",
+        f"num_generations is {shape.num_generations}: each completion stands alone, with no "
+        "other one of its prompt to be compared with.",
         "A setting from supervised training, or one lowered to save memory; what decides memory is "
         "per_device_train_batch_size.",
     )

@@ -266,9 +266,11 @@ def _disk(config: Config, facts: Facts) -> list[Problem]:
     ways = (
         ("keep fewer checkpoints", {"save_total_limit": 1}),
         ("save weights only, with nothing to resume from", {"save_only_model": True}),
-        ("both", {"save_total_limit": 1, "save_only_model": True}),
     )
     fixes = [Fix(text=text, edits=edits) for text, edits in ways if _fits(config, facts, edits)]
+    both = {"save_total_limit": 1, "save_only_model": True}
+    if not fixes and _fits(config, facts, both):
+        fixes.append(Fix(text="both fewer checkpoints and weights only", edits=both))
     return [
         problem(
             "E407",

@@ -3,11 +3,13 @@
 import pytest
 
 from covey.cli.help import help_text
+from covey.cli.main import main
 from covey.cli.show import problem_text
-from covey.plan.words import flags
+from covey.config.dialect import MS_SWIFT
 from covey.config.names import ALIASES
 from covey.config.quickstart import QUICKSTART
 from covey.config.schema import OPTIONS
+from covey.plan.words import flags
 from covey.types import Fix, Problem, Severity
 
 

@@ -5,7 +5,8 @@ import pytest
 from support.checks import Case, assert_fixes_mend, assert_says, facts
 
 CASES = [
-    Case(code="E201", option="num_generations", words="no other one of its prompt", options={"num_generations": 1}),
+    Case(code="E201", option="num_generations", words="no other one of its prompt",
+         options={"num_generations": 1}),
     Case(code="E202", option="num_generations", words="64 completions per rollout",
          options={"num_generations": 7}),
     Case(code="E203", option="generation_batch_size", words="is 64",

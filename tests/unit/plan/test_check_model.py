@@ -88,6 +88,60 @@ def test_fixes_mend(case: Case) -> None:
     assert_fixes_mend(case)
 
 
+@pytest.mark.parametrize(
+    ("fault", "model", "words", "advice"),
+    [
+        ("missing", "models/tiny", "models/tiny lacks 1 of 2 files of weights: b.safetensors",
+         "hf download ID --local-dir models/tiny"),
+        ("missing", "models/tiny", "a .safetensors file of models/tiny is damaged: header",
+         "fetch or copy that file again"),
+        ("missing", "models/tiny", "models/tiny has no tokenizer.json", "from the base model to models/tiny"),
+        ("missing", "models/tiny", "models/tiny has no config.json", "give the directory that holds"),
+        ("missing", "models/tiny", "models/tiny has no .safetensors file, the only format of weights that is "
+         "read", "give the directory that holds"),
+        ("kind", "runs/a/checkpoint-5", "runs/a/checkpoint-5 is an adapter of b, not a model",
+         "covey export runs/a/checkpoint-5 --merge"),
+        ("kind", "models/tiny", "models/tiny/config.json has model_type 'new', which is not known",
+         "pip install -U transformers"),
+        ("format", "models/tiny", "models/tiny has only pickled weights (a.bin); convert to safetensors: X",
+         "M.from_pretrained('models/tiny')"),
+        ("hub", "org/m", "org/m is not on this machine, and HF_HUB_OFFLINE is set", "hf download org/m"),
+        ("hub", "hf::org/m", "https://huggingface.co does not answer", "hf download org/m`, then"),
+        ("template", "models/tiny", "chat_template absent.jinja cannot be read: no such file",
+         "--chat_template FILE.jinja"),
+        ("template", "models/tiny", "the chat template refused the messages: no system", "--chat_template"),
+    ],
+)  # fmt: skip
+def test_what_to_do_about_a_fault_of_the_model(
+    fault: ModelFault, model: str, words: str, advice: str
+) -> None:
+    problem = one(facts(model_problem=words, model_fault=fault), model=model)
+    assert advice in problem.fixes[0].text
+    assert words.partition(";")[0] in problem.seen
+    # Whose fault it is is said, and once.
+    assert problem.seen.count(model) == 1 or "chat_template" in problem.seen
+
+
+def test_code_that_has_been_read_is_trusted_where_it_lies() -> None:
+    words = "models/tiny is a model whose code comes with it, and covey runs no such code: take another"
+    given = facts(model_problem=words, model_fault="code")
+    problem = one(given)
+    assert problem.seen == "models/tiny is a model whose code comes with it"
+    assert edits_of(problem) == [{"trust_remote_code": True}, {}]
+    assert_fixes_mend(Case(code="E318", option="model", words="code", facts=given))
+    # A model of a hub needs its commit too, which nobody can guess.
+    fetched = facts(model_problem=words.replace("models/tiny", "/cache/m"), model_fault="code")
+    fixes = one(fetched, model="org/m").fixes
+    assert "--model_revision COMMIT" in fixes[0].text
+    assert fixes[0].edits == {}
+
+
+def test_a_path_is_not_looked_for_on_a_hub() -> None:
+    assert one(broken("hub"), model="./absent").code == "E301"
+    assert one(broken("hub"), model="a/b/c").code == "E301"
+    assert one(broken("hub"), model="org/m").code == "E321"
+
+
 def test_the_nearest_name_takes_the_place_of_a_misspelt_one() -> None:
     given = facts(**unmatched("q_pro", "q_proj", "o_proj"))
     assert edits_of(one(given, **LORA, target_modules=["v_proj", "q_pro"])) == [

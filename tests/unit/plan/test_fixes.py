@@ -25,7 +25,7 @@ def resolved(options: dict[str, Any], processes: int) -> Resolved:
     return from_dict({**BASE, **options}, processes)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(OPTIONS, PROCESSES, PROMPTS)
 def test_fixes_are_valid_when_typed(options: dict[str, int], processes: int, prompts: int | None) -> None:
     found = resolved(options, processes)
