@@ -11,6 +11,7 @@ from covey.config import parse
 from covey.config.evaluation import eval_options
 from covey.errors import ConfigError
 from covey.plan.problem import problem
+from covey.quickstart.task import MODEL_DIR
 from covey.types import Fix, Problem
 
 
@@ -21,7 +22,7 @@ def evaluate(argv: Sequence[str]) -> int:
         return 0
     if not argv or argv[0].startswith("-"):
         raise ConfigError([_nameless()])
-    directory = Path(argv[0])
+    directory = MODEL_DIR if argv[0] == "quickstart" else Path(argv[0])
     parsed = parse(argv[1:])
     resolved = eval_options(directory, parsed.typed, parsed.problems)
     from covey.training.facts.evaluation import survey_checked

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from covey.config.names import normalise
+from covey.config.values import FALSE_WORDS, TRUE_WORDS
 from covey.errors import ConfigError, CoveyError
 from covey.plan.problem import problem
 from covey.types import Fix, Problem
@@ -30,11 +31,11 @@ def export(argv: Sequence[str]) -> int:
     words, flags = _read(argv)
     checkpoint = Path(words[0])
     merge = flags.get("merge", "false") != "false"
-    _refuse(checkpoint, Path(flags["output_dir"]) if "output_dir" in flags else None)
-    from covey.training.export import default_target
+    suffix = "merged" if merge else "model"
+    default = checkpoint.with_name(f"{checkpoint.name}-{suffix}")
+    target = Path(flags["output_dir"]) if "output_dir" in flags else default
+    _refuse(checkpoint, target)
     from covey.training.export import export as run
-
-    target = Path(flags["output_dir"]) if "output_dir" in flags else default_target(checkpoint, merge=merge)
 
     base = Path(flags["base"]) if "base" in flags else None
     try:
@@ -64,8 +65,10 @@ def _read(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         name, _, value = word.partition("=")
         name = {"merge_lora": "merge"}.get(normalise(name), normalise(name))
         if name == "merge":
-            flags[name] = (value or (rest.pop(0) if rest[:1] in (["true"], ["false"]) else "true")).lower()
-        elif name in ("output_dir", "base") and (value or rest):
+            is_said = bool(rest) and rest[0].lower() in TRUE_WORDS | FALSE_WORDS
+            said = (value or (rest.pop(0) if is_said else "true")).lower()
+            flags[name] = "false" if said in FALSE_WORDS else "true"
+        elif name in ("output_dir", "base") and (value or (rest and not rest[0].startswith("-"))):
             flags[name] = value or rest.pop(0)
         else:
             unknown.append(word)
@@ -84,7 +87,7 @@ def _stray(words: Sequence[str]) -> Problem:
     )
 
 
-def _refuse(checkpoint: Path, target: Path | None) -> None:
+def _refuse(checkpoint: Path, target: Path) -> None:
     problems = []
     if not checkpoint.is_dir():
         problems.append(
@@ -96,7 +99,7 @@ def _refuse(checkpoint: Path, target: Path | None) -> None:
                 Fix(text="give the directory of a checkpoint: runs/NAME/checkpoint-N"),
             )
         )
-    if target is not None and target.exists():
+    if target.exists():
         problems.append(
             problem(
                 "E402",
