@@ -5,6 +5,7 @@
 functions do when they run.
 """
 
+import covey.plan  # noqa: F401  the package first: then `covey.plan` stays the function
 from covey.api import evaluate, export, plan, train
 
 __all__ = ["evaluate", "export", "plan", "train"]

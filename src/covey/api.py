@@ -53,11 +53,10 @@ def evaluate(model_or_checkpoint: str | Path, **options: Any) -> Evaluated:
 
     functions: Functions = {}
     layer = take_mapping(_named(options, functions), "argument")
-    directory = Path(model_or_checkpoint)
-    resolved = eval_options(directory, layer.typed, layer.problems)
+    resolved = eval_options(str(model_or_checkpoint), layer.typed, layer.problems)
     from covey.training.standalone import evaluate_checked
 
-    return evaluate_checked(resolved, directory, functions)
+    return evaluate_checked(resolved, Path(model_or_checkpoint), functions)
 
 
 def export(

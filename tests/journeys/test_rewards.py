@@ -271,3 +271,4 @@ def test_a_metric_of_the_user_takes_no_place(name: str, tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2]
     for line, step in zip(lines, rollouts(tmp_path / "run"), strict=True):
         assert line["reward"] == pytest.approx(sum(len(r["text"]) for r in step) / len(step), rel=1e-12)
+        assert line[f"user/{name}"] == -123.0

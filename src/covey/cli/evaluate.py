@@ -22,15 +22,15 @@ def evaluate(argv: Sequence[str]) -> int:
         return 0
     if not argv or argv[0].startswith("-"):
         raise ConfigError([_nameless()])
-    directory = MODEL_DIR if argv[0] == "quickstart" else Path(argv[0])
+    model = str(MODEL_DIR) if argv[0] == "quickstart" else argv[0]
     parsed = parse(argv[1:])
-    resolved = eval_options(directory, parsed.typed, parsed.problems)
+    resolved = eval_options(model, parsed.typed, parsed.problems)
     from covey.training.facts.evaluation import survey_checked
 
     with survey_checked(resolved) as found:
         from covey.training.standalone import evaluate as run
 
-        done = run(resolved, found, directory)
+        done = run(resolved, found, Path(model))
     width = max(len(name) for name in done.metrics)
     lines = [
         f"{name:<{width}}  {'–' if m.value is None else format(m.value, '.4g'):>8}  n {m.count}"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from covey.config.file import read_file
 from covey.config.layers import merge
 from covey.config.resolve import Resolved, resolve
 from covey.config.take import Typed
-from covey.types import Problem
+from covey.types import Fix, Problem
 
 _ADAPTER = "adapter_config.json"
 _GIVEN = "the model that is evaluated"
 
 
-def eval_options(directory: Path, typed: Mapping[str, Typed], problems: Sequence[Problem] = ()) -> Resolved:
-    """Return the options under which the model or checkpoint of a directory is evaluated."""
+def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Problem] = ()) -> Resolved:
+    """Return the options under which a model or the directory of a checkpoint is evaluated."""
+    directory = Path(model)
     found = list(problems)
     options = dict(typed)
     beside = directory.parent / "config.yaml"
@@ -26,15 +28,34 @@ def eval_options(directory: Path, typed: Mapping[str, Typed], problems: Sequence
         found += layer.problems
         options = merge(layer.typed, options)
     base = _base_of(directory)
-    options["model"] = Typed(base or str(directory), _GIVEN)
+    options["model"] = Typed(base or model, _GIVEN)
     if "dataset" not in options and "val_dataset" in options:
         # The facts of a run are learnt from its data; here that is what is evaluated on.
         options["dataset"] = Typed(options["val_dataset"].value[:1], "val_dataset")
     if "output_dir" not in typed:
-        options["output_dir"] = Typed(str(directory), _GIVEN)
+        options["output_dir"] = Typed(model, _GIVEN)
+    if not any(options.get(name, Typed(None, "")).value for name in ("val_dataset", "split_dataset_ratio")):
+        options["eval_strategy"] = Typed("no", "covey eval")
+        resolved = resolve(options, 1, found)
+        others = [p for p in resolved.problems if p.option != "dataset"]
+        return replace(resolved, problems=(_nothing_to_evaluate_on(), *others))
     if options.get("eval_strategy", Typed("no", "")).value == "no":
         options["eval_strategy"] = Typed("steps", "covey eval")
     return resolve(options, 1, found)
+
+
+def _nothing_to_evaluate_on() -> Problem:
+    return Problem(
+        code="E105",
+        option="val_dataset",
+        seen="val_dataset is not given.",
+        why="An evaluation needs prompts with gold answers, and no set has been named for it.",
+        cause="The option is missing; --dataset names what is trained on.",
+        fixes=(
+            Fix(text="files, directories or ids on a hub: --val_dataset FILE"),
+            Fix(text="a share of the rows of --dataset: --split_dataset_ratio 0.05"),
+        ),
+    )
 
 
 def is_checkpoint(directory: Path) -> bool:

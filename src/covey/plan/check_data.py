@@ -43,8 +43,8 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
         for path in facts.dataset_missing or ()
     ]
     problems += [_unreadable(config, file) for file in facts.dataset_unreadable or ()]
-    empty = facts.num_prompts == 0 and not facts.num_prompts_too_long and not facts.media_columns
-    if empty and not problems and not facts.missing_columns:
+    told = problems or facts.missing_columns or facts.media_columns or facts.num_prompts_too_long
+    if config.dataset and facts.num_prompts == 0 and not told:
         left = _left_words(facts)
         problems.append(
             problem(
@@ -207,7 +207,8 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 
 def _columns(config: Config, facts: Facts) -> list[Problem]:
     missing, columns = facts.missing_columns or (), facts.columns or ()
-    renamed = {old: new for m in missing for old, new in (_guess(m, columns),) if old}
+    in_data = {new: old for old, new in (config.columns or {}).items()}
+    renamed = {in_data.get(old, old): new for m in missing for old, new in (_guess(m, columns),) if old}
     edits = {"columns": {**(config.columns or {}), **renamed}}
     return [_column(m, columns, edits) for m in missing]
 

@@ -35,11 +35,23 @@ def eval_problems(config: Config, facts: Facts) -> list[Problem]:
                 *_ways_out(config),
             )
         )
+    if config.streaming and config.eval_strategy == "epoch":
+        problems.append(_epochs_of_a_stream(config))
     if not evaluates:
         problems += [_without_evaluation(config, name) for name in _needing(config)]
     elif config.load_best_model_at_end or config.early_stopping_patience is not None:
         problems += _metric(config, facts)
     return problems
+
+
+def _epochs_of_a_stream(config: Config) -> Problem:
+    return problem(
+        "E115",
+        "eval_strategy",
+        "eval_strategy is epoch and streaming is on: a stream has no known end.",
+        "The set to evaluate on may be small, and the rows to train on are not counted before the run.",
+        Fix(text="evaluate every eval_steps", edits={"eval_strategy": "steps"}),
+    )
 
 
 def _ways_out(config: Config) -> list[Fix]:

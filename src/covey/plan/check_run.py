@@ -152,13 +152,18 @@ def _output_dir(config: Config, facts: Facts) -> list[Problem]:
         ]
     if config.overwrite_output_dir:
         return []
+    goes_on = state == "run"
     return [
         problem(
             "E401",
             "output_dir",
-            f"{path} already holds a run.",
+            f"{path} already holds a run{'' if goes_on else ', and no checkpoint to go on from'}.",
             "The same command was started before.",
-            Fix(text="go on with that run", edits={"resume_from_checkpoint": "latest"}),
+            *(
+                [Fix(text="go on with that run", edits={"resume_from_checkpoint": "latest"})]
+                if goes_on
+                else []
+            ),
             other,
             Fix(text="delete that run", edits={"overwrite_output_dir": True}),
         )

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-OutputDirState = Literal["free", "run", "not_empty", "not_writable"]
+# "ended" is a run that left no checkpoint to go on from.
+OutputDirState = Literal["free", "run", "ended", "not_empty", "not_writable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from covey.types import Metric, StepRecord
 
 __all__ = ["RunFiles", "Superseded", "read_events", "read_metrics", "read_rollouts"]
 
-_RESERVED = frozenset({"step", "rollout", "pass", "n"})
+RESERVED = frozenset({"step", "rollout", "pass", "n"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _metrics_line(record: StepRecord) -> dict[str, Any]:
-    if clash := _RESERVED & set(record.metrics):
+    if clash := RESERVED & set(record.metrics):
         raise CoveyError(f"a metric cannot be called {', '.join(sorted(clash))}")
     line: dict[str, Any] = {"step": record.step, "rollout": record.rollout, "pass": record.pass_index}
     line.update({name: metric.value for name, metric in record.metrics.items()})

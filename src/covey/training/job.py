@@ -21,7 +21,7 @@ from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
 from covey.rollout.records import records_of
 from covey.training.evaluate import Best, Evaluator
-from covey.training.measure import rollout_metrics, step_metrics
+from covey.training.measure import rollout_metrics, step_metrics, with_users
 from covey.training.recorder import Recorder
 from covey.training.saving import Saver
 from covey.training.scoring import Scoring
@@ -105,7 +105,7 @@ class Job:
         for finding in self.watch.look(collected.groups, self.progress.step):
             self.recorder.say(f"{finding.code:<9} {finding.seen} {finding.cause}")
             self.recorder.event("finding", step=self.progress.step, code=finding.code, seen=finding.seen)
-        self.buffer.fill(rows, metrics | self.scoring.take_metrics(self.comm))
+        self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
 
         def records() -> list[dict[str, Any]]:
             found = records_of(collected.groups)
@@ -162,7 +162,10 @@ class Job:
             **evaluated,
         }
         return StepRecord(
-            step=self.progress.step, rollout=batch.rollout, pass_index=batch.pass_index, metrics=metrics
+            step=self.progress.step,
+            rollout=batch.rollout,
+            pass_index=batch.pass_index,
+            metrics=with_users(metrics, self.buffer.logged),
         )
 
     def _evaluate_if_due(self) -> tuple[Mapping[str, Metric], bool]:

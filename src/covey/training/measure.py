@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from covey.rollout.collect import Collected
+from covey.telemetry.files import RESERVED
 from covey.types import Finish, Metric, ScoredGroup, StepResult, TrainSample, Trajectory
 
 
@@ -68,6 +69,15 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
 
 def _mean(values: Sequence[float]) -> Metric:
     return Metric(value=fmean(values) if values else None, count=len(values))
+
+
+def with_users(own: Mapping[str, Metric], users: Mapping[str, Metric]) -> dict[str, Metric]:
+    """covey's metrics and those that rewards log; one under a name that is taken stands under user/NAME."""
+
+    def is_taken(name: str) -> bool:
+        return name in own or name in RESERVED or name.startswith("eval_")
+
+    return {**{f"user/{n}" if is_taken(n) else n: m for n, m in users.items()}, **own}
 
 
 def step_metrics(result: StepResult) -> dict[str, Metric]:

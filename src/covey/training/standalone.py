@@ -21,7 +21,7 @@ from covey.rollout.collect import CollectPlan
 from covey.rollout.records import records_of
 from covey.telemetry.jsonl import encode, write_text
 from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
-from covey.training.facts import Survey
+from covey.training.facts import Survey, fetch_model, model_dir
 from covey.training.facts.evaluation import survey_checked
 from covey.training.facts.rewards import Functions
 from covey.training.parts import compute_dtype, reward_weights, sampling
@@ -104,8 +104,10 @@ def _policy(config: Config, directory: Path) -> Policy:
             trust_remote_code=config.trust_remote_code,
         )
     else:
+        if not directory.is_dir():
+            fetch_model(config)
         policy = load_policy(
-            directory,
+            directory if directory.is_dir() else model_dir(config),
             device=device,
             disable_dropout=True,
             gradient_checkpointing=False,

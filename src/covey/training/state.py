@@ -91,15 +91,18 @@ class RolloutBuffer:
     def __init__(self) -> None:
         self.rows: tuple[TrainSample, ...] = ()
         self.metrics: dict[str, Metric] = {}
+        self.logged: dict[str, Metric] = {}
         self.done = 0
 
-    def fill(self, rows: Sequence[TrainSample], metrics: dict[str, Metric]) -> None:
-        """Take a new rollout, none of whose steps is done."""
-        self.rows, self.metrics, self.done = tuple(rows), metrics, 0
+    def fill(
+        self, rows: Sequence[TrainSample], metrics: dict[str, Metric], logged: dict[str, Metric]
+    ) -> None:
+        """Take a new rollout, none of whose steps is done; `logged` is what the rewards have logged."""
+        self.rows, self.metrics, self.logged, self.done = tuple(rows), metrics, logged, 0
 
     def clear(self) -> None:
         """The rollout's steps are all done."""
-        self.rows, self.metrics, self.done = (), {}, 0
+        self.fill((), {}, {})
 
     def state(self) -> State:
         """The samples as JSON, and their annotations as one flat tensor a kind."""
@@ -114,6 +117,7 @@ class RolloutBuffer:
                 "done": self.done,
                 "rows": [_row_json(r) for r in self.rows],
                 "metrics": {name: [m.value, m.count] for name, m in self.metrics.items()},
+                "logged": {name: [m.value, m.count] for name, m in self.logged.items()},
             },
             tensors=tensors,
         )
@@ -131,7 +135,10 @@ class RolloutBuffer:
         self.rows = tuple(
             _row(r, old, ref) for r, old, ref in zip(values["rows"], split["old"], split["ref"], strict=True)
         )
-        self.metrics = {name: Metric(value=v, count=c) for name, (v, c) in values["metrics"].items()}
+        self.metrics, self.logged = (
+            {name: Metric(value=v, count=c) for name, (v, c) in values.get(kind, {}).items()}
+            for kind in ("metrics", "logged")
+        )
         self.done = values["done"]
 
 

@@ -45,7 +45,7 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
         ("rlhf --rlhf_type grpo", ["E105"], ["model is not given", "reward_funcs is not given"]),
         ("rlhf --rlhf_type dpo", ["E114"], ["rlhf_type is dpo", "covey rlhf --rlhf_type grpo"]),
         ("eval", ["E105"], ["is given no model"]),
-        ("eval ./absent", ["E105", "E115"], ["nothing to evaluate on"]),
+        ("eval ./absent", ["E105", "E301"], ["./absent is neither", "val_dataset is not given"]),
         ("export absent", ["E404"], ["absent is no directory"]),
         ("export a b --force", ["E108"], ["`--force b`"]),
         ("grpo --model m", ["E112"], ["`covey train` takes the same flags"]),

@@ -175,7 +175,8 @@ def test_refusals(evaluation: Evaluation, capsys: pytest.CaptureFixture[str]) ->
     for words, codes in (
         ([], ["E105"]),
         (["--val_dataset", "v.jsonl"], ["E105"]),
-        ([str(MODEL_DIR), "--reward_funcs", "accuracy"], ["E105", "E115"]),
+        ([str(MODEL_DIR), "--reward_funcs", "accuracy"], ["E105"]),
+        ([str(MODEL_DIR), "--reward_funcs", "accuracy", "--dataset", "quickstart"], ["E105"]),
         ([*TASK, "--num_generation", "3"], ["E101"]),
         ([str(MODEL_DIR), "--val_dataset", "./v.jsonl", "--reward_funcs", "accuracy"], ["E302"]),
         (["./absent", *TASK[1:]], ["E301"]),

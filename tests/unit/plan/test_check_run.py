@@ -30,6 +30,8 @@ CASES = [
     Case(code="W107", option="warmup_steps", words="is 5 and the run has 5 optimizer steps",
          options={"warmup_steps": 5, "max_steps": 5, "lr_scheduler_type": "linear"}),
     Case(code="E401", option="output_dir", words="already holds a run", facts=facts(output_dir_state="run")),
+    Case(code="E401", option="output_dir", words="already holds a run, and no checkpoint to go on from.",
+         facts=facts(output_dir_state="ended")),
     Case(code="E402", option="output_dir", words="no run", facts=facts(output_dir_state="not_empty")),
     Case(code="E403", option="output_dir", words="cannot be written",
          facts=facts(output_dir_state="not_writable")),

@@ -104,7 +104,9 @@ def _output_state(output: Path) -> OutputDirState:
     if not output.exists() or not any(output.iterdir()):
         return "free"
     is_run = any((output / name).exists() for name in ("config.yaml", "metrics.jsonl"))
-    return "run" if is_run else "not_empty"
+    if not is_run:
+        return "not_empty"
+    return "ended" if find_latest(output, with_trainer=True).path is None else "run"
 
 
 def _resume_point(config: Config) -> tuple[Path, Manifest] | None:
