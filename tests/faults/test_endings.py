@@ -26,8 +26,10 @@ WORDS = [
 
 
 def steps(run: Path) -> list[int]:
+    """The steps on record; a last line without its break is still being written."""
     path = run / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.is_file() else []
+    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
+    return [json.loads(line)["step"] for line in whole.splitlines()]
 
 
 def events(run: Path) -> list[dict[str, object]]:

@@ -74,6 +74,9 @@ class Evaluator:
 def _metrics(groups: Sequence[ScoredGroup], prefix: str) -> dict[str, Metric]:
     trajectories = [t for g in groups for t in g.group.trajectories]
     found = {**reward_metrics(groups), **length_metrics(trajectories), **_pass_at_k(groups)}
+    if all(len(g.scores) == 1 for g in groups):
+        # One completion has no spread, which is not a spread of 0.
+        found |= dict.fromkeys(("reward_std", "frac_reward_zero_std"), Metric(value=None, count=0))
     return {f"{prefix}{name}": metric for name, metric in found.items()}
 
 
