@@ -40,7 +40,7 @@ CASES = (
     Case(name="value_not_json", words=words("--columns question=problem")),
     Case(name="value_out_of_range", words=words("--epsilon 0 --save_steps 0 --seed -1")),
     Case(name="stray_word", words=words("--seed 3 4")),
-    Case(name="given_twice", words=words("--lora_r 8 --lora_rank 16")),
+    Case(name="given_twice", words=words("--tuner_type lora --lora_r 8 --lora_rank 16")),
     Case(name="temperature_zero", words=words("--temperature 0")),
     Case(name="tracker_unknown", words=words("--report_to wandbb")),
     # -- contradictions

@@ -29,7 +29,7 @@ MS_SWIFT: Mapping[str, Any] = {
 LEARNING_RATE: Mapping[str, float] = {"lora": 1e-4, "full": 1e-5}
 """The same for learning_rate, which follows from tuner_type."""
 
-_SOURCE = "default of ms-swift"
+SOURCE = "default of ms-swift"
 _NOT_COPIED = (
     "Four others are covey's: a batch that starts (8 completions a forward pass, not 1), float32 weights "
     "under the optimizer (not bfloat16), no dropout in the adapters (it makes the ratio differ from 1), and "
@@ -44,7 +44,7 @@ def ms_swift_typed(typed: dict[str, Typed]) -> dict[str, Typed]:
     below["learning_rate"] = LEARNING_RATE[tuner]
     if "epsilon_high" in typed:
         del below["epsilon"]
-    return {name: Typed(value, _SOURCE) for name, value in below.items()} | typed
+    return {name: Typed(value, SOURCE) for name, value in below.items()} | typed
 
 
 def dialect_note(typed: Mapping[str, Typed]) -> Problem:

@@ -16,7 +16,7 @@ from covey.config.derive import (
     RULES,
     derive_batch,
 )
-from covey.config.dialect import dialect_note, ms_swift_typed
+from covey.config.dialect import SOURCE, dialect_note, ms_swift_typed
 from covey.config.output import default_output_dir
 from covey.config.schema import OPTIONS, REQUIRED, Config, default_of
 from covey.config.take import Typed, take_mapping
@@ -82,7 +82,10 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
         raise ConfigError([*found, *_invalid(error)]) from None
     ordered = {name: sources[name] for name in OPTIONS}
     return Resolved(
-        config=config, sources=MappingProxyType(ordered), typed_names=frozenset(given), problems=tuple(found)
+        config=config,
+        sources=MappingProxyType(ordered),
+        typed_names=frozenset(name for name, t in typed.items() if t.source != SOURCE),
+        problems=tuple(found),
     )
 
 

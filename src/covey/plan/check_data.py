@@ -200,9 +200,11 @@ def _left_words(facts: Facts) -> str:
 
 # What other data sets call the two columns, beside names that are merely near.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "question": ("instruction", "input", "题目", "问题"),
+    "question": ("instruction", "input", "text", "题目", "问题"),
     "solution": ("ground_truth", "gold", "label", "target", "final_answer", "答案"),
 }
+# Columns with a meaning of their own, which stand for nothing that is missing.
+_OWN = frozenset({"prompt", "messages", "query", "question", "problem", "solution", "answer", "system"})
 
 
 def _columns(config: Config, facts: Facts) -> list[Problem]:
@@ -216,11 +218,16 @@ def _columns(config: Config, facts: Facts) -> list[Problem]:
 def _guess(missing: MissingColumn, columns: tuple[str, ...]) -> tuple[str | None, str]:
     """Return the column that most likely holds what is missing, and the name it should have."""
     wanted = missing.column.split(" or ")
-    for name in wanted:
-        if near := nearest(name, columns):
-            return near, name
+    free = [c for c in columns if c not in _OWN]
     target = next((name for name in _ELSEWHERE if name in wanted), wanted[0])
-    return next((c for c in columns if c in _ELSEWHERE.get(target, ())), None), target
+    for column in free:
+        if column in _ELSEWHERE.get(target, ()):
+            return column, target
+    for name in wanted:
+        parts = [c for c in free if name in c.lower().split("_")]
+        if near := parts[0] if parts else nearest(name, free):
+            return near, name
+    return None, target
 
 
 def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, Any]) -> Problem:

@@ -65,7 +65,6 @@ def model_problems(config: Config, facts: Facts) -> list[Problem]:
         *_model(config, facts),
         *_remote_code(config, facts),
         *_targets(config, facts),
-        *_adapter_options(config),
         *_device(config, facts),
         *_packages(facts),
         *_plain_prompts(config, facts),
@@ -236,27 +235,6 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
     return problems
 
 
-def _adapter_options(config: Config) -> list[Problem]:
-    if config.tuner_type == "lora":
-        return []
-    changed = [
-        name
-        for name in ("modules_to_save", "use_rslora", "use_dora")
-        if getattr(config, name) != type(config).model_fields[name].default
-    ]
-    return [
-        problem(
-            "E115",
-            name,
-            f"{name} is set and tuner_type is full: there is no adapter that it could change.",
-            "A command for LoRA without its --tuner_type lora, which is the default of `covey rlhf` only.",
-            Fix(text="train adapters", edits={"tuner_type": "lora"}),
-            Fix(text=f"train all weights: leave out --{name}"),
-        )
-        for name in changed
-    ]
-
-
 def _device(config: Config, facts: Facts) -> list[Problem]:
     wanted = config.torch_dtype
     automatic = Fix(text="what the device computes best in", edits={"torch_dtype": "auto"})
@@ -298,7 +276,7 @@ def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
         warning(
             "W109",
             "apply_chat_template",
-            "The column prompt holds text and the model has a chat template, which is not applied.",
+            "The model has a chat template, and it is not applied.",
             "Prompts written out in full, as TRL takes them, or questions that were meant as messages.",
             Fix(text="put each prompt into the template", edits={"apply_chat_template": True}),
         )

@@ -9,6 +9,7 @@ from covey.config.schema import Config
 from covey.errors import ConfigError
 from covey.plan.check_batch import batch_problems
 from covey.plan.check_data import data_problems
+from covey.plan.check_effect import effect_problems
 from covey.plan.check_eval import eval_problems
 from covey.plan.check_model import model_problems
 from covey.plan.check_reward import reward_problems
@@ -22,8 +23,8 @@ from covey.types import Problem, Severity
 def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
     """Return every problem and warning of a configuration under these facts, errors first.
 
-    `typed` are the names of the options that the user gave (`Resolved.typed_names`); with them a fix of the
-    batch names only what has to be typed.
+    `typed` are the names of the options that the user gave (`Resolved.typed_names`): a fix of the batch names
+    only what has to be typed, and of those that have no effect each is named.
     """
     problems = [
         *model_problems(config, facts),
@@ -33,6 +34,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *value_problems(config),
         *eval_problems(config, facts),
         *run_problems(config, facts),
+        *effect_problems(config, facts, typed or ()),
     ]
     return sorted(problems, key=lambda problem: problem.severity is not Severity.ERROR)
 

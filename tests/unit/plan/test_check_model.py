@@ -61,10 +61,6 @@ CASES = [
     Case(code="E317", option="modules_to_save", words="embed_tokens cannot be trained so",
          facts=untrainable(("embed_tokens", "one tensor")),
          options={**LORA, "modules_to_save": ["embed_tokens"]}),
-    Case(code="E115", option="modules_to_save", words="tuner_type is full",
-         options={"modules_to_save": ["lm_head"]}),
-    Case(code="E115", option="use_rslora", words="tuner_type is full", options={"use_rslora": True}),
-    Case(code="E115", option="use_dora", words="tuner_type is full", options={"use_dora": True}),
     Case(code="E319", option="torch_dtype", words="is float16", options={"torch_dtype": "fp16"}),
     Case(code="E319", option="torch_dtype", words="this GPU does not compute in it",
          facts=facts(has_bfloat16=False), options={"torch_dtype": "bf16"}),
@@ -72,7 +68,8 @@ CASES = [
          facts=facts(cuda=False, has_bfloat16=False), options={"torch_dtype": "bf16"}),
     Case(code="E116", option="report_to", words="report_to needs wandb",
          facts=facts(missing_packages=(("report_to", "wandb"),)), options={"report_to": ["wandb"]}),
-    Case(code="W109", option="apply_chat_template", words="holds text", facts=facts(prompts_are_text=True)),
+    Case(code="W109", option="apply_chat_template", words="is not applied",
+         facts=facts(prompts_are_text=True)),
     Case(code="W112", option="learning_rate", words="is 1e-06 and the model has 0.83 M parameters",
          facts=facts(num_parameters=831_000)),
 ]  # fmt: skip
@@ -213,12 +210,6 @@ def test_code_of_a_model_needs_a_full_commit_unless_it_lies_here() -> None:
         assert found(**{**trusted, "model": local}) == []
     # A directory, though its path looks like an id of a hub.
     assert found(facts(model_dir="org/model"), **trusted) == []
-
-
-def test_adapter_options_are_silent_with_adapters() -> None:
-    options = {"modules_to_save": ["lm_head"], "use_rslora": True, "use_dora": True}
-    assert found(**LORA, **options) == []
-    assert [p.option for p in found(**options)] == ["modules_to_save", "use_rslora", "use_dora"]
 
 
 def test_data_types_that_the_device_has() -> None:

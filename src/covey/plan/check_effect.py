@@ -1,0 +1,122 @@
+"""Options that were typed and that nothing would read, because of another setting or of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from covey.config.derive import RULES
+from covey.config.schema import Config, default_of
+from covey.plan.facts import Facts
+from covey.plan.problem import problem, warning
+from covey.plan.words import flags
+from covey.types import Fix, Problem
+
+_OF_ADAPTERS = (
+    *("lora_rank", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save"),
+    *("use_rslora", "use_dora"),
+)
+_OF_EVALUATION = ("eval_steps", "eval_on_start", "num_generations_eval", "eval_temperature")
+_OF_MESSAGES = ("system", "chat_template", "chat_template_kwargs")
+
+
+def effect_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+    """Return what is said about options that were typed and have no effect in this run."""
+    return [
+        *_adapters(config, typed),
+        *_dropout(config, typed),
+        *_evaluation(config, _changed(config, _OF_EVALUATION, typed)),
+        *_messages(config, facts),
+        *_tables(config, typed),
+    ]
+
+
+def _changed(config: Config, names: Sequence[str], typed: Collection[str]) -> list[str]:
+    """The options that were typed with another value than they have untyped, as in a whole config.yaml."""
+    values = config.model_dump()
+    usual = {n: RULES[n].derive(values)[0] if n in RULES else default_of(n) for n in names}
+    return [n for n in names if n in typed and values[n] != usual[n]]
+
+
+def _adapters(config: Config, typed: Collection[str]) -> list[Problem]:
+    is_full_typed = "tuner_type" in typed
+    names = [n for n in _OF_ADAPTERS if n in typed]
+    if is_full_typed:
+        names = _changed(config, names, typed)
+    if not names or config.tuner_type != "full":
+        return []
+    seen = f"{_set(config, names)}, and all weights are trained: there is no adapter."
+    adapters = Fix(text="train adapters", edits={"tuner_type": "lora"})
+    if is_full_typed:
+        cause = "A command for LoRA of which only the tuner was changed."
+        return [warning("W108", names[0], seen, cause, _leave_out(names), adapters)]
+    cause = "A command for LoRA without its --tuner_type lora, which is the default of `covey rlhf` only."
+    return [problem("E115", names[0], seen, cause, adapters, _leave_out(names))]
+
+
+def _dropout(config: Config, typed: Collection[str]) -> list[Problem]:
+    if "lora_dropout" not in typed or not (config.lora_dropout and config.disable_dropout):
+        return []
+    if config.tuner_type == "full":
+        return []
+    return [
+        warning(
+            "W108",
+            "lora_dropout",
+            f"lora_dropout is {config.lora_dropout:g} and disable_dropout is on: nothing is dropped.",
+            "The default of other trainers. Dropout draws another network for each forward pass, so that the "
+            "ratio of new to old probabilities is not 1 where it has to be.",
+            Fix(text="without dropout, as it is now", edits={"lora_dropout": 0.0}),
+            Fix(text="with dropout all the same", edits={"disable_dropout": False}),
+        )
+    ]
+
+
+def _evaluation(config: Config, names: Sequence[str]) -> list[Problem]:
+    if not names or config.eval_strategy != "no":
+        return []
+    if config.val_dataset or config.split_dataset_ratio:
+        way = Fix(text="evaluate", edits={"eval_strategy": "steps"})
+    else:
+        way = Fix(text="a set to evaluate on: --val_dataset FILE, or --split_dataset_ratio 0.05")
+    seen = f"{_set(config, names)}, and nothing is evaluated."
+    return [warning("W108", names[0], seen, "The set to evaluate on was left out.", way, _leave_out(names))]
+
+
+def _messages(config: Config, facts: Facts) -> list[Problem]:
+    """A system message or a template, which prompts that are text never meet."""
+    names = [n for n in _OF_MESSAGES if getattr(config, n) is not None]
+    if not names or not facts.prompts_are_text or config.apply_chat_template:
+        return []
+    return [
+        problem(
+            "E115",
+            names[0],
+            f"{_set(config, names)}, and the column prompt holds text, which goes to the model as it is.",
+            "A column prompt with questions in it; prompts of TRL in that form are written out in full.",
+            Fix(text="put each prompt into the template", edits={"apply_chat_template": True}),
+            _leave_out(names),
+        )
+    ]
+
+
+def _tables(config: Config, typed: Collection[str]) -> list[Problem]:
+    if "log_completions" not in typed or not config.log_completions or config.report_to != ["none"]:
+        return []
+    return [
+        warning(
+            "W108",
+            "log_completions",
+            f"log_completions is {config.log_completions} and report_to is none: no tracker gets a table.",
+            "In TRL it prints a table; here RUN/rollouts has every completion, whatever is said.",
+            _leave_out(["log_completions"]),
+            Fix(text="a tracker", edits={"report_to": ["tensorboard"]}),
+        )
+    ]
+
+
+def _set(config: Config, names: Sequence[str]) -> str:
+    return f"{flags({n: getattr(config, n) for n in names})} {'is' if len(names) == 1 else 'are'} set"
+
+
+def _leave_out(names: Sequence[str]) -> Fix:
+    return Fix(text=f"leave out {' '.join(f'--{n}' for n in names)}")

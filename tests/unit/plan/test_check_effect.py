@@ -1,0 +1,72 @@
+"""Options that were typed and would have no effect."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from covey.config import from_dict
+from covey.plan import Facts, checks
+from covey.types import Problem, Severity
+from support.checks import BASE, facts
+
+VAL = {"val_dataset": ["v.jsonl"]}
+TEXT = facts(prompts_are_text=True, has_chat_template=False)
+
+
+def said(options: dict[str, object], given: Facts | None = None) -> list[Problem]:
+    resolved = from_dict({**BASE, **options})
+    return checks(resolved.config, given or facts(), resolved.typed_names)
+
+
+CASES: Sequence[tuple[dict[str, object], Facts, str, str, str]] = [
+    ({"lora_rank": 16}, facts(), "E115", "lora_rank", "--lora_rank 16 is set, and all weights are trained"),
+    ({"use_dora": True, "lora_alpha": 8.0}, facts(), "E115", "lora_alpha", "--use_dora true are"),
+    ({"tuner_type": "full", "lora_rank": 8}, facts(), "W108", "lora_rank", "there is no adapter"),
+    ({"rlhf_type": "grpo", "tuner_type": "full", "lora_rank": 64}, facts(), "W108", "lora_rank", "rank 64"),
+    ({"tuner_type": "lora", "lora_dropout": 0.05}, facts(), "W108", "lora_dropout", "nothing is dropped"),
+    ({"eval_steps": 7}, facts(), "W108", "eval_steps", "--eval_steps 7 is set, and nothing is evaluated"),
+    ({**VAL, "eval_strategy": "no", "num_generations_eval": 4}, facts(), "W108", "num_generations_eval", ""),
+    ({"log_completions": True}, facts(), "W108", "log_completions", "no tracker gets a table"),
+    ({"system": "Be brief."}, TEXT, "E115", "system", "'Be brief.' is set, and the column prompt holds text"),
+    ({"chat_template": "chatml"}, TEXT, "E115", "chat_template", "the column prompt holds text"),
+]
+
+
+@pytest.mark.parametrize(("options", "given", "code", "option", "words"), CASES, ids=lambda v: str(v)[:40])
+def test_said_and_mended(
+    options: dict[str, object], given: Facts, code: str, option: str, words: str
+) -> None:
+    problems = [p for p in said(options, given) if p.code != "W113"]
+    (problem,) = problems
+    assert (problem.code, problem.option) == (code, option)
+    assert words in problem.seen and problem.why and problem.cause and problem.fixes
+    assert (problem.severity is Severity.WARNING) == code.startswith("W")
+    for fix in problem.fixes:
+        if fix.edits and "report_to" not in fix.edits:
+            after = facts(prompts_are_text=False) if "apply_chat_template" in fix.edits else given
+            assert code not in [p.code for p in said({**options, **fix.edits}, after)]
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"tuner_type": "lora", "lora_rank": 8, "modules_to_save": ["lm_head"], "use_rslora": True}, facts()),
+        ({"tuner_type": "full", "lora_rank": 16}, facts()),
+        ({"rlhf_type": "grpo", "tuner_type": "full"}, facts()),
+        ({"tuner_type": "lora", "lora_dropout": 0.05, "disable_dropout": False}, facts()),
+        ({**VAL, "eval_steps": 7}, facts()),
+        ({"log_completions": 4, "report_to": ["tensorboard"]}, facts()),
+        ({"system": "Be brief."}, facts()),
+        ({"system": "Be brief.", "apply_chat_template": True}, TEXT),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_nothing_is_said_of_what_has_an_effect(options: dict[str, object], given: Facts) -> None:
+    assert said(options, given) == []
+
+
+def test_a_whole_file_of_values_says_nothing() -> None:
+    """config.yaml of a run names every option, also those that follow from others."""
+    resolved = from_dict({**BASE, "temperature": 0.7, "save_steps": 30})
+    whole = resolved.config.model_dump()
+    assert said(whole) == []
