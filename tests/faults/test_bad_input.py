@@ -162,12 +162,18 @@ def test_overwriting_deletes_the_former_run_alone(finished: Path, tmp_path: Path
     """Old records and checkpoints go, a file of the user stays, and the new config.yaml deletes nothing."""
     subprocess.run(["cp", "-r", str(finished), str(tmp_path / "run")], check=True)
     (tmp_path / "run" / "notes.txt").write_text("mine")
+    for name in ("runs/events.out.tfevents.1", "runs/another/config.yaml", "evaluations/a/eval.json"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("old")
     words = (*BASE, "--output_dir", "run", "--max_steps", "1", "--overwrite_output_dir")
     done = covey("train", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
     assert not (tmp_path / "run" / "checkpoint-2").exists()
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "run" / "runs" / "another" / "config.yaml").read_text() == "old"
+    assert not (tmp_path / "run" / "evaluations").exists()
+    assert not list((tmp_path / "run" / "runs").glob("events.*"))
     assert "--overwrite_output_dir" in refused("run/config.yaml", cwd=tmp_path)
 
 

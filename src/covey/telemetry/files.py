@@ -214,7 +214,11 @@ def _next_directory(parent: Path) -> Path:
 
 
 def delete_run(output_dir: Path) -> None:
-    """Delete the records and checkpoints of a former run; files of other names stay."""
+    """Delete the records and checkpoints of a former run; files of other names stay.
+
+    So do copies in trackers, each of which is a run of its own there, but for TensorBoard's, which would be
+    drawn over the new curves.
+    """
     names = (
         "config.yaml",
         "plan.json",
@@ -223,8 +227,10 @@ def delete_run(output_dir: Path) -> None:
         "reward.png",
         "rollouts",
         "superseded",
+        "evaluations",
     )
-    for path in (*(output_dir / name for name in names), *output_dir.glob("checkpoint-*")):
+    former = (*output_dir.glob("checkpoint-*"), *output_dir.glob("runs/events.out.tfevents.*"))
+    for path in (*(output_dir / name for name in names), *former):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
