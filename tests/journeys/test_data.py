@@ -58,6 +58,31 @@ def test_streaming_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert done.code == 2 and "max_steps" in done.err
 
 
+def test_a_stream_is_looked_at_before_the_run(tmp_path: Path) -> None:
+    """Its first rows tell the form of completions, whether golds can be read, and whether a reward works."""
+    chats = [{"prompt": [{"role": "user", "content": r["question"]}], "answer": r["answer"]} for r in rows(6)]
+    write_jsonl(Path("chats.jsonl"), chats)
+    Path("mine.py").write_text(
+        "def last(completions, **kwargs):\n    return [float(len(c[0]['content'])) for c in completions]\n"
+        "def broken(completions, **kwargs):\n    return [c.missing for c in completions]\n"
+    )
+    stream = {"streaming": True, "reward_funcs": ["mine.py:last"]}
+    succeed("train", *flags(small("chats.jsonl", "run", **stream)))
+    assert all(r["reward"] == len(r["text"]) for found in rollouts(tmp_path / "run") for r in found)
+    stream["reward_funcs"] = ["mine.py:broken"]
+    done = covey("train", *flags(small("chats.jsonl", "other", **stream)))
+    assert done.code == 2 and "E316" in done.err and "missing" in done.err
+    write_jsonl(Path("bad.jsonl"), [{**row, "answer": ""} for row in rows(6)])
+    done = covey("train", *flags(small("bad.jsonl", "other", streaming=True)))
+    assert done.code == 2 and "E310" in done.err
+
+
+@pytest.mark.parametrize("text", ["quickstart#many", "quickstart#0"])
+def test_a_part_of_the_built_in_task(text: str) -> None:
+    done = covey("plan", *flags(small(text, "run")))
+    assert done.code == 2 and "E302" in done.err and text in done.err
+
+
 def test_sources_are_mixed_by_probability(tmp_path: Path) -> None:
     for name, start in (("a", 0), ("b", 200)):
         content = [{**row, "of": name} for row in rows(200, start)]

@@ -33,10 +33,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """What was read: the prompts to train on as a table or a stream, and the named tables to evaluate on."""
+    """What was read: the prompts to train on as a table or a stream, and the named tables to evaluate on.
+
+    `sample` is the table, or the first rows of the stream.
+    """
 
     prompts: PromptTable | None = None
     stream: PromptStream | None = None
+    sample: PromptTable | None = None
     eval_sets: tuple[tuple[str, PromptTable], ...] = ()
 
 
@@ -71,7 +75,8 @@ def _sources(facts: Facts, texts: Sequence[str]) -> list[DataSource | str]:
     parsed: list[DataSource | str] = []
     for text in texts:
         try:
-            parsed.append(text if text.partition("#")[0] == QUICKSTART else parse_source(text))
+            source = parse_source(text)  # also of the built-in task, for what stands after its #
+            parsed.append(text if text.partition("#")[0] == QUICKSTART else source)
         except DataError as error:
             raise _Unusable(replace(facts, data_problem=str(error))) from error
     missing = tuple(
@@ -85,7 +90,7 @@ def _sources(facts: Facts, texts: Sequence[str]) -> list[DataSource | str]:
 def _first(rows: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     """The rows of the built-in task that `quickstart#N` means; they lie in a random order already."""
     _, mark, number = text.partition("#")
-    return rows[: int(number)] if mark and number.isdigit() else rows
+    return rows[: int(number)] if mark else rows
 
 
 def _load(
@@ -191,7 +196,7 @@ def _rendered(
         return replace(facts, data_problem=words), Data()
     facts = _of_table(facts, table, codec)
     sizes = tuple(EvalSet(name=name, num_prompts=len(found.entries)) for name, found in tables)
-    return replace(facts, eval_sets=sizes), Data(prompts=table, eval_sets=tables)
+    return replace(facts, eval_sets=sizes), Data(prompts=table, sample=table, eval_sets=tables)
 
 
 def _of_table(facts: Facts, table: PromptTable, codec: TextCodec) -> Facts:
@@ -252,7 +257,7 @@ def _streamed(
     facts, data = _rendered(facts, config, codec, (), sets)
     longest = limit if limit is not None else block.longest
     facts = replace(_of_table(facts, block, codec), num_prompts=None, longest_prompt=longest)
-    return facts, replace(data, prompts=None, stream=stream)
+    return facts, replace(data, prompts=None, stream=stream, sample=block)
 
 
 def prompt_options(config: Config) -> PromptOptions:

@@ -57,7 +57,7 @@ def survey(
     if config.replay_rollouts is not None:
         return Survey(facts=with_replay(facts, config, num_processes), codec=codec)
     facts, data = with_data(facts, config, codec, offline=offline)
-    facts, rewards = with_rewards(facts, config, data.prompts, functions or {})
+    facts, rewards = with_rewards(facts, config, data.sample, functions or {})
     return Survey(
         facts=facts,
         codec=codec,
