@@ -15,6 +15,7 @@ from covey.plan.shape import counted
 from covey.types import Problem
 
 _SPLITS = 6
+_HEAD, _TAIL = 1500, 500
 
 
 def report_lines(config: Config, facts: Facts, batch: BatchPlan) -> list[str]:
@@ -28,7 +29,7 @@ def report_lines(config: Config, facts: Facts, batch: BatchPlan) -> list[str]:
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
         "disk": disk_plan(config, facts).in_words(),
-        "prompt 0": [repr(facts.first_prompt)] if facts.first_prompt is not None else [],
+        "prompt 0": [_shown(facts.first_prompt)] if facts.first_prompt is not None else [],
     }
     return [
         f"{name if number == 0 else '':<10}{line}"
@@ -118,7 +119,18 @@ def _splits(batch: BatchPlan) -> list[str]:
     if len(splits) == 1:
         return []
     words = ", ".join(f"{b} x {a}" for b, a in shown)
-    return [f"per_device_train_batch_size x gradient_accumulation_steps = {words}: only the memory differs"]
+    return [
+        "per_device_train_batch_size x gradient_accumulation_steps, where only the memory differs:",
+        words,
+    ]
+
+
+def _shown(prompt: str) -> str:
+    """A prompt on one line, the middle of a long one left out."""
+    left_out = len(prompt) - _HEAD - _TAIL
+    if left_out <= 0:
+        return repr(prompt)
+    return f"{prompt[:_HEAD]!r} ... {left_out:,} characters ... {prompt[-_TAIL:]!r}"
 
 
 def _evaluation(config: Config, facts: Facts) -> list[str]:

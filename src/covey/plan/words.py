@@ -44,11 +44,15 @@ def sentence(text: str) -> str:
     return text if not text or text.endswith((".", "!", "?", ":", "…")) else f"{text}."
 
 
+def coded(code: str, text: str) -> list[str]:
+    """Return a text as a few lines behind its code."""
+    first, *others = wrapped(text, " " * _NOTE).splitlines()
+    return [f"{code:<{_NOTE}}{first.lstrip()}", *others]
+
+
 def note_lines(problem: Problem) -> list[str]:
     """Return a warning or a note as a few lines: code, what was seen, and the first way out."""
-    text = f"{sentence(problem.seen)} {problem.why}"
-    lines = wrapped(text, " " * _NOTE).splitlines()
-    lines[0] = f"{problem.code:<{_NOTE}}{lines[0].lstrip()}"
+    lines = coded(problem.code, f"{sentence(problem.seen)} {problem.why}")
     for fix in problem.fixes[:1]:
         words = f"{flags(fix.edits)}: {fix.text}" if fix.edits else fix.text
         lines += wrapped(words, " " * _NOTE).splitlines()

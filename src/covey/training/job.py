@@ -17,6 +17,7 @@ from covey.health.invariants import check_step
 from covey.health.rewards import RewardWatch
 from covey.learner.backends.base import Backend
 from covey.learner.schedule import Schedule
+from covey.plan.words import coded
 from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
 from covey.rollout.records import records_of
@@ -103,7 +104,7 @@ class Job:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         metrics = rollout_metrics(collected, rows, self.progress.step)
         for finding in self.watch.look(collected.groups, self.progress.step):
-            self.recorder.say(f"{finding.code:<9} {finding.seen} {finding.cause}")
+            self.recorder.say(*coded(finding.code, f"{finding.seen} {finding.cause}"))
             self.recorder.event("finding", step=self.progress.step, code=finding.code, seen=finding.seen)
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
 

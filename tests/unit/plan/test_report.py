@@ -51,8 +51,8 @@ def test_a_plan_of_full_training_whole() -> None:
         "          1 optimizer step per rollout: on-policy",
         "          1 epoch = 1,000 prompts = 125 rollouts = 125 optimizer steps; 0 prompts left over",
         "          the run = 125 optimizer steps",
-        "same run  per_device_train_batch_size x gradient_accumulation_steps = 1 x 64, 2 x 32, 4 x 16, "
-        "8 x 8, 16 x 4, 32 x 2: only the memory differs",
+        "same run  per_device_train_batch_size x gradient_accumulation_steps, where only the memory differs:",
+        "          1 x 64, 2 x 32, 4 x 16, 8 x 8, 16 x 4, 32 x 2",
         "disk      one checkpoint 4 GB = model 1 GB + 3 GB for a resume, in the newest",
         "          2 kept and the next one: 9 GB at most; 20 GB are free",
         r"prompt 0  '<|im_start|>user\nWhat is 1+1?'",
@@ -178,10 +178,13 @@ def test_evaluation(options: dict[str, Any], line: str) -> None:
     ],
 )
 def test_equal_splits_around_the_chosen_one(per_device: int, passes: int, splits: str) -> None:
-    (line,) = section("same run", per_device_train_batch_size=per_device, gradient_accumulation_steps=passes)
-    assert line == (
-        f"per_device_train_batch_size x gradient_accumulation_steps = {splits}: only the memory differs"
-    )
+    found = section("same run", per_device_train_batch_size=per_device, gradient_accumulation_steps=passes)
+    assert found[1:] == [splits]
+
+
+def test_the_middle_of_a_long_prompt_is_left_out() -> None:
+    (line,) = section("prompt 0", facts(first_prompt="a" * 1500 + "b" * 1234 + "c" * 500))
+    assert line == f"{'a' * 1500!r} ... 1,234 characters ... {'c' * 500!r}"
 
 
 def test_words_have_at_most_ten_letters_and_stand_once() -> None:
