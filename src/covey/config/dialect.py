@@ -49,7 +49,10 @@ def ms_swift_typed(typed: dict[str, Typed]) -> dict[str, Typed]:
 
 def dialect_note(typed: Mapping[str, Typed]) -> Problem:
     """Return the note, said once, on which defaults hold and which of ms-swift's do not."""
-    taken = sorted(name for name in (*MS_SWIFT, "learning_rate") if name not in typed)
+    names = (*MS_SWIFT, "learning_rate")
+    if "tuner_type" in typed and typed["tuner_type"].value == "full":
+        names = tuple(name for name in names if not name.startswith("lora_"))
+    taken = sorted(name for name in names if name not in typed)
     return Problem(
         code="W113",
         option="rlhf",

@@ -27,8 +27,9 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
         layer = read_file(str(beside))
         found += layer.problems
         options = merge(layer.typed, options)
-    base = _base_of(directory)
-    options["model"] = Typed(base or model, _GIVEN)
+    if is_checkpoint(directory) and not directory.is_dir():
+        model = str(directory.absolute())  # RUN/checkpoint-N looks like the id of a model on a hub
+    options["model"] = Typed(_base_of(directory) or model, _GIVEN)
     if "dataset" not in options and "val_dataset" in options:
         # The facts of a run are learnt from its data; here that is what is evaluated on.
         options["dataset"] = Typed(options["val_dataset"].value[:1], "val_dataset")

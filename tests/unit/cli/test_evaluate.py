@@ -180,6 +180,7 @@ def test_refusals(evaluation: Evaluation, capsys: pytest.CaptureFixture[str]) ->
         ([*TASK, "--num_generation", "3"], ["E101"]),
         ([str(MODEL_DIR), "--val_dataset", "./v.jsonl", "--reward_funcs", "accuracy"], ["E302"]),
         (["./absent", *TASK[1:]], ["E301"]),
+        (["runs/checkpoint-5", *TASK[1:]], ["E301"]),
     ):
         assert main(["eval", *words]) == 2, words
         assert codes_in(capsys.readouterr().err) == codes, words
