@@ -1,4 +1,4 @@
-"""The command of the issue, word for word; the same as YAML, as flags over YAML, and from a notebook."""
+"""A command of ms-swift, word for word; the same as YAML, as flags over YAML, and from a notebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ import yaml
 
 from covey.config.dialect import LEARNING_RATE, MS_SWIFT
 from covey.config.file import read_file
-from journeys.helpers import covey, metrics, own_model, plan_of, rollouts, rows, succeed, write_jsonl
+from journeys.helpers import (
+    covey,
+    flags,
+    metrics,
+    own_model,
+    plan_of,
+    rollouts,
+    rows,
+    small,
+    succeed,
+    write_jsonl,
+)
 
 LINE = (
     "rlhf --rlhf_type grpo --model {model} --reward_funcs accuracy format --train_type full "
@@ -180,3 +191,21 @@ def test_twice_is_refused_with_ways_to_go_on(line: Path) -> None:
     for words in ("E401", "--resume_from_checkpoint latest", "--overwrite_output_dir"):
         assert words in done.err
     assert metrics(line) == before
+
+
+def test_settings_of_the_model_that_sampling_does_not_follow(tmp_path: Path) -> None:
+    model = own_model(tmp_path / "model")
+    file = model / "generation_config.json"
+    own = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.0, "do_sample": True}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **own}))
+    options = small("quickstart", "run", model=str(model))
+    (line,) = [line for line in plan_of(*flags(options))["lines"] if line.startswith("sampling")]
+    assert line == (
+        "sampling  from all tokens at temperature 1; not followed of generation_config.json: "
+        "temperature 0.7, top_p 0.8, top_k 20"
+    )
+    options["temperature"] = 0.7
+    (line,) = [line for line in plan_of(*flags(options))["lines"] if line.startswith("sampling")]
+    assert line.endswith("generation_config.json: top_p 0.8, top_k 20")
+    file.write_text("{}")
+    assert not [line for line in plan_of(*flags(options))["lines"] if line.startswith("sampling")]

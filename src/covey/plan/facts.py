@@ -115,6 +115,7 @@ class Facts:
     num_parameters         weights of the model
     num_trained            weights that are trained: all of them, or those of the adapters
     stop_tokens            the end tokens and where each comes from, in words
+    unused_sampling        settings of the model's generation_config.json that sampling does not follow
     first_prompt           the first rendered prompt
     has_chat_template      whether the model, or the command, brings a chat template
     prompts_are_text       whether prompts are strings that no template has been put around
@@ -159,6 +160,7 @@ class Facts:
     num_parameters: int | None = None
     num_trained: int | None = None
     stop_tokens: str | None = None
+    unused_sampling: tuple[tuple[str, float], ...] = ()
     first_prompt: str | None = None
     has_chat_template: bool | None = None
     prompts_are_text: bool | None = None

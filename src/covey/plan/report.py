@@ -15,7 +15,6 @@ from covey.plan.shape import counted
 from covey.types import Problem
 
 _SPLITS = 6
-_HEAD, _TAIL = 1500, 500
 
 
 def report_lines(config: Config, facts: Facts, batch: BatchPlan) -> list[str]:
@@ -23,13 +22,14 @@ def report_lines(config: Config, facts: Facts, batch: BatchPlan) -> list[str]:
     sections = {
         "model": _model(config, facts),
         "ends at": [facts.stop_tokens] if facts.stop_tokens else [],
+        "sampling": _sampling(config, facts),
         "data": _data(config, facts),
         "rewards": _rewards(config, facts),
         "batch": batch.in_words(),
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
         "disk": disk_plan(config, facts).in_words(),
-        "prompt 0": [_shown(facts.first_prompt)] if facts.first_prompt is not None else [],
+        "prompt 0": [repr(facts.first_prompt)] if facts.first_prompt is not None else [],
     }
     return [
         f"{name if number == 0 else '':<10}{line}"
@@ -80,6 +80,14 @@ def _model(config: Config, facts: Facts) -> list[str]:
     return lines
 
 
+def _sampling(config: Config, facts: Facts) -> list[str]:
+    unused = ", ".join(f"{name} {value:g}" for name, value in facts.unused_sampling)
+    if not unused:
+        return []
+    own = f"from all tokens at temperature {config.temperature:g}"
+    return [f"{own}; not followed of generation_config.json: {unused}"]
+
+
 def _data(config: Config, facts: Facts) -> list[str]:
     if config.replay_rollouts is not None:
         return [f"rollouts of {config.replay_rollouts}; nothing is sampled"]
@@ -123,14 +131,6 @@ def _splits(batch: BatchPlan) -> list[str]:
         "per_device_train_batch_size x gradient_accumulation_steps, where only the memory differs:",
         words,
     ]
-
-
-def _shown(prompt: str) -> str:
-    """A prompt on one line, the middle of a long one left out."""
-    left_out = len(prompt) - _HEAD - _TAIL
-    if left_out <= 0:
-        return repr(prompt)
-    return f"{prompt[:_HEAD]!r} ... {left_out:,} characters ... {prompt[-_TAIL:]!r}"
 
 
 def _evaluation(config: Config, facts: Facts) -> list[str]:

@@ -182,11 +182,6 @@ def test_equal_splits_around_the_chosen_one(per_device: int, passes: int, splits
     assert found[1:] == [splits]
 
 
-def test_the_middle_of_a_long_prompt_is_left_out() -> None:
-    (line,) = section("prompt 0", facts(first_prompt="a" * 1500 + "b" * 1234 + "c" * 500))
-    assert line == f"{'a' * 1500!r} ... 1,234 characters ... {'c' * 500!r}"
-
-
 def test_words_have_at_most_ten_letters_and_stand_once() -> None:
     given = facts(stop_tokens="x", first_prompt="y", eval_sets=SETS.eval_sets)
     heads = [line[:10] for line in lines(given, val_dataset=["a"])]

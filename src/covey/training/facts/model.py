@@ -9,7 +9,7 @@ from pathlib import Path
 from covey.config.schema import Config
 from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
-from covey.data.model_files import model_context, model_problem
+from covey.data.model_files import model_context, model_problem, read_json
 from covey.data.text import TextCodec, load_codec, stop_tokens_in_words
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, facts_of, read_shapes
@@ -19,6 +19,14 @@ from covey.quickstart import task
 from covey.training.facts.sizes import checkpoint_sizes
 
 QUICKSTART = "quickstart"
+
+_WHOLE_DISTRIBUTION: Mapping[str, tuple[float, ...]] = {
+    "temperature": (),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+}
 
 _FAULTS: Mapping[str, ModelFault] = {
     "remote_code": "code",
@@ -108,7 +116,24 @@ def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, T
     except ModelError as error:
         return replace(facts, model_problem=str(error), model_fault="missing"), None
     has_template = codec.chat_template is not None
-    return replace(facts, stop_tokens=stop_tokens_in_words(codec), has_chat_template=has_template), codec
+    facts = replace(
+        facts,
+        stop_tokens=stop_tokens_in_words(codec),
+        has_chat_template=has_template,
+        unused_sampling=_unused_sampling(config, directory),
+    )
+    return facts, codec
+
+
+def _unused_sampling(config: Config, directory: Path) -> tuple[tuple[str, float], ...]:
+    """What generation_config.json would make of sampling, where that is not what the run does."""
+    said = read_json(directory / "generation_config.json")
+    followed = {**_WHOLE_DISTRIBUTION, "temperature": (config.temperature,)}
+    return tuple(
+        (name, said[name])
+        for name, values in followed.items()
+        if isinstance(said.get(name), int | float) and said[name] not in values
+    )
 
 
 def _with_sizes(facts: Facts, config: Config, directory: Path) -> Facts:
