@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+from covey.models.llama_step import LlamaStep
 from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.cache import PrefillLayout
@@ -287,13 +288,18 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
     policy = tiny_policy("llama")
     requests = requests_of(random_prompts(9, 3, 14), 8, stop=(5, 17, 40), max_new_tokens=10)
     prefilled, decoded = [], []
-    hidden = policy.hidden
+    hidden, step = policy.hidden, LlamaStep.hidden
 
     def counting(tokens, positions, layout):
         (prefilled if isinstance(layout, PrefillLayout) else decoded).append(tokens.numel())
         return hidden(tokens, positions, layout)
 
+    def counting_step(self, tokens, positions, layout):
+        decoded.append(tokens.numel())
+        return step(self, tokens, positions, layout)
+
     monkeypatch.setattr(policy, "hidden", counting)
+    monkeypatch.setattr(LlamaStep, "hidden", counting_step)
     done = run_engine(NativeEngine(policy, max_rows=max_rows), requests)
     assert sum(prefilled) == 9 + 3 + 14
     if max_rows == 256:

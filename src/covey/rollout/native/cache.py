@@ -107,12 +107,23 @@ class DecodeLayout:
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Attention output (1, H, n, D): the active rows are the tokens of the stream."""
+        query_nHD, key_nKD, value_nKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
+        return self._attend(layer, query_nHD, key_nKD, value_nKD, options).transpose(0, 1)[None]
+
+    def attend_rows(
+        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, scaling: float
+    ) -> Tensor:
+        """The same as (n, H, D), for plain attention."""
+        return self._attend(layer, query_nHD, key_nKD, value_nKD, AttentionOptions(scaling=scaling))
+
+    def _attend(
+        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, options: AttentionOptions
+    ) -> Tensor:
         own_key, own_value = self._cache.own[layer]
-        own_key[self._row_n, :, self._own_n] = key_1KTD[0].transpose(0, 1)
-        own_value[self._row_n, :, self._own_n] = value_1KTD[0].transpose(0, 1)
-        num_rows, width = query_1HTD.shape[2], query_1HTD.shape[3]
-        heads = key_1KTD.shape[1]
-        query_nKRD = query_1HTD[0].transpose(0, 1).unflatten(1, (heads, -1)) * options.scaling
+        own_key[self._row_n, :, self._own_n] = key_nKD
+        own_value[self._row_n, :, self._own_n] = value_nKD
+        num_rows, width = query_nHD.shape[0], query_nHD.shape[2]
+        query_nKRD = query_nHD.unflatten(1, (key_nKD.shape[1], -1)) * options.scaling
         repeats = query_nKRD.shape[2]
 
         row_FM = self._families.row_FM
@@ -135,7 +146,7 @@ class DecodeLayout:
             out_FKXD.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[self._families.place_n]
         )
         out_nKRD = out_nKRD + own_nKRC @ own_value
-        return out_nKRD.reshape(num_rows, -1, width).transpose(0, 1)[None]
+        return out_nKRD.reshape(num_rows, -1, width)
 
     def _softmax(self, scores_nKRL: Tensor, options: AttentionOptions) -> Tensor:
         scores = scores_nKRL.float()

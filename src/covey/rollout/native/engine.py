@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.models.attention import StreamLayout
+from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.policy import Policy
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.budget import rows_that_fit
@@ -73,6 +74,7 @@ class NativeEngine:
         self._last_hidden_FD: Tensor | None = None
         self._table_V: Tensor | None = None
         self._arrangement: Families | None = None
+        self._step: LlamaStep | None = None
 
     # -- protocol
 
@@ -91,6 +93,7 @@ class NativeEngine:
                 "the native engine needs a policy that runs as a stream; this one is on padded rows"
             )
         self._reserve()
+        self._step = llama_step(self._policy)
         while True:
             yield from self._aborted
             self._aborted.clear()
@@ -230,7 +233,10 @@ class NativeEngine:
         own_n = torch.tensor(own, device=device)
         tokens_n = torch.tensor([row.tokens[-1] for row in self._rows], device=device)
         layout = DecodeLayout(self._cache, self._arrangement, own_n, max(own))
-        return self._policy.hidden(tokens_n, self._arrangement.prompt_length_n + own_n, layout)
+        positions_n = self._arrangement.prompt_length_n + own_n
+        if self._step is not None:
+            return self._step.hidden(tokens_n, positions_n, layout)
+        return self._policy.hidden(tokens_n, positions_n, layout)
 
     def _arrange(self, device: torch.device) -> Families:
         members: dict[int, list[int]] = {}

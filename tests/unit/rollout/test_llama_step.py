@@ -1,0 +1,105 @@
+"""The short step of the Llama family against the general path, on the same cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from covey.models.adapter_shapes import LoraSettings
+from covey.models.llama_step import LlamaStep, llama_step
+from covey.models.lora import add_adapter, merged
+from covey.models.policy import Policy
+from covey.rollout.native.engine import NativeEngine
+from support.models import config_of, random_model
+
+
+def policy_of(family: str, **changes: object) -> Policy:
+    """A random policy of a family, with other settings of its configuration."""
+    if not changes:
+        return Policy(random_model(family)).eval()
+    config = config_of(family)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    return Policy(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)).eval()
+
+
+def without_a_window() -> Policy:
+    return policy_of("mistral", sliding_window=None)
+
+
+def gaps(policy: Policy, requests, run_engine, monkeypatch, spoil=lambda x: x) -> list[float]:
+    """The largest relative difference of the hidden states of every decoding step."""
+    step, found = LlamaStep.hidden, []
+
+    def both(self: LlamaStep, tokens: Tensor, positions: Tensor, layout: object) -> Tensor:
+        expected = policy.hidden(tokens, positions, layout)
+        actual = spoil(step(self, tokens, positions, layout))
+        found.append(float((actual - expected).abs().max() / expected.abs().max()))
+        return expected
+
+    monkeypatch.setattr(LlamaStep, "hidden", both)
+    run_engine(NativeEngine(policy, max_rows=10), requests)
+    return found
+
+
+@pytest.mark.parametrize("make", ["qwen2", "qwen3", "llama", without_a_window], ids=str)
+def test_hidden_states_are_those_of_the_modules(make, random_prompts, requests_of, run_engine, monkeypatch):
+    policy = policy_of(make) if isinstance(make, str) else make()
+    requests = requests_of(random_prompts(9, 3, 14), 4, stop=(5, 17, 40), max_new_tokens=10)
+    found = gaps(policy, requests, run_engine, monkeypatch)
+    assert len(found) > 5 and max(found) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "spoil", [torch.zeros_like, torch.neg, lambda x: 2 * x], ids=["zero", "neg", "twice"]
+)
+def test_the_comparison_sees_faults(spoil, random_prompts, requests_of, run_engine, monkeypatch):
+    requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=4)
+    assert min(gaps(policy_of("llama"), requests, run_engine, monkeypatch, spoil)) > 0.1
+
+
+def test_biases_and_scaled_positions(random_prompts, requests_of, run_engine, monkeypatch):
+    scaled = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    policy = policy_of("llama", attention_bias=True, mlp_bias=True, rope_parameters=scaled)
+    for name, parameter in policy.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.5)
+    requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=6)
+    assert max(gaps(policy, requests, run_engine, monkeypatch)) < 1e-5
+
+
+def test_the_weights_are_those_of_the_moment(random_prompts, requests_of, run_engine, monkeypatch):
+    policy = policy_of("qwen2")
+    requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=4)
+    gaps(policy, requests, run_engine, monkeypatch)
+    for parameter in policy.parameters():
+        parameter.data = parameter.data * 1.5
+    assert max(gaps(policy, requests, run_engine, monkeypatch)) < 1e-5
+
+
+def test_an_adapter_has_to_be_merged(random_prompts, requests_of, run_engine, monkeypatch):
+    policy = policy_of("qwen2")
+    add_adapter(policy, LoraSettings(rank=4, alpha=8), seed=0, compute_dtype=torch.float32)
+    for name, parameter in policy.named_parameters():
+        if ".lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    assert llama_step(policy) is None
+    requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=4)
+    with merged(policy):
+        found = gaps(policy, requests, run_engine, monkeypatch)
+    assert len(found) > 2 and max(found) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt2", "mixtral"])
+def test_what_it_does_not_know_it_leaves_alone(family):
+    """Sliding windows, soft-capping, other modules, experts."""
+    assert llama_step(policy_of(family)) is None
+
+
+def test_lower_precision_takes_the_modules():
+    assert llama_step(policy_of("llama")) is not None
+    assert llama_step(policy_of("llama").to(torch.bfloat16)) is None
+    assert llama_step(policy_of("llama", hidden_act="gelu")) is None
