@@ -5,7 +5,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow lint types format model clean
+.PHONY: help install test-install quickstart test test-slow bench lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -33,6 +33,14 @@ test: test-install lint types ## linters, type checker, tests
 
 test-slow: test-install ## the tests that take minutes: learning curves, wheel in an empty environment
 	@$(THREADS) $(VENV)/bin/python -m pytest -m slow
+
+.bench/trl/.installed: bench/trl.txt
+	@$(PYTHON) -m venv .bench/trl
+	@.bench/trl/bin/python -m pip --disable-pip-version-check install -qq --requirement bench/trl.txt
+	@touch $@
+
+bench: test-install .bench/trl/.installed ## covey and TRL on the same work, in turns (the better part of an hour)
+	@$(VENV)/bin/python bench/compare --trl .bench/trl/bin/python
 
 lint: test-install ## ruff: rules and format
 	@$(VENV)/bin/ruff check .
