@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,19 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+_LARGE = Case(
+    name="e-fp32",
+    says="125 M parameters, vocabulary 151,936, 512 forced tokens",
+    model="125m",
+    per_device_train_batch_size=8,
+    max_completion_length=512,
+    forced=True,
+    steps=2,
+    warmup=1,
+    reward="length",
+    learning_rate=1e-6,
+)
+
 CASES = (
     Case(name="a", says="natural length, 64 completions"),
     Case(name="a8", says="natural length, 8 completions", per_device_train_batch_size=8),
@@ -69,31 +82,8 @@ CASES = (
         steps=5,
         warmup=1,
     ),
-    Case(
-        name="e-fp32",
-        says="125 M parameters, vocabulary 151,936, 512 forced tokens",
-        model="125m",
-        per_device_train_batch_size=8,
-        max_completion_length=512,
-        forced=True,
-        steps=2,
-        warmup=1,
-        reward="length",
-        learning_rate=1e-6,
-    ),
-    Case(
-        name="e-bf16",
-        says="the same in bfloat16",
-        model="125m",
-        per_device_train_batch_size=8,
-        max_completion_length=512,
-        forced=True,
-        steps=2,
-        warmup=1,
-        dtype="bfloat16",
-        reward="length",
-        learning_rate=1e-6,
-    ),
+    _LARGE,
+    replace(_LARGE, name="e-bf16", says="the same in bfloat16", dtype="bfloat16"),
     Case(name="f", says="half of the groups without signal", reward="half"),
     Case(
         name="g4",

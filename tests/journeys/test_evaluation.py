@@ -249,6 +249,7 @@ def test_the_best_between_two_saves_is_kept_too(tmp_path: Path) -> None:
     names = {p.name for p in (tmp_path / "run").glob("checkpoint-*")}
     assert names == {"checkpoint-3", "checkpoint-6"}
     assert "best      eval_reward 0.75 at step 3: run/checkpoint-3" in done.out
+    assert "the model is run/checkpoint-3" in done.out
 
 
 def test_early_stopping(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensorboard_gets_every_second_step(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as accumulator
+
     options = small("d.jsonl", "run", max_steps=5, report_to=["tensorboard"], run_name="first try")
     options |= {"logging_steps": 2, "log_completions": 2, "val_dataset": ["d.jsonl#2"], "eval_steps": 2}
     done = succeed("train", *flags(options))
@@ -47,7 +48,6 @@ def test_tensorboard_gets_every_second_step(tmp_path: Path) -> None:
 
 
 def test_a_tracker_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboard")
     succeed("train", *flags(small("d.jsonl", "plain")))
 
     def refuse(start: object) -> None:

@@ -48,12 +48,13 @@ def closing(job: Job, verb: str) -> list[str]:
     step, total = job.progress.step, job.limits.total_steps
     name = job.saver.path(step)
     lines = []
+    result = job.saver.best_path if job.saver.plan.keep_best else None
     if job.evaluator is not None and job.best.step is not None:
         kept = job.saver.best_path
         where = f": {kept}" if kept is not None else ", whose checkpoint was not kept"
         lines.append(f"best      {job.best.metric} {job.best.value:.4g} at step {job.best.step}{where}")
     if step >= total:
-        return [*lines, f"done      {step} steps; the model is {name}"]
+        return [*lines, f"done      {step} steps; the model is {result or name}"]
     why = f" ({job.ended_by})" if job.ended_by else ""
     config = shlex.quote(str(job.saver.output_dir / "config.yaml"))
     again = f"covey {verb} {config} --resume_from_checkpoint latest"

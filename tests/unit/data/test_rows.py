@@ -181,7 +181,8 @@ def test_other_formats(tmp_path, suffix):
     elif suffix == ".csv":
         write(path, 'prompt,solution\na,x\n"b, c",y\n')
     else:
-        pandas = pytest.importorskip("pandas")
+        import pandas
+
         pandas.DataFrame(rows).to_parquet(path)
     assert read_rows(path) == rows
 

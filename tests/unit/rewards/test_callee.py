@@ -185,7 +185,8 @@ def test_none_is_a_word_and_not_a_failure(scored):
 
 
 def test_values_become_floats(scored):
-    numpy = pytest.importorskip("numpy")
+    import numpy
+
     rows = [scored(t) for t in "abc"]
     for values in ([True, 1, numpy.float32(0.5)], (1, 1, 0.5), numpy.array([1.0, 1.0, 0.5])):
         said = parts(lambda completions, values=values: values, rows)

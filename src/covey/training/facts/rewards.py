@@ -20,7 +20,7 @@ from covey.training.facts.data import as_json, gold_of
 from covey.types import Finish, NoiseKey, Prompt, SamplingParams, Segment, Source, Trajectory
 
 _KINDS: Mapping[str, Kind] = {"unknown": "unknown", "signature": "signature", "trial": "trial"}
-_GOLD_BUDGET_S = 2.0
+_GOLD_BUDGET_S = 1.0
 _SHOWN = 3
 _NEEDS_GOLD = ("accuracy", "accuracy_reward", "trl.rewards.accuracy_reward")
 
