@@ -67,11 +67,11 @@ def export(
     base: str | Path | None = None,
 ) -> ExportResult:
     """What `covey export` does: the model of a checkpoint in a directory of its own, its adapter merged."""
-    from covey.training.export import default_target
+    from covey.checkpoint.manifest import export_target
     from covey.training.export import export as run
 
     source = Path(checkpoint)
-    target = Path(output_dir) if output_dir is not None else default_target(source, merge=merge)
+    target = Path(output_dir) if output_dir is not None else export_target(source, merge=merge)
     return run(source, target, merge=merge, base=None if base is None else Path(base))
 
 

@@ -120,3 +120,8 @@ def hash_file(path: Path) -> str:
 def _digest(body: Mapping[str, Any]) -> str:
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def export_target(checkpoint: Path, *, merge: bool) -> Path:
+    """Where the export of a checkpoint goes when nobody says."""
+    return checkpoint.with_name(f"{checkpoint.name}-{'merged' if merge else 'model'}")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from covey.checkpoint.manifest import export_target
 from covey.config.names import normalise
 from covey.config.values import FALSE_WORDS, TRUE_WORDS
 from covey.errors import ConfigError, CoveyError
@@ -31,9 +32,7 @@ def export(argv: Sequence[str]) -> int:
     words, flags = _read(argv)
     checkpoint = Path(words[0])
     merge = flags.get("merge", "false") != "false"
-    suffix = "merged" if merge else "model"
-    default = checkpoint.with_name(f"{checkpoint.name}-{suffix}")
-    target = Path(flags["output_dir"]) if "output_dir" in flags else default
+    target = Path(flags["output_dir"]) if "output_dir" in flags else export_target(checkpoint, merge=merge)
     _refuse(checkpoint, target)
     from covey.training.export import export as run
 

@@ -10,8 +10,6 @@ from covey.types import Fix, Problem
 
 _PER_SET = (
     "reward",
-    "reward_std",
-    "frac_reward_zero_std",
     "completions/mean_length",
     "completions/min_length",
     "completions/max_length",
@@ -115,7 +113,13 @@ def metric_names(config: Config, facts: Facts) -> list[str]:
     known = facts.reward_names or tuple(config.reward_funcs)
     rewards = [f"rewards/{name}/{kind}" for name in known for kind in ("mean", "std")]
     size = config.num_generations_eval
-    powers = [2**i for i in range(max(size, 1).bit_length()) if 2**i <= size]
-    passes = [f"pass@{k}" for k in sorted({*powers, size})] if size > 1 else []
+    # One completion a prompt has neither a spread nor a choice.
+    passes = [f"pass@{k}" for k in pass_sizes(size)]
+    of_groups = ["reward_std", "frac_reward_zero_std", *passes] if size > 1 else []
     prefixes = ["eval_", *(f"eval_{name}_" for name in sets if len(sets) > 1)]
-    return [f"{prefix}{name}" for prefix in prefixes for name in (*_PER_SET, *rewards, *passes)]
+    return [f"{prefix}{name}" for prefix in prefixes for name in (*_PER_SET, *rewards, *of_groups)]
+
+
+def pass_sizes(num: int) -> list[int]:
+    """The k of pass@k for `num` completions a prompt: `pass_sizes(6)` is [1, 2, 4, 6]."""
+    return sorted({*(2**i for i in range(num.bit_length()) if 2**i <= num), num})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from covey.checkpoint.registry import State
 from covey.comm import Comm
 from covey.data.text import TextCodec
+from covey.plan.check_eval import pass_sizes
 from covey.rollout.collect import CollectPlan, Scorer, collect
 from covey.rollout.engine import Engine
 from covey.training.measure import length_metrics, reward_metrics
@@ -94,7 +95,7 @@ def _pass_at_k(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
                     / len(values),
                     count=len(values),
                 )
-                for k in sorted({*(2**i for i in range(size.bit_length()) if 2**i <= size), size})
+                for k in pass_sizes(size)
             }
     return {}
 

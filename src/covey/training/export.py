@@ -77,11 +77,6 @@ def export(checkpoint: Path, target: Path, *, merge: bool, base: Path | None = N
     return result
 
 
-def default_target(checkpoint: Path, *, merge: bool) -> Path:
-    """Where the export of a checkpoint goes when nobody says."""
-    return checkpoint.with_name(f"{checkpoint.name}-{'merged' if merge else 'model'}")
-
-
 def _left_out(checkpoint: Path) -> Any:
     """What copytree leaves out: the trainer's state, and the manifest that lists it."""
     return lambda folder, names: [n for n in names if Path(folder) == checkpoint and n in (TRAINER, MANIFEST)]

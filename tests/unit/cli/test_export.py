@@ -30,7 +30,6 @@ class Exports:
             monkeypatch,
             "covey.training.export",
             export=self._run,
-            default_target=lambda path, *, merge: Path(f"{path}-{'merged' if merge else 'model'}"),
         )
 
     def _run(self, checkpoint: Path, target: Path, *, merge: bool, base: Path | None) -> Any:

@@ -62,8 +62,6 @@ def test_names_of_metrics() -> None:
     alone = metric_names(config(), facts(**ONE))
     assert alone == [
         "eval_reward",
-        "eval_reward_std",
-        "eval_frac_reward_zero_std",
         "eval_completions/mean_length",
         "eval_completions/min_length",
         "eval_completions/max_length",
@@ -73,10 +71,14 @@ def test_names_of_metrics() -> None:
         "eval_rewards/accuracy/std",
     ]
     several = metric_names(config(), facts(**SETS))
-    assert several[:10] == alone
-    assert several[10] == "eval_gsm8k_reward"
+    assert several[:8] == alone
+    assert several[8] == "eval_gsm8k_reward"
     assert several[-1] == "eval_math_rewards/accuracy/std"
-    assert len(several) == 30
+    assert len(several) == 24
+    # Several completions of a prompt have a spread, and a choice.
+    groups = metric_names(config(num_generations_eval=6), facts(**ONE))
+    names = ("reward_std", "frac_reward_zero_std", "pass@1", "pass@2", "pass@4", "pass@6")
+    assert groups == [*alone, *(f"eval_{name}" for name in names)]
 
 
 def metric(name: str, given: Any = ONE, **options: Any) -> list[str]:
@@ -92,6 +94,8 @@ def test_metrics_that_an_evaluation_gives() -> None:
     assert metric("eval_math_reward", SETS) == []
     assert metric("eval_math_reward", ONE) == ["E104"]
     assert metric("eval_rewards/format/mean") == ["E104"]
+    assert metric("eval_reward_std") == ["E104"]
+    assert metric("eval_reward_std", num_generations_eval=2) == []
     # Pass@k is known only once rewards are seen to be 0 or 1; a k that is never measured is known now.
     assert metric("eval_pass@4", num_generations_eval=4) == []
     assert metric("eval_math_pass@2", SETS, num_generations_eval=4) == []
@@ -108,4 +112,4 @@ def test_the_nearest_metric() -> None:
     options = {**VAL, "load_best_model_at_end": True}
     misspelt = one(facts(**ONE), **options, metric_for_best_model="eval_rewrd")
     assert edits_of(misspelt) == [{"metric_for_best_model": "eval_reward"}, {}]
-    assert "eval_reward, eval_reward_std" in misspelt.fixes[1].text
+    assert "there are eval_reward, eval_completions/mean_length" in misspelt.fixes[1].text
