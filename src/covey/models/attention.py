@@ -29,6 +29,8 @@ ATTENTION_NAME = "covey"
 _MAX_BUCKET_WASTE = 1.35
 # Rows shorter than this share a bucket whatever the waste: a kernel call costs more than the padding.
 _SMALL_CELLS = 4096
+# Scores of all rows and heads up to which plain attention is taken for such rows: 32 MiB in float32.
+_MANY_CELLS = 1 << 23
 
 
 class Layout(Protocol):
@@ -68,6 +70,8 @@ def attend_masked(
     summed in float32 where soft-capping or sinks take them out of the fused kernel.
     """
     if options.softcap is None and options.sinks_H is None:
+        if _is_small(query_RHQD, key_RKLD, options) and is_visible_R1QL is not None:
+            return _attend_small(query_RHQD, key_RKLD, value_RKLD, is_visible_R1QL, options.scaling)
         return F.scaled_dot_product_attention(
             query_RHQD,
             key_RKLD,
@@ -99,6 +103,35 @@ def attend_masked(
     if options.dropout > 0:
         weights = F.dropout(weights, options.dropout)
     return weights.to(values.dtype) @ values
+
+
+def _is_small(query_RHQD: Tensor, key_RKLD: Tensor, options: AttentionOptions) -> bool:
+    """Whether the fused kernel's preparations cost more than plain products: short rows on a CPU."""
+    cells = query_RHQD.shape[2] * key_RKLD.shape[2]
+    all_cells = query_RHQD.shape[0] * query_RHQD.shape[1] * cells
+    return (
+        query_RHQD.device.type == "cpu"
+        and query_RHQD.dtype == torch.float32
+        and cells <= _SMALL_CELLS
+        and all_cells <= _MANY_CELLS
+        and options.dropout == 0.0
+    )
+
+
+def _attend_small(
+    query_RHQD: Tensor, key_RKLD: Tensor, value_RKLD: Tensor, is_visible_R1QL: Tensor, scaling: float
+) -> Tensor:
+    """Plain attention; the queries of a key head are stacked, so that keys are not repeated."""
+    num_rows, key_heads, num_keys, _ = key_RKLD.shape
+    repeats = query_RHQD.shape[1] // key_heads
+    stacked_XQD = (query_RHQD * scaling).unflatten(1, (key_heads, repeats)).flatten(2, 3).flatten(0, 1)
+    bias_RQL = torch.zeros(is_visible_R1QL.shape, device=query_RHQD.device).masked_fill_(
+        ~is_visible_R1QL, float("-inf")
+    )
+    bias_XQL = bias_RQL.repeat(1, key_heads, repeats, 1).flatten(0, 1)
+    scores_XQL = torch.baddbmm(bias_XQL, stacked_XQD, key_RKLD.flatten(0, 1).transpose(1, 2))
+    out_XQD = torch.bmm(scores_XQL.softmax(dim=-1), value_RKLD.flatten(0, 1))
+    return out_XQD.unflatten(0, (num_rows, key_heads)).unflatten(2, (repeats, -1)).flatten(1, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""The language-model head in chunks: log-probability and entropy of chosen tokens without a batch of logits.
+"""The language-model head in blocks: log-probability and entropy of chosen tokens without a batch of logits.
 
-Axes: N trained tokens, C tokens of a chunk, D hidden width, V vocabulary.
+Axes: N trained tokens, C tokens of a block, D hidden width, V vocabulary, B the part of it in a block.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Logits of one chunk: 16 Mi values are 64 MiB in float32.
-_CHUNK_CELLS = 1 << 24
+from covey.models.linear import linear, transposed_product
+
+# Tokens of a block, or more where the vocabulary is small, and its logits: 2 Mi values are 8 MiB in float32, which stay in a CPU's cache; on a GPU
+# products have to be larger to fill it.
+_BLOCK = {"cpu": (512, 1 << 21), "gpu": (4096, 1 << 26)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def head_spec(model: nn.Module) -> HeadSpec:
 
 def logits_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec) -> Tensor:
     """Float32 logits (N, V) before any temperature."""
-    logits_NV = nn.functional.linear(hidden_ND, weight_VD, bias_V).float()
+    logits_NV = linear(hidden_ND, weight_VD, bias_V).float()
     if spec.scale != 1.0:
         logits_NV = logits_NV * spec.scale
     if spec.softcap is not None:
@@ -46,8 +49,99 @@ def logits_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, spec:
     return logits_NV
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The output embedding, and the blocks in which its logits exist."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None
+    spec: HeadSpec
+    token_blocks: list[slice]
+    vocab_blocks: list[slice]
+
+    @classmethod
+    def over(cls, num_tokens: int, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec) -> _Head:
+        tokens, cells = _BLOCK["cpu" if weight_VD.device.type == "cpu" else "gpu"]
+        tokens = max(tokens, cells // weight_VD.shape[0])
+        vocab = max(1, cells // max(1, min(tokens, num_tokens)))
+        blocks = _slices(num_tokens, tokens), _slices(weight_VD.shape[0], vocab)
+        return cls(weight_VD, bias_V, spec, *blocks)
+
+    @property
+    def keeps_logprobs(self) -> bool:
+        """Whether one block holds everything, so that the backward pass need not compute it again."""
+        return len(self.token_blocks) == len(self.vocab_blocks) == 1 and self.spec.softcap is None
+
+    def logits(self, hidden_CD: Tensor, vocab: slice) -> Tensor:
+        """Float32 logits (C, B) of a block before any temperature."""
+        bias_B = None if self.bias_V is None else self.bias_V[vocab]
+        return logits_of(hidden_CD, self.weight_VD[vocab], bias_B, self.spec)
+
+
+def _slices(total: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
+
+
+def _divide(logits_CB: Tensor, temperature_C: Tensor) -> Tensor:
+    """Divide in place by the temperatures; nothing is done where they are 1 and asking costs nothing."""
+    if temperature_C.device.type == "cpu" and bool((temperature_C == 1.0).all()):
+        return logits_CB
+    return logits_CB.div_(temperature_C[:, None])
+
+
+def _places(target_C: Tensor, vocab: slice) -> tuple[Tensor, Tensor]:
+    """A target's place in a block of the vocabulary (0 where it is in another), and whether it is in it."""
+    place_C = target_C - vocab.start
+    is_inside_C = (place_C >= 0) & (place_C < vocab.stop - vocab.start)
+    return (place_C * is_inside_C)[:, None], is_inside_C[:, None]
+
+
+@dataclass(slots=True)
+class _Softmax:
+    """Softmax statistics of some tokens over the blocks of the vocabulary that were added.
+
+    `peak` is the largest logit, `mass` the sum of exp(logit - peak), `moment` that sum weighted with (logit -
+    peak), `chosen` the logit of the target; each (C, 1).
+    """
+
+    peak: Tensor
+    mass: Tensor
+    moment: Tensor
+    chosen: Tensor
+
+    @classmethod
+    def empty(cls, num_tokens: int, device: torch.device) -> _Softmax:
+        zero = torch.zeros(num_tokens, 1, device=device)
+        # The least number and not -inf, of which a difference with itself would be NaN.
+        return cls(torch.full_like(zero, torch.finfo(zero.dtype).min), zero, zero, zero)
+
+    def add(self, logits_CB: Tensor, target_C: Tensor, vocab: slice) -> None:
+        """Take a block in; it is left holding its values less the new peak."""
+        place_C1, is_inside_C1 = _places(target_C, vocab)
+        self.chosen = self.chosen + logits_CB.gather(1, place_C1) * is_inside_C1
+        peak = torch.maximum(self.peak, logits_CB.amax(dim=1, keepdim=True))
+        fall = self.peak - peak
+        logits_CB -= peak
+        weight_CB = logits_CB.exp()
+        moment = torch.linalg.vecdot(weight_CB, logits_CB)[:, None]
+        self.moment = fall.exp() * (self.moment + self.mass * fall) + moment
+        self.mass = fall.exp() * self.mass + weight_CB.sum(dim=1, keepdim=True)
+        self.peak = peak
+
+    def results(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Logprob of the target, entropy, and log of the sum of exp, each (C,)."""
+        log_mass = self.mass.log()
+        normaliser = self.peak + log_mass
+        entropy = log_mass - self.moment / self.mass
+        return (self.chosen - normaliser)[:, 0], entropy[:, 0], normaliser[:, 0]
+
+
 class _ChunkedStats(torch.autograd.Function):
-    """Log-probability and entropy per token; the backward pass computes each chunk's logits again."""
+    """Log-probability and entropy per token.
+
+    The backward pass computes each block's logits again, unless one block held them all. Its outer loop is
+    over the vocabulary, so that each part of the weight's gradient is written once.
+    """
 
     @staticmethod
     def forward(
@@ -59,63 +153,89 @@ class _ChunkedStats(torch.autograd.Function):
         temperature_N: Tensor,
         spec: HeadSpec,
     ) -> tuple[Tensor, Tensor]:
-        num_tokens = hidden_ND.shape[0]
-        logprob_N = torch.empty(num_tokens, dtype=torch.float32, device=hidden_ND.device)
-        entropy_N = torch.empty_like(logprob_N)
-        for rows in _chunks(num_tokens, weight_VD.shape[0]):
-            logits_CV = logits_of(hidden_ND[rows], weight_VD, bias_V, spec)
-            logits_CV /= temperature_N[rows, None]
-            lse_C = logits_CV.logsumexp(dim=-1)
-            logprob_N[rows] = logits_CV.gather(1, target_N[rows, None])[:, 0] - lse_C
-            probs_CV = (logits_CV - lse_C[:, None]).exp_()
-            entropy_N[rows] = lse_C - (probs_CV * logits_CV).sum(dim=-1)
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, temperature_N, entropy_N)
-        ctx.spec = spec
+        head = _Head.over(hidden_ND.shape[0], weight_VD, bias_V, spec)
+        stats_3N = torch.empty(3, hidden_ND.shape[0], dtype=torch.float32, device=hidden_ND.device)
+        kept_NV: Tensor | None = None
+        for rows in head.token_blocks:
+            softmax = _Softmax.empty(rows.stop - rows.start, hidden_ND.device)
+            for vocab in head.vocab_blocks:
+                kept_NV = _divide(head.logits(hidden_ND[rows], vocab), temperature_N[rows])
+                softmax.add(kept_NV, target_N[rows], vocab)
+            stats_3N[:, rows] = torch.stack(softmax.results())
+            if head.keeps_logprobs and kept_NV is not None:
+                kept_NV -= softmax.mass.log()
+        logprob_N, entropy_N, normaliser_N = stats_3N.unbind()
+        ctx.save_for_backward(
+            hidden_ND,
+            weight_VD,
+            bias_V,
+            target_N,
+            temperature_N,
+            entropy_N,
+            normaliser_N,
+            kept_NV if head.keeps_logprobs else None,
+        )
+        ctx.head = head
         ctx.set_materialize_grads(False)
         return logprob_N, entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, ...]:
-        hidden_ND, weight_VD, bias_V, target_N, temperature_N, entropy_N = ctx.saved_tensors
-        spec: HeadSpec = ctx.spec
-        grad_hidden_ND = torch.zeros_like(hidden_ND)
-        # Of a frozen head no gradient is made, which would be as large as the head in float32.
-        grad_weight_VD = None
-        if ctx.needs_input_grad[1]:
-            grad_weight_VD = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
+        hidden_ND, weight_VD, bias_V, *_ = ctx.saved_tensors
+        grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=torch.float32)
+        # Of a frozen head no gradient is made, which would be as large as the head.
+        grad_weight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        for rows in _chunks(hidden_ND.shape[0], weight_VD.shape[0]):
-            raw_CV = logits_of(hidden_ND[rows], weight_VD, bias_V, spec)
-            logits_CV = raw_CV / temperature_N[rows, None]
-            logprobs_CV = logits_CV - logits_CV.logsumexp(dim=-1, keepdim=True)
-            probs_CV = logprobs_CV.exp()
-            grad_CV = torch.zeros_like(raw_CV)
-            if grad_logprob_N is not None:
-                grad_CV.addcmul_(probs_CV, grad_logprob_N[rows, None], value=-1.0)
-                grad_CV.scatter_add_(1, target_N[rows, None], grad_logprob_N[rows, None])
-            if grad_entropy_N is not None:
-                slope_CV = probs_CV * (logprobs_CV + entropy_N[rows, None])
-                grad_CV.addcmul_(slope_CV, grad_entropy_N[rows, None], value=-1.0)
-            grad_CV /= temperature_N[rows, None]
-            if spec.softcap is not None:
-                grad_CV *= 1.0 - (raw_CV / spec.softcap) ** 2
-            if spec.scale != 1.0:
-                grad_CV *= spec.scale
-            if grad_bias_V is not None:
-                grad_bias_V += grad_CV.sum(dim=0)
-            low_CV = grad_CV.to(weight_VD.dtype)
-            grad_hidden_ND[rows] = low_CV @ weight_VD
+        for vocab in ctx.head.vocab_blocks:
+            weight_BD = weight_VD[vocab]
+            grad_weight_BD = torch.zeros_like(weight_BD, dtype=torch.float32)
+            for rows in ctx.head.token_blocks:
+                slope_CB = _slope(ctx, rows, vocab, grad_logprob_N, grad_entropy_N)
+                if grad_bias_V is not None:
+                    grad_bias_V[vocab] += slope_CB.sum(dim=0)
+                slope_CB = slope_CB.to(weight_VD.dtype)
+                grad_hidden_ND[rows] += linear(slope_CB, weight_BD.t())
+                if grad_weight_VD is not None:
+                    grad_weight_BD += transposed_product(slope_CB, hidden_ND[rows])
             if grad_weight_VD is not None:
-                grad_weight_VD += (low_CV.t() @ hidden_ND[rows]).float()
+                grad_weight_VD[vocab] = grad_weight_BD
         grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)
-        grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
-        return grad_hidden_ND, grad_weight, grad_bias, None, None, None
+        return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias, None, None, None
 
 
-def _chunks(num_tokens: int, vocab: int) -> list[slice]:
-    size = max(1, _CHUNK_CELLS // vocab)
-    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+def _slope(
+    ctx: Any, rows: slice, vocab: slice, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None
+) -> Tensor:
+    """The loss's derivative by the products hidden @ weight.T of a block, float32 (C, B)."""
+    hidden_ND, _, _, target_N, temperature_N, entropy_N, normaliser_N, kept_NV = ctx.saved_tensors
+    head: _Head = ctx.head
+    spec, damping_CB = head.spec, None
+    if kept_NV is not None:
+        logprobs_CB = kept_NV
+    else:
+        logits_CB = head.logits(hidden_ND[rows], vocab)
+        if spec.softcap is not None:
+            damping_CB = 1.0 - (logits_CB / spec.softcap) ** 2
+        logprobs_CB = _divide(logits_CB, temperature_N[rows]).sub_(normaliser_N[rows, None])
+    probs_CB = logprobs_CB.exp()
+    factor_C1 = probs_CB.new_zeros(probs_CB.shape[0], 1)
+    if grad_logprob_N is not None:
+        factor_C1 = -grad_logprob_N[rows, None]
+    if grad_entropy_N is None:
+        slope_CB = probs_CB.mul_(factor_C1)
+    else:
+        bent_CB = (logprobs_CB + entropy_N[rows, None]) * -grad_entropy_N[rows, None]
+        slope_CB = probs_CB.mul_(bent_CB.add_(factor_C1))
+    if grad_logprob_N is not None:
+        place_C1, is_inside_C1 = _places(target_N[rows], vocab)
+        slope_CB.scatter_add_(1, place_C1, grad_logprob_N[rows, None] * is_inside_C1)
+    slope_CB = _divide(slope_CB, temperature_N[rows])
+    if damping_CB is not None:
+        slope_CB *= damping_CB
+    if spec.scale != 1.0:
+        slope_CB *= spec.scale
+    return slope_CB
 
 
 def token_stats(

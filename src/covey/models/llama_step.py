@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covey.models.linear import FastLinear, linear
 from covey.models.policy import Policy
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -36,7 +37,7 @@ class _Linear:
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +72,34 @@ class LlamaStep:
     def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: RowLayout) -> Tensor:
         """Last hidden states (n, E) of one new token a row."""
         x_nE = F.embedding(tokens_n, self.embedding)
-        cos, sin = self.rotary(x_nE, positions_n[None])
-        half = self.head_width // 2
-        cos_n1D = cos[0, :, None]
-        # rotate_half(x) * sin is roll(x) * sin with the first half's sign turned.
-        sin_n1D = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], dim=-1)
+        cos_n1D, sin_n1D = self._turns(x_nE, positions_n)
         for number, layer in enumerate(self.layers):
             normed_nE = self._norm(x_nE, layer.before_attention)
             query_nHD = self._heads(layer.query(normed_nE), layer.query_norm)
             key_nKD = self._heads(layer.key(normed_nE), layer.key_norm)
             value_nKD = layer.value(normed_nE).unflatten(1, (-1, self.head_width))
             both_nXD = torch.cat([query_nHD, key_nKD], dim=1)
-            both_nXD = torch.addcmul(both_nXD * cos_n1D, both_nXD.roll(half, -1), sin_n1D)
+            turned_nXD = both_nXD.roll(self.head_width // 2, -1).mul_(sin_n1D)
+            both_nXD.mul_(cos_n1D).add_(turned_nXD)
             query_nHD, key_nKD = both_nXD.split([query_nHD.shape[1], key_nKD.shape[1]], dim=1)
             attended_nHD = layout.attend_rows(number, query_nHD, key_nKD, value_nKD, self.scaling)
-            x_nE = x_nE + layer.out(attended_nHD.flatten(1))
+            x_nE += layer.out(attended_nHD.flatten(1))
             normed_nE = self._norm(x_nE, layer.before_mlp)
-            x_nE = x_nE + layer.down(F.silu(layer.gate(normed_nE)) * layer.up(normed_nE))
+            x_nE += layer.down(F.silu(layer.gate(normed_nE), inplace=True).mul_(layer.up(normed_nE)))
         return self._norm(x_nE, self.norm)
 
+    def _turns(self, x_nE: Tensor, positions_n: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (n, 1, D), with which a rotation is x * cos + roll(x) * sin: the first half of the
+        sines has its sign turned."""
+        cos, sin = self.rotary(x_nE, positions_n[None])
+        half = self.head_width // 2
+        return cos[0, :, None], torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], dim=-1)
+
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.epsilon)
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, weight.shape, weight, self.epsilon)
+        # transformers rounds the normed value to the lower precision before it multiplies.
+        return weight * F.rms_norm(x, weight.shape, None, self.epsilon)
 
     def _heads(self, x_nX: Tensor, norm: Tensor | None) -> Tensor:
         x_nHD = x_nX.unflatten(1, (-1, self.head_width))
@@ -101,8 +109,7 @@ class LlamaStep:
 def llama_step(policy: Policy) -> LlamaStep | None:
     """The step of a policy whose every module is one that this file knows; None for any other.
 
-    Only float32: in lower precision transformers rounds between the calls that are one here. An adapter has
-    to be merged.
+    An adapter has to be merged.
     """
     model: Any = policy.model
     config = model.config
@@ -112,7 +119,7 @@ def llama_step(policy: Policy) -> LlamaStep | None:
     if not type(backbone).__module__.startswith("transformers.models."):
         return None
     layers = tuple(_layer(module) for module in backbone.layers)
-    if any(layer is None for layer in layers) or backbone.embed_tokens.weight.dtype != torch.float32:
+    if any(layer is None for layer in layers):
         return None
     attention = backbone.layers[0].self_attn
     return LlamaStep(
@@ -168,6 +175,6 @@ def _linear(module: Any) -> _Linear | None:
         if not module.merged:
             return None
         module = module.get_base_layer()
-    if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
+    if type(module) not in (nn.Linear, FastLinear) or module._forward_hooks or module._forward_pre_hooks:
         return None
     return _Linear(module.weight, module.bias)

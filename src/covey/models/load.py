@@ -12,6 +12,7 @@ from torch import nn
 
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import ADAPTER_CONFIG, LoraSettings, adapter_settings
+from covey.models.linear import use_fast_products
 from covey.models.lora import add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
@@ -99,6 +100,8 @@ def _ready(
 ) -> Policy:
     policy.to(device)
     model: Any = policy.model
+    if device.type == "cpu":
+        use_fast_products(model)
     if disable_dropout:
         _silence_dropout(model)
     if gradient_checkpointing:

@@ -4,7 +4,7 @@ Gumbel-max: argmax(logits / T + g) is a draw from softmax(logits / T). g depends
 attempt, prompt, sibling, position and token id alone, so a completion is the same whatever it is batched
 with, on any number of ranks, and after a resume.
 
-Axes: R rows, V vocabulary.
+Axes: R rows, V vocabulary, B blocks of the vocabulary, C tokens of a block.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from torch import Tensor
 from covey.types import NoiseKey
 
 _MASK_32 = 0xFFFFFFFF
+# Tokens of a block of the vocabulary, and what sets the noise of blocks apart from that of tokens.
+_BLOCK = 512
+_BLOCK_KEY = 0x5BF03635
 
 
 def row_key(key: NoiseKey) -> int:
@@ -44,14 +47,14 @@ def token_table(vocab: int, device: torch.device) -> Tensor:
     return _mix(token_V & _MASK_32)
 
 
-def gumbel(key_R: Tensor, position_R: Tensor, table_V: Tensor) -> Tensor:
-    """Standard Gumbel noise (R, V) in float32 for int64 row keys and positions.
+def gumbel(key_R: Tensor, position_R: Tensor, table: Tensor) -> Tensor:
+    """Standard Gumbel noise (R, V) in float32 for int64 row keys and positions; `table` is (V,) or (R, V).
 
     The uniform number u is exact near 0, where the largest noise comes from: g = -log(-log1p(-u)) reaches 22,
     so a token of probability 1e-9 can still be drawn.
     """
     state_R = _mix(key_R ^ _mix(position_R & _MASK_32))
-    bits_RV = _mix(state_R[:, None] ^ table_V[None, :])
+    bits_RV = _mix(state_R[:, None] ^ table)
     uniform_RV = (bits_RV.to(torch.float32) + 0.5) * 2.0**-32
     # The largest bit patterns round to 1 in float32.
     uniform_RV.clamp_(max=1.0 - 2.0**-24)
@@ -62,8 +65,33 @@ def sample(
     logits_RV: Tensor, temperature_R: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Draw one token a row: ids (R,) and their logprobs (R,) in float32 under softmax(logits /
-    temperature)."""
+    temperature).
+
+    A large vocabulary is drawn from in two steps, a block of it by the blocks' masses and then a token of the
+    block: the same distribution, for noise of a few hundred numbers a row in place of V.
+    """
     scaled_RV = logits_RV.float() / temperature_R[:, None]
-    token_R = (scaled_RV + gumbel(key_R, position_R, table_V)).argmax(dim=-1)
-    logprob_R = scaled_RV.gather(1, token_R[:, None])[:, 0] - scaled_RV.logsumexp(dim=-1)
-    return token_R, logprob_R
+    if scaled_RV.shape[1] <= _BLOCK:
+        token_R1 = (scaled_RV + gumbel(key_R, position_R, table_V)).argmax(dim=1, keepdim=True)
+        normaliser_R = scaled_RV.logsumexp(dim=1)
+    else:
+        mass_RB = _block_masses(scaled_RV)
+        block_noise_RB = gumbel(key_R ^ _BLOCK_KEY, position_R, table_V[: mass_RB.shape[1]])
+        block_R1 = (mass_RB + block_noise_RB).argmax(dim=1, keepdim=True)
+        token_RC = block_R1 * _BLOCK + torch.arange(_BLOCK, device=block_R1.device)
+        is_token_RC = token_RC < scaled_RV.shape[1]
+        token_RC = token_RC * is_token_RC
+        score_RC = scaled_RV.gather(1, token_RC) + gumbel(key_R, position_R, table_V[token_RC])
+        place_R1 = score_RC.masked_fill_(~is_token_RC, float("-inf")).argmax(dim=1, keepdim=True)
+        token_R1 = token_RC.gather(1, place_R1)
+        normaliser_R = mass_RB.logsumexp(dim=1)
+    return token_R1[:, 0], scaled_RV.gather(1, token_R1)[:, 0] - normaliser_R
+
+
+def _block_masses(scaled_RV: Tensor) -> Tensor:
+    """Log of the sum of exp over each block of the vocabulary; the last block may be shorter."""
+    even = scaled_RV.shape[1] // _BLOCK * _BLOCK
+    masses = [scaled_RV[:, :even].unflatten(1, (-1, _BLOCK)).logsumexp(dim=2)]
+    if even < scaled_RV.shape[1]:
+        masses.append(scaled_RV[:, even:].logsumexp(dim=1, keepdim=True))
+    return torch.cat(masses, dim=1)

@@ -47,11 +47,16 @@ def plain(
 SPECS = [HeadSpec(), HeadSpec(scale=0.3), HeadSpec(softcap=5.0), HeadSpec(scale=2.0, softcap=3.0)]
 
 
-@pytest.mark.parametrize("cells", [1, V, 4 * V, 13 * V, 1 << 24])  # 1, 1, 4, all and all tokens a chunk
+# Tokens of a block and its cells: of each token one value or a few at a time, several tokens with a part of the
+# vocabulary, with the whole of it, and everything at once.
+BLOCKS = [(1, 1), (1, 5), (4, 4 * 10), (5, 5 * V), (N, N * 7), (512, 1 << 21)]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_values_and_gradients(cells, spec, has_bias, monkeypatch, assert_close_guarded):
-    monkeypatch.setattr(head, "_CHUNK_CELLS", cells)
+def test_values_and_gradients(block, spec, has_bias, monkeypatch, assert_close_guarded):
+    monkeypatch.setattr(head, "_BLOCK", {"cpu": block})
     x = make(has_bias)
     g = torch.Generator().manual_seed(9)
     # Only logprobs, only entropy, both: a loss may use either.
@@ -160,9 +165,13 @@ def test_logits_by_hand(assert_close_guarded):
     assert_close_guarded(logits, [[10 * math.tanh(1.4)]], rtol=1e-6)
 
 
-def test_chunks_cover_every_token_once(monkeypatch):
-    for cells, num, vocab in itertools.product((1, 10, 100), (0, 1, 7, 20), (1, 3, 1000)):
-        monkeypatch.setattr(head, "_CHUNK_CELLS", cells)
-        chunks = head._chunks(num, vocab)
-        assert [i for c in chunks for i in range(num)[c]] == list(range(num))
-        assert all(len(range(num)[c]) * vocab <= max(cells, vocab) for c in chunks)
+def test_blocks_cover_every_logit_once_and_stay_small(monkeypatch):
+    for block, num, vocab in itertools.product(((1, 1), (4, 10), (8, 100)), (0, 1, 7, 20), (1, 3, 1000)):
+        monkeypatch.setattr(head, "_BLOCK", {"cpu": block})
+        made = head._Head.over(num, torch.zeros(vocab, 2), None, HeadSpec())
+        assert [i for s in made.token_blocks for i in range(num)[s]] == list(range(num))
+        assert [i for s in made.vocab_blocks for i in range(vocab)[s]] == list(range(vocab))
+        widest = max(len(range(vocab)[s]) for s in made.vocab_blocks)
+        tokens = max((len(range(num)[s]) for s in made.token_blocks), default=0)
+        assert tokens <= max(block[0], block[1] // vocab)
+        assert tokens * widest <= max(block)

@@ -3,8 +3,13 @@
 A prompt's keys and values lie once in a prefix slot, whatever the number of its siblings; each row has a slot
 of its own for what it has generated. Both are allocated once and indexed, never concatenated.
 
+Two layouts read them. `DecodeLayout` leaves a prompt where it is and reads it once for all siblings. Where
+prompts are short that costs more calls than it saves reading: with `CacheShape.flat` a row's own slot begins
+with a copy of its prompt, and `FlatLayout` attends to it in three calls.
+
 Axes: n active rows, F prefix slots in use, M siblings of the fullest slot, K key heads, R query heads of a
-key head, D head width, P prompt tokens, C completion tokens, T tokens of a prefill stream.
+key head, D head width, P prompt tokens, C completion tokens, L columns of a flat slot, T tokens of a prefill
+stream.
 """
 
 from __future__ import annotations
@@ -20,17 +25,22 @@ from covey.models.attention import AttentionOptions, StreamLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """How many rows and prefix slots a cache holds, and how long they are, in tokens."""
+    """How many rows and prefix slots a cache holds, and how long they are, in tokens.
+
+    `flat`: a row's own slot has room for a copy of its prompt, which ends where the completion begins.
+    """
 
     rows: int
     completion: int
     slots: int
     prompt: int
+    flat: bool
 
     def covers(self, other: CacheShape) -> bool:
         """Whether a cache of this shape can serve what `other` asks for."""
         return (
-            self.rows >= other.rows
+            self.flat == other.flat
+            and self.rows >= other.rows
             and self.completion >= other.completion
             and self.slots >= other.slots
             and self.prompt >= other.prompt
@@ -50,33 +60,49 @@ class KVCache:
         if layer not in self.prefix:
             heads, width = key_1KTD.shape[1], key_1KTD.shape[3]
             prefix = (self.shape.slots, heads, self.shape.prompt, width)
-            own = (self.shape.rows, heads, self.shape.completion, width)
+            own = (self.shape.rows, heads, self.start + self.shape.completion, width)
             # Zeros, not empty: a masked score times a NaN of uninitialised memory would be NaN.
             self.prefix[layer] = (key_1KTD.new_zeros(prefix), key_1KTD.new_zeros(prefix))
             self.own[layer] = (key_1KTD.new_zeros(own), key_1KTD.new_zeros(own))
         return self.prefix[layer]
 
+    @property
+    def start(self) -> int:
+        """The column of a row's own slot at which its completion begins."""
+        return self.shape.prompt if self.shape.flat else 0
+
+    def start_rows(self, first: int, slot_n: Tensor) -> None:
+        """Copy the prompts of `slot_n` to the rows from number `first` on, where the cache is flat."""
+        if not self.shape.flat:
+            return
+        rows = slice(first, first + slot_n.shape[0])
+        for layer, pair in self.own.items():
+            for own, prefix in zip(pair, self.prefix[layer], strict=True):
+                own[rows, :, : self.start] = prefix[slot_n]
+
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` tokens of rows `sources` onto rows `targets`."""
+        """Copy rows `sources`, which have `length` tokens at most, onto rows `targets`."""
+        columns = self.start + length
         for tensors in self.own.values():
             for tensor in tensors:
-                tensor[list(targets), :, :length] = tensor[list(sources), :, :length]
+                tensor[list(targets), :, :columns] = tensor[list(sources), :, :columns]
 
 
 class PrefillLayout:
-    """A stream of whole prompts: plain stream attention, whose keys and values go to the prefix slots."""
+    """A stream of whole prompts: plain stream attention, whose keys and values go to the prefix slots, token
+    by token to `slot_T` and `position_T`."""
 
     def __init__(self, cache: KVCache, stream: StreamLayout, slot_T: Tensor, position_T: Tensor) -> None:
         self._cache, self._stream = cache, stream
-        self._slot_T, self._position_T = slot_T, position_T
+        self._slot_T, self._column_T = slot_T, position_T
 
     def attend(
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Attention output (1, H, T, D) of the prompts."""
         keys, values = self._cache.layer(layer, key_1KTD)
-        keys[self._slot_T, :, self._position_T] = key_1KTD[0].transpose(0, 1)
-        values[self._slot_T, :, self._position_T] = value_1KTD[0].transpose(0, 1)
+        keys[self._slot_T, :, self._column_T] = key_1KTD[0].transpose(0, 1)
+        values[self._slot_T, :, self._column_T] = value_1KTD[0].transpose(0, 1)
         return self._stream.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
 
 
@@ -88,6 +114,19 @@ class Families:
     place_n: Tensor
     prompt_length_n: Tensor
     longest_prompt: int
+
+
+def _attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: AttentionOptions) -> Tensor:
+    """Softmax in float32, with a cap on the scores before the bias and sinks beside them."""
+    scores = scores_nKRL.float()
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    if bias_n11L is not None:
+        scores = scores + bias_n11L
+    if options.sinks_H is None:
+        return scores.softmax(dim=-1)
+    sinks = options.sinks_H.float().view(1, *scores.shape[1:3], 1).expand(scores.shape[0], -1, -1, -1)
+    return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 class DecodeLayout:
@@ -149,14 +188,7 @@ class DecodeLayout:
         return out_nKRD.reshape(num_rows, -1, width)
 
     def _softmax(self, scores_nKRL: Tensor, options: AttentionOptions) -> Tensor:
-        scores = scores_nKRL.float()
-        if options.softcap is not None:
-            scores = options.softcap * torch.tanh(scores / options.softcap)
-        scores = scores + self._visibility(options.sliding_window)
-        if options.sinks_H is None:
-            return scores.softmax(dim=-1)
-        sinks = options.sinks_H.float().view(1, *scores.shape[1:3], 1).expand(scores.shape[0], -1, -1, -1)
-        return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+        return _attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
 
     def _visibility(self, window: int | None) -> Tensor:
         """0 where a key may be seen and -inf elsewhere, (n, 1, 1, P + C); one per window width and step."""
@@ -175,4 +207,83 @@ class DecodeLayout:
                 ~visible_nL, float("-inf")
             )
             self._bias[window] = bias_nL[:, None, None, :]
+        return self._bias[window]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatRows:
+    """The prompt lengths of the active rows of a flat cache."""
+
+    prompt_length_n: Tensor
+    longest_prompt: int
+    shortest_prompt: int
+
+
+class FlatLayout:
+    """One new token of every active row, whose slot begins with its prompt.
+
+    Prompts end in one column, so rows that started together write and read the same columns.
+    `own_n` counts the tokens a row has generated before this one; `longest_own` and `shortest_own` bound them.
+    """
+
+    def __init__(
+        self, cache: KVCache, rows: FlatRows, own_n: Tensor, longest_own: int, shortest_own: int
+    ) -> None:
+        self._cache, self._rows = cache, rows
+        self._own_n = own_n
+        self._stop = cache.start + longest_own + 1
+        self._first = cache.start - rows.longest_prompt
+        self._is_even = longest_own == shortest_own
+        self._is_full = self._is_even and rows.longest_prompt == rows.shortest_prompt
+        self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
+        self._bias: dict[int | None, Tensor | None] = {}
+
+    def attend(
+        self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """Attention output (1, H, n, D): the active rows are the tokens of the stream."""
+        query_nHD, key_nKD, value_nKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
+        return self._attend(layer, query_nHD, key_nKD, value_nKD, options).transpose(0, 1)[None]
+
+    def attend_rows(
+        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, scaling: float
+    ) -> Tensor:
+        """The same as (n, H, D), for plain attention."""
+        return self._attend(layer, query_nHD, key_nKD, value_nKD, AttentionOptions(scaling=scaling))
+
+    def _attend(
+        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        num_rows, key_heads, width = key_nKD.shape
+        keys_nKLD, values_nKLD = (
+            self._store(own, new)
+            for own, new in zip(self._cache.own[layer], (key_nKD, value_nKD), strict=True)
+        )
+        query_nKRD = query_nHD.reshape(num_rows, key_heads, -1, width) * options.scaling
+        scores_nKRL = query_nKRD @ keys_nKLD.transpose(-1, -2)
+        weights = _attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
+        return (weights.to(values_nKLD.dtype) @ values_nKLD).reshape(num_rows, -1, width)
+
+    def _store(self, own: Tensor, new_nKD: Tensor) -> Tensor:
+        """Write the new keys or values; returns the columns that attention reads."""
+        num_rows = new_nKD.shape[0]
+        if self._is_even:
+            own[:num_rows, :, self._stop - 1] = new_nKD
+        else:
+            own[self._row_n, :, self._cache.start + self._own_n] = new_nKD
+        return own[:num_rows, :, self._first : self._stop]
+
+    def _visibility(self, window: int | None) -> Tensor | None:
+        """0 where a key may be seen and -inf elsewhere, (n, 1, 1, L); None where everything may."""
+        if self._is_full and window is None:
+            return None
+        if window not in self._bias:
+            column_1L = torch.arange(self._first, self._stop, device=self._own_n.device)[None]
+            now_n1 = self._cache.start + self._own_n[:, None]
+            prompt_n1 = self._cache.start - self._rows.prompt_length_n[:, None]
+            visible_nL = (column_1L >= prompt_n1) & (column_1L <= now_n1)
+            if window is not None:
+                visible_nL &= now_n1 - column_1L < window
+            bias_nL = torch.zeros_like(visible_nL, dtype=torch.float32)
+            self._bias[window] = bias_nL.masked_fill_(~visible_nL, float("-inf"))[:, None, None, :]
         return self._bias[window]

@@ -1,0 +1,99 @@
+"""Matrix products in float32 on a CPU whose BLAS is not the faster library.
+
+torch multiplies float32 matrices with MKL, which takes a slower path on processors of another make than its
+own: oneDNN, which torch carries for its compiler, does the same product in less than half the time there. It
+computes in full float32; sums are added in another order, as between any two shapes of one product.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# Products of fewer multiplications cost more to hand over than to compute.
+_SMALL = 1 << 21
+
+
+@cache
+def onednn_is_faster() -> bool:
+    """Whether this machine is one on which it was measured: AMD with AVX-512.
+
+    A rule and not a trial at start: a resumed run has to take the same path.
+    """
+    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    info = Path("/proc/cpuinfo")
+    return info.is_file() and "AuthenticAMD" in info.read_text()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias, as `torch.nn.functional.linear`, by the faster library."""
+    if (
+        x.dtype != torch.float32
+        or weight.dtype != torch.float32
+        or x.device.type != "cpu"
+        or x.numel() * weight.shape[0] < _SMALL
+        or not onednn_is_faster()
+    ):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return]
+    return _product(x, weight, bias)
+
+
+def transposed_product(left_TN: Tensor, right_TK: Tensor) -> Tensor:
+    """left.T @ right, the gradient of a weight (N, K)."""
+    if left_TN.dtype != torch.float32 or left_TN.device.type != "cpu" or not onednn_is_faster():
+        return left_TN.t() @ right_TK
+    # oneDNN copies its first operand into rows, so that is the narrower one.
+    if left_TN.shape[1] <= right_TK.shape[1]:
+        return _product(left_TN.t(), right_TK.t())
+    return _product(right_TK.t(), left_TN.t()).t()
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+class _Linear(torch.autograd.Function):
+    """`_product` has no derivative in torch; these are the two products of one, by the same library."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        grad_rows, rows = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        return (
+            _product(grad, weight.t()) if wants_x else None,
+            transposed_product(grad_rows, rows) if wants_weight else None,
+            grad_rows.sum(dim=0) if wants_bias else None,
+        )
+
+
+class FastLinear(nn.Linear):
+    """A linear layer that multiplies by `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x @ weight.T + bias."""
+        return linear(input, self.weight, self.bias)
+
+
+def use_fast_products(module: nn.Module) -> None:
+    """Make every plain linear layer below `module` a `FastLinear`, in place, where that is faster."""
+    if not onednn_is_faster():
+        return
+    for layer in module.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = FastLinear
