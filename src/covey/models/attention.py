@@ -122,7 +122,7 @@ def _attend_small(
     query_RHQD: Tensor, key_RKLD: Tensor, value_RKLD: Tensor, is_visible_R1QL: Tensor, scaling: float
 ) -> Tensor:
     """Plain attention; the queries of a key head are stacked, so that keys are not repeated."""
-    num_rows, key_heads, num_keys, _ = key_RKLD.shape
+    num_rows, key_heads = key_RKLD.shape[:2]
     repeats = query_RHQD.shape[1] // key_heads
     stacked_XQD = (query_RHQD * scaling).unflatten(1, (key_heads, repeats)).flatten(2, 3).flatten(0, 1)
     bias_RQL = torch.zeros(is_visible_R1QL.shape, device=query_RHQD.device).masked_fill_(

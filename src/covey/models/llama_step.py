@@ -89,8 +89,10 @@ class LlamaStep:
         return self._norm(x_nE, self.norm)
 
     def _turns(self, x_nE: Tensor, positions_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (n, 1, D), with which a rotation is x * cos + roll(x) * sin: the first half of the
-        sines has its sign turned."""
+        """Cosines and sines (n, 1, D) with which a rotation is x * cos + roll(x) * sin.
+
+        The first half of the sines has its sign turned.
+        """
         cos, sin = self.rotary(x_nE, positions_n[None])
         half = self.head_width // 2
         return cos[0, :, None], torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], dim=-1)

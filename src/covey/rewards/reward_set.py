@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -107,17 +107,22 @@ class RewardSet:
 
     def score(self, rows: Sequence[Scored], state: TrainerState) -> Judged:
         """Every reward's word on every row, in the order of the rows."""
+        return self.begin(rows, state)()
+
+    def begin(self, rows: Sequence[Scored], state: TrainerState) -> Callable[[], Judged]:
+        """Have the workers start; the function that comes back waits for them."""
         assert not self.faults, self.faults
-        if not rows:
-            return Judged(rows=(), metrics={})
-        begun = [r.begin(rows, state) for r in self._rewards]
-        # Those of this process work while the workers do.
-        order = sorted(range(len(begun)), key=lambda i: not self._rewards[i].is_here)
-        done = {i: begun[i]() for i in order}
-        judgements = [done[i] for i in range(len(begun))]
-        return Judged(
-            rows=tuple(self._row(i, judgements) for i in range(len(rows))), metrics=_metrics(judgements)
-        )
+        begun = [r.begin(rows, state) for r in self._rewards] if rows else []
+
+        def judged() -> Judged:
+            # Those of this process work while the workers do.
+            order = sorted(range(len(begun)), key=lambda i: not self._rewards[i].is_here)
+            done = {i: begun[i]() for i in order}
+            judgements = [done[i] for i in range(len(begun))]
+            found = tuple(self._row(i, judgements) for i in range(len(rows)))
+            return Judged(rows=found, metrics=_metrics(judgements))
+
+        return judged
 
     def close(self) -> None:
         """End the workers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from covey.comm import Comm
@@ -25,7 +25,11 @@ from covey.types import (
     Trajectory,
 )
 
-Scorer = Callable[[Sequence[Scored]], list[Score]]
+Scorer = Callable[[Sequence[Scored]], Callable[[], list[Score]]]
+"""Starts scoring rows; the function that comes back waits for one score a row."""
+
+# Finished groups are handed to the rewards in this many parts, while the others still decode.
+_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +75,15 @@ def collect(
     share = -(-len(slots) // comm.world)
     mine = slots[comm.rank * share : (comm.rank + 1) * share]
     started = time.perf_counter()
-    completions = _generate(mine, engine, plan)
-    trajectories = [_trajectory(s, c, codec, plan) for s, c in zip(mine, completions, strict=True)]
+    waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
+    made: dict[int, Trajectory] = {}
+    for numbers in _finished(mine, engine, plan, made, codec):
+        rows = [Scored(prompt=mine[i].prompt, trajectory=made[i]) for i in numbers]
+        waiting.append((numbers, score(rows)))
+    trajectories = [made[i] for i in range(len(mine))]
     sampled = time.perf_counter()
-    rows = [Scored(prompt=s.prompt, trajectory=t) for s, t in zip(mine, trajectories, strict=True)]
-    scores = score(rows)
+    found = {i: s for numbers, wait in waiting for i, s in zip(numbers, wait(), strict=True)}
+    scores = [found[i] for i in range(len(mine))]
     scored = time.perf_counter()
     return Collected(
         groups=tuple(_assemble(prompts, mine, trajectories, scores, comm)),
@@ -97,8 +105,16 @@ def noise_key(slot: _Slot, plan: CollectPlan) -> NoiseKey:
     )
 
 
-def _generate(slots: Sequence[_Slot], engine: Engine, plan: CollectPlan) -> list[Completion]:
-    numbers = [
+def _finished(
+    slots: Sequence[_Slot],
+    engine: Engine,
+    plan: CollectPlan,
+    made: dict[int, Trajectory],
+    codec: TextCodec,
+) -> Iterator[list[int]]:
+    """Draw every slot's completion into `made`; gives the numbers of the slots of groups that have ended,
+    several groups at a time, in slot order."""
+    number_of = {
         engine.submit(
             GenerationRequest(
                 prompt_token_ids=slot.prompt.token_ids,
@@ -106,11 +122,26 @@ def _generate(slots: Sequence[_Slot], engine: Engine, plan: CollectPlan) -> list
                 noise_key=noise_key(slot, plan),
                 media=slot.prompt.media,
             )
-        )
-        for slot in slots
-    ]
-    done = {completion.request_id: completion for completion in engine.results()}
-    return [done[number] for number in numbers]
+        ): number
+        for number, slot in enumerate(slots)
+    }
+    members: dict[int, list[int]] = {}
+    for number, slot in enumerate(slots):
+        members.setdefault(slot.group, []).append(number)
+    running = {group: len(numbers) for group, numbers in members.items()}
+    ended: list[int] = []
+    for completion in engine.results():
+        number = number_of[completion.request_id]
+        group = slots[number].group
+        made[number] = _trajectory(slots[number], completion, codec, plan)
+        running[group] -= 1
+        if running[group] == 0:
+            ended.extend(members[group])
+        if len(ended) * _PARTS >= len(slots):
+            yield sorted(ended)
+            ended = []
+    if ended:
+        yield sorted(ended)
 
 
 def _trajectory(slot: _Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Trajectory:

@@ -58,7 +58,7 @@ def measure(directory: Path, max_new_tokens: int) -> Measured:
     found = collect(
         [table.take(i, Draw(epoch=0, rollout=0)) for i in range(len(table.entries))],
         NativeEngine(policy),
-        lambda rows: score_rows(rewards, [1.0], rows),
+        lambda rows: lambda: score_rows(rewards, [1.0], rows),
         codec,
         CollectPlan(
             num_generations=1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from covey.comm import Comm
 from covey.rewards.protocol import Scored, TrainerState
@@ -22,25 +22,34 @@ class Scoring:
         self._weights = tuple(weights)
         self._progress = progress
         self._steps_per_epoch = steps_per_epoch
-        self._metrics: dict[str, Metric] = {}
+        self._logged: list[Mapping[str, Metric]] = []
+        self._is_waiting = False
         self.total_steps = 0
 
-    def __call__(self, rows: Sequence[Scored]) -> list[Score]:
-        """One score a row."""
+    def __call__(self, rows: Sequence[Scored]) -> Callable[[], list[Score]]:
+        """Start scoring rows; the function that comes back waits for one score a row."""
         step = self._progress.step
         epoch = step / self._steps_per_epoch if self._steps_per_epoch else 0.0
-        judged = self.rewards.score(
-            rows, TrainerState(global_step=step, max_steps=self.total_steps, epoch=epoch)
-        )
-        self._metrics = dict(judged.metrics)
-        return weighted(judged, self._weights)
+        state = TrainerState(global_step=step, max_steps=self.total_steps, epoch=epoch)
+        if not self._is_waiting:
+            self._logged, self._is_waiting = [], True
+        judge = self.rewards.begin(rows, state)
+
+        def scores() -> list[Score]:
+            judged = judge()
+            self._is_waiting = False
+            self._logged.append(judged.metrics)
+            return weighted(judged, self._weights)
+
+        return scores
 
     def take_metrics(self, comm: Comm) -> dict[str, Metric]:
-        """What the rewards logged in the last call, averaged over ranks; each is handed out once."""
-        mine, self._metrics = self._metrics, {}
+        """What the rewards logged of the last rollout, averaged over its calls and over ranks; each is handed
+        out once."""
+        mine, self._logged = self._logged, []
         sums: dict[str, tuple[float, int]] = {}
-        for share in comm.gather_json({n: [m.value, m.count] for n, m in mine.items()}):
-            for name, (value, count) in share.items():
-                total, seen = sums.get(name, (0.0, 0))
-                sums[name] = (total + (value or 0.0) * count, seen + count)
+        shares = comm.gather_json([{n: [m.value, m.count] for n, m in part.items()} for part in mine])
+        for name, (value, count) in ((n, v) for share in shares for part in share for n, v in part.items()):
+            total, seen = sums.get(name, (0.0, 0))
+            sums[name] = (total + (value or 0.0) * count, seen + count)
         return {name: Metric(value=total / count, count=count) for name, (total, count) in sums.items()}

@@ -47,8 +47,8 @@ def plain(
 SPECS = [HeadSpec(), HeadSpec(scale=0.3), HeadSpec(softcap=5.0), HeadSpec(scale=2.0, softcap=3.0)]
 
 
-# Tokens of a block and its cells: of each token one value or a few at a time, several tokens with a part of the
-# vocabulary, with the whole of it, and everything at once.
+# Tokens of a block and its cells: of each token one value or a few at a time, several tokens with a part of
+# the vocabulary, with the whole of it, and everything at once.
 BLOCKS = [(1, 1), (1, 5), (4, 4 * 10), (5, 5 * V), (N, N * 7), (512, 1 << 21)]
 
 

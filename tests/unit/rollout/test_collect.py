@@ -43,7 +43,7 @@ def collected(quickstart_policy, quickstart_codec):
     )
 
     def score(rows):
-        return score_rows(build(["accuracy", "format"]), [1.0, 0.5], rows)
+        return lambda: score_rows(build(["accuracy", "format"]), [1.0, 0.5], rows)
 
     def run(comm, *, prompts=prompts, plan=plan):
         engine = NativeEngine(quickstart_policy)

@@ -222,8 +222,8 @@ class FlatRows:
 class FlatLayout:
     """One new token of every active row, whose slot begins with its prompt.
 
-    Prompts end in one column, so rows that started together write and read the same columns.
-    `own_n` counts the tokens a row has generated before this one; `longest_own` and `shortest_own` bound them.
+    Prompts end in one column, so rows that started together write and read the same columns. `own_n` counts
+    the tokens a row has generated before this one; `longest_own` and `shortest_own` bound them.
     """
 
     def __init__(

@@ -232,9 +232,11 @@ class NativeEngine:
         slot_T = slots.repeat_interleave(torch.tensor(lengths, device=device))
         column_T = position_T
         if self._cache.shape.flat:
-            column_T = position_T + self._cache.shape.prompt - torch.tensor(lengths).repeat_interleave(
-                torch.tensor(lengths)
-            ).to(device)
+            column_T = (
+                position_T
+                + self._cache.shape.prompt
+                - torch.tensor(lengths).repeat_interleave(torch.tensor(lengths)).to(device)
+            )
         layout = PrefillLayout(self._cache, StreamLayout(segments, device), slot_T, column_T)
         hidden_TD = self._policy.hidden(tokens_T, position_T, layout)
         last = torch.tensor([s + n - 1 for s, n in zip(starts, lengths, strict=True)], device=device)
