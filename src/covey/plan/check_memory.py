@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import Any
 
 from covey.config.schema import Config
@@ -21,9 +22,7 @@ _SHORTEST = 16
 Edits = dict[str, Any]
 
 
-def memory_problems(
-    config: Config, facts: Facts, typed: Collection[str] | None = None
-) -> list[Problem]:
+def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
     """Return what the forecast says against the configuration; nothing where the batch is at fault.
 
     A model of an unknown family is only warned of: its forecast is too high more often than not.
@@ -55,8 +54,8 @@ def _seen(plan: MemoryPlan, facts: Facts) -> str:
     who = f"{counted(facts.num_processes, 'process', 'es')} take" if shared else "The run takes"
     where = "on the GPU" if facts.cuda else "on this machine"
     return (
-        f"{who} about {size(plan.needed_bytes)} in the phase {plan.binding.name}; "
-        f"{size(plan.free_bytes or 0)} are free {where}."
+        f"{who} about {size(plan.needed_bytes)} in the phase {plan.binding.name}, Python and its libraries "
+        f"included; {size(plan.free_bytes or 0)} are free {where}."
     )
 
 
@@ -69,41 +68,35 @@ def _cause(plan: MemoryPlan) -> str:
 
 
 def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
-    """The first ways out that the same arithmetic finds to fit with room to spare, those first that leave
-    the run what it is."""
-    same = {"gradient_checkpointing": True}
-    candidates: list[tuple[str, Edits, Edits]] = [
-        ("the same run, whose backward pass computes activations again", same, same)
-    ]
+    """The first ways out that the same arithmetic finds to fit with room to spare; those that leave the run
+    what it is come first, and two together where neither is enough."""
+    again: Edits = {"gradient_checkpointing": True}
+    low: Edits = {"torch_dtype": "bfloat16"}
+    lora: Edits = {"tuner_type": "lora"}
     smaller = list(_smaller(config, facts, typed))
-    for extra, words in (({}, ""), (same, ", with activations computed again")):
-        candidates += [
-            (f"the same run in smaller forward passes{words}", extra | edits, extra | change)
-            for edits, change in smaller
-        ]
-    low = {"torch_dtype": "bfloat16"}
+
+    def fitting(text: str, *ways: tuple[Edits, Edits]) -> list[Fix]:
+        fits = (edits for edits, change in ways if _fits(config, facts, change))
+        return [Fix(text=text, edits=edits) for edits in islice(fits, 1)]
+
+    fixes = [
+        *fitting("the same run, whose backward pass computes activations again", (again, again)),
+        *fitting("the same run in smaller forward passes", *smaller),
+    ]
+    if not fixes:
+        fixes += fitting(
+            "the same run in smaller forward passes, with activations computed again",
+            *((again | edits, again | change) for edits, change in smaller),
+        )
     if facts.cuda:
-        candidates.append(("half the bytes for weights and activations", low, low))
-    lora = {"tuner_type": "lora"}
-    candidates += [
-        ("adapters alone are trained", lora, lora),
-        ("adapters alone are trained, activations are computed again", lora | same, lora | same),
-    ]
-    candidates += [
-        ("shorter completions", short, short)
-        for short in ({"max_completion_length": n} for n in _shorter(config.max_completion_length))
-    ]
-    found: dict[str, Fix] = {}
-    for text, edits, change in candidates:
-        kind = text
-        if kind not in found and _fits(config, facts, change):
-            found[kind] = Fix(text=text, edits=edits)
-    return tuple(found.values())[:_SHOWN]
+        fixes += fitting("half the bytes for weights and activations", (low, low))
+    fixes += fitting("adapters alone are trained", (lora, lora), (again | lora, again | lora))
+    lengths = ({"max_completion_length": n} for n in _shorter(config.max_completion_length))
+    fixes += fitting("shorter completions", *((short, short) for short in lengths))
+    return tuple(fixes[:_SHOWN])
 
 
-def _smaller(
-    config: Config, facts: Facts, typed: Collection[str] | None
-) -> Iterator[tuple[Edits, Edits]]:
+def _smaller(config: Config, facts: Facts, typed: Collection[str] | None) -> Iterator[tuple[Edits, Edits]]:
     """Forward passes of fewer rows, largest first, with as many more of them: what is typed, and all counts
     that follow."""
     shape = shape_of(config, facts.num_processes)

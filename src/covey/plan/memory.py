@@ -1,4 +1,4 @@
-"""The memory of each phase of a run, in one process: what is held, what is worked with, and which phase binds.
+"""The memory of each phase of a run in one process: what is held, what is worked with, which phase binds.
 
 Bytes beyond what Python and its libraries take. Weights are held in the dtype that is computed in, with
 float32 masters beside them where that is lower; gradients and AdamW's moments are float32. Every completion
@@ -38,6 +38,9 @@ _FORWARD_CHUNKS, _BACKWARD_CHUNKS = 4, 7
 # Of a sampled row: logits, scaled logits, and three int64 arrays that noise is mixed in.
 _NOISE_BYTES = 2 * FLOAT + 3 * 8
 _TABLE_BYTES = 8
+# On a CPU, oneDNN compiles a bfloat16 product for each shape, keeps up to 1,024 of them, and a decoding step
+# has two of new shapes.
+_KERNEL_BYTES, _MAX_KERNELS, _KERNELS_PER_STEP = 550_000, 1024, 2
 _SHOWN = 0.02
 
 
@@ -162,8 +165,11 @@ def _phases(config: Config, facts: Facts, model: ModelSizes, prompt: int) -> tup
     if how.element != FLOAT:
         start["weights"] = how.element * model.parameters
     phases = [Phase(name="load", parts=start)]
-    held["moments"] = _MOMENTS * weights.trained
     cache, rollout = _rollout(config, facts, model, prompt, sum(held.values()))
+    held["moments"] = _MOMENTS * weights.trained
+    if rollout and how.element != FLOAT and not facts.cuda:
+        num_kernels = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)
+        held["compiled kernels"] = _KERNEL_BYTES * num_kernels
     if rollout:
         phases.append(Phase(name="rollout", parts=held | cache | rollout))
     if config.engine == "native":

@@ -1,6 +1,6 @@
 """The memory of each phase, by hand.
 
-The model: 2 layers, hidden 8, 2 heads of width 4 with 1 key head, MLP 16, vocabulary 100, tied, 1,000 weights.
+The model: 2 layers, hidden 8, 2 heads of width 4, 1 key head, MLP 16, vocabulary 100, tied, 1,000 weights.
 The run: 4 completions of 6 tokens on 2 prompts of at most 10, in one pass of B = 4 rows.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from covey.plan import Facts
+from covey.plan import Facts, batch_plan
 from covey.plan.activations import (
     CACHE_SHARE,
     CHUNK_CELLS,
@@ -25,7 +25,6 @@ from covey.plan.activations import (
 from covey.plan.facts import EvalSet, ModelSizes
 from covey.plan.memory import LIBRARIES, MemoryPlan, memory_plan
 from covey.plan.report import report_json, report_lines
-from covey.plan import batch_plan
 from support.checks import config, facts
 
 MODEL = ModelSizes(
@@ -153,12 +152,17 @@ def test_gradients_of_earlier_passes_are_held() -> None:
 
 
 def test_phases_in_bfloat16() -> None:
-    """Weights in 2 bytes, their masters in 4; the gradient of the step is the masters'."""
+    """Weights in 2 bytes, their masters in 4; the gradient of the step is the masters'. A CPU compiles two
+    products for each of 6 tokens."""
     found = phases(torch_dtype="bfloat16")
     assert found["load"] == {"weights in float32": 4000, "weights": 2000}
     held = {"weights": 2000, "masters": 4000, "moments": 8000, "KV cache": 32 * 44}
-    assert found["save"] == held
-    assert found["step"] == held | {"gradients": 4000}
+    kernels = {"compiled kernels": 2 * 6 * 550_000}
+    assert found["save"] == held | kernels
+    assert found["step"] == held | kernels | {"gradients": 4000}
+    long = phases(torch_dtype="bfloat16", max_completion_length=4000)["save"]
+    assert long["compiled kernels"] == 1024 * 550_000
+    assert phases(replace(FACTS, cuda=True), torch_dtype="bfloat16")["save"] == held
 
 
 def test_auto_is_bfloat16_on_a_gpu() -> None:
