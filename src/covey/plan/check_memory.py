@@ -90,7 +90,8 @@ def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple
         )
     if facts.cuda:
         fixes += fitting("half the bytes for weights and activations", (low, low))
-    fixes += fitting("adapters alone are trained", (lora, lora), (again | lora, again | lora))
+    both = [] if fixes else [(again | lora, again | lora)]
+    fixes += fitting("adapters alone are trained", (lora, lora), *both)
     lengths = ({"max_completion_length": n} for n in _shorter(config.max_completion_length))
     fixes += fitting("shorter completions", *((short, short) for short in lengths))
     return tuple(fixes[:_SHOWN])

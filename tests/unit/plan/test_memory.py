@@ -143,7 +143,28 @@ def test_phases_of_full_training_in_float32() -> None:
     # states it reads and their gradient, the sum of its own gradient and a chunk's share of that.
     kept = 2 * FULL_LAYER + 44 * 8 * 8 + 24 * 8 * 4
     head = 7 * 24 * 100 * 4 + 2 * 24 * 8 * 4 + 2 * 100 * 8 * 4
-    assert found["update"] == held | {"gradients": 0, "activations": kept, "head": head}
+    work = {"gradients": 0, "activations": kept, "head": head}
+    assert found["update"] == held | work | {"fragmentation": round(0.35 * 2 * FULL_LAYER)}
+    on_gpu = replace(FACTS, cuda=True)
+    assert phases(on_gpu)["update"] == held | work
+
+
+def test_checkpointing_holds_one_layer_more_than_what_it_keeps() -> None:
+    """Its backward pass is fullest inside the first layer that is computed again, or in the head."""
+    found = phases(gradient_checkpointing=True)["update"]
+    kept = 2 * 44 * 8 * 4 + 44 * 8 * 8 + 24 * 8 * 4
+    # the layer, and what its attention works with: 8 x 2 + 8 x 4 + 4 x 2 elements a token, keys and cells
+    working = 44 * (2 * 8 + 4 * 8 + 2 * 4) * 4 + 84 * 2 * 4 * 4 + 384 * 4
+    mlp = 44 * (2 * 8 + 3 * 16) * 4
+    inside = {"gradients": 100 * 8 * 4, "activations": kept + FULL_LAYER + max(working, mlp)}
+    head = {"gradients": 0, "activations": kept, "head": 7 * 9600 + 2 * 768 + 2 * 3200}
+    expected = max(inside, head, key=lambda parts: sum(parts.values()))
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_adapters_leave_more_on_the_heap() -> None:
+    layer = layer_bytes(MODEL, SIZE, replace(LORA, rank=16))
+    assert phases(tuner_type="lora")["update"]["fragmentation"] == 2 * layer
 
 
 def test_gradients_of_earlier_passes_are_held() -> None:
