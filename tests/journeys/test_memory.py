@@ -90,7 +90,7 @@ def assert_within(found: tuple[int, int]) -> None:
 
 
 def test_forecast(tmp_path: Path, models: dict[int, Path]) -> None:
-    assert_within(peaks(tmp_path, models[SMALL], max_completion_length=32))
+    assert_within(peaks(tmp_path, models[SMALL], max_completion_length=32, save_only_model=True))
 
 
 LOW, LORA = {"torch_dtype": "bfloat16"}, {"tuner_type": "lora"}

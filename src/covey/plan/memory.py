@@ -147,18 +147,18 @@ def training_of(config: Config, facts: Facts) -> Training:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Counts of what is trained: `low` in the dtype of computing with masters beside it, `float` in float32
-    alone."""
+    """Counts of what is trained: `low` in a lower dtype with masters beside it, `single` in float32 alone."""
 
     low: int
-    float: int
+    single: int
 
     @property
     def trained(self) -> int:
-        return self.low + self.float
+        return self.low + self.single
 
 
 def _phases(config: Config, facts: Facts, model: ModelSizes, prompt: int) -> tuple[Phase, ...]:
+    """The phases in the order of a run; what one leaves behind is held by those that follow."""
     how = training_of(config, facts)
     weights = _weights(model, how)
     held = _held(config, model, how, weights)
@@ -182,7 +182,7 @@ def _phases(config: Config, facts: Facts, model: ModelSizes, prompt: int) -> tup
         work = max((_annotation(model, p, how) for p in passes), key=lambda parts: sum(parts.values()))
         phases.append(Phase(name="annotate", parts=held | work))
     if facts.num_processes > 1:
-        held["DDP buckets"] = how.element * weights.low + FLOAT * weights.float
+        held["DDP buckets"] = how.element * weights.low + FLOAT * weights.single
     works = [_update(model, p, how, weights, on_heap=not facts.cuda) for p in passes]
     phases.append(Phase(name="update", parts=held | max(works, key=lambda parts: sum(parts.values()))))
     phases.append(Phase(name="step", parts=held | {"gradients": FLOAT * weights.trained}))
@@ -263,7 +263,7 @@ def _update(
     """The fullest moment of a backward pass: at its start all activations are held, at its end all
     gradients."""
     before = FLOAT * weights.trained if size.passes > 1 else 0
-    new = how.element * weights.low + FLOAT * weights.float
+    new = how.element * weights.low + FLOAT * weights.single
     matrix = model.vocabulary * model.hidden
     trains_head = how.full or (bool(model.saved_parameters) and not model.tied)
     kept = kept_bytes(model, size, how)
@@ -279,8 +279,8 @@ def _update(
     start = {"gradients": before, "activations": kept, "head": head}
     inside = {"gradients": before + of_head, "activations": kept + layer}
     # A gradient of lower precision is added to the float32 one of its master, the largest as a whole.
-    adding = max(matrix, 1) * FLOAT if weights.low else 0
-    end = {"gradients": before + new + (FLOAT * weights.low if weights.low and not before else 0)}
+    adding = matrix * FLOAT if weights.low else 0
+    end = {"gradients": before + new + (0 if before else FLOAT * weights.low)}
     end["head"] = of_head + adding
     fullest = max((start, inside, end), key=lambda parts: sum(parts.values()))
     if on_heap:
