@@ -167,6 +167,8 @@ def _phases(config: Config, facts: Facts, model: ModelSizes, prompt: int) -> tup
         start["reference in float32"] = FLOAT * model.parameters
     if how.element != FLOAT:
         start["weights"] = how.element * model.parameters
+    # A few rows go forward and backward to prove the layout; of the weights the head alone gets a gradient.
+    start["probe"] = _head_gradient(model, how)
     phases = [Phase(name="load", parts=start)]
     cache, rollout = _rollout(config, facts, model, prompt, sum(held.values()))
     held["moments"] = _MOMENTS * weights.trained
@@ -265,14 +267,11 @@ def _update(
     before = FLOAT * weights.trained if size.passes > 1 else 0
     new = how.element * weights.low + FLOAT * weights.single
     matrix = model.vocabulary * model.hidden
-    trains_head = how.full or (bool(model.saved_parameters) and not model.tied)
     kept = kept_bytes(model, size, how)
     head = _BACKWARD_CHUNKS * chunk_bytes(model, size.trained)
     head += 2 * size.trained * model.hidden * how.element
-    if trains_head:
-        # The sum in float32, and a chunk's share of it.
-        head += matrix * (FLOAT + how.element + (FLOAT if how.element != FLOAT else 0))
-    of_head = matrix * how.element if trains_head else 0
+    head += _head_gradient(model, how)
+    of_head = matrix * how.element if _trains_head(model, how) else 0
     layer = working_bytes(model, size, how)
     if how.checkpointing:
         layer += layer_bytes(model, size, how)
@@ -287,3 +286,15 @@ def _update(
         share = _FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA
         fullest["fragmentation"] = round(share * model.layers * layer_bytes(model, size, how))
     return fullest
+
+
+def _trains_head(model: ModelSizes, how: Training) -> bool:
+    return how.full or (bool(model.saved_parameters) and not model.tied)
+
+
+def _head_gradient(model: ModelSizes, how: Training) -> int:
+    """The sum of the head's gradient in float32 and a chunk's share of it, as it comes and in float32."""
+    if not _trains_head(model, how):
+        return 0
+    share = FLOAT if how.element == FLOAT else how.element + FLOAT
+    return model.vocabulary * model.hidden * (FLOAT + share)

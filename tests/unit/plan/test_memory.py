@@ -133,7 +133,7 @@ def test_a_chunk_of_the_head() -> None:
 def test_phases_of_full_training_in_float32() -> None:
     found = phases()
     assert list(found) == ["load", "rollout", "update", "step", "save"]
-    assert found["load"] == {"weights in float32": 4000}
+    assert found["load"] == {"weights in float32": 4000, "probe": 2 * 100 * 8 * 4}
     # 2 layers x 1 key head x 4 x 2 tensors x 4 bytes for 4 completions of 6 and 2 prompts of 10
     held = {"weights": 4000, "moments": 8000, "KV cache": 64 * (4 * 6 + 2 * 10)}
     assert {n: found["rollout"][n] for n in held} == held
@@ -176,7 +176,8 @@ def test_phases_in_bfloat16() -> None:
     """Weights in 2 bytes, their masters in 4; the gradient of the step is the masters'. A CPU compiles two
     products for each of 6 tokens."""
     found = phases(torch_dtype="bfloat16")
-    assert found["load"] == {"weights in float32": 4000, "weights": 2000}
+    probe = 100 * 8 * (4 + 2 + 4)
+    assert found["load"] == {"weights in float32": 4000, "weights": 2000, "probe": probe}
     held = {"weights": 2000, "masters": 4000, "moments": 8000, "KV cache": 32 * 44}
     kernels = {"compiled kernels": 2 * 6 * 550_000}
     assert found["save"] == held | kernels
@@ -197,13 +198,14 @@ def test_lora_trains_little_and_merges_for_rollouts() -> None:
     assert found["rollout"]["merged weights"] == 1200
     assert found["step"]["gradients"] == 200
     # A frozen head has no gradient.
+    assert found["load"]["probe"] == 0
     assert found["update"]["head"] == 7 * 9600 + 2 * 768
     assert "merged weights" not in phases(tuner_type="lora", torch_dtype="bfloat16")["rollout"]
 
 
 def test_a_reference_is_held_where_the_loss_has_one() -> None:
     found = phases(beta=0.04)
-    assert found["load"] == {"weights in float32": 4000, "reference in float32": 4000}
+    assert found["load"] == {"weights in float32": 4000, "reference in float32": 4000, "probe": 6400}
     assert "annotate" in found
     assert all(found[name]["reference"] == 4000 for name in ("rollout", "annotate", "update", "step", "save"))
     assert "reference" not in phases(beta=0.04, tuner_type="lora")["save"]
