@@ -155,6 +155,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Two processes on one GPU compete for its memory, and the communication library refuses them.",
     ),
     ("E210", "No optimizer step", "The run would end before its first optimizer step."),
+    (
+        "E211",
+        "Memory too small for the run",
+        "A run that does not fit is ended by the system or the driver in the middle of a step, with no word "
+        "of covey's.",
+    ),
     # -- model, data, rewards
     (
         "E301",
@@ -335,6 +341,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "The two commands have other defaults: `covey train` has covey's, `covey rlhf` those of ms-swift "
         "that decide the result.",
     ),
+    (
+        "W114",
+        "Memory nearly full",
+        "The forecast is an estimate, and other programs take memory too: a run this close to the limit may "
+        "be ended in the middle of a step.",
+    ),
     # -- findings of a run
     (
         "F101",
@@ -383,7 +395,7 @@ CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, 
 
 _SECTIONS = {
     "E1": "Options and values",
-    "E2": "Batch",
+    "E2": "Batch and memory",
     "E3": "Model, data and rewards",
     "E4": "Output and resume",
     "W1": "Warnings",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from covey.training.facts import run
 from faults.case import SUMS, Case, words
 
 
@@ -24,6 +25,11 @@ def _full_disk(patch: pytest.MonkeyPatch, here: Path) -> None:
 
 def _small_disk(patch: pytest.MonkeyPatch, here: Path) -> None:
     patch.setattr(shutil, "disk_usage", lambda _: _Usage(10**9, 10**9 - 2 * 10**7, 2 * 10**7))
+
+
+def _little_memory(patch: pytest.MonkeyPatch, here: Path) -> None:
+    """A machine with 2 GB to have."""
+    patch.setattr(run, "free_memory", lambda **_: 2 * 10**9)
 
 
 def _no_wandb(patch: pytest.MonkeyPatch, here: Path) -> None:
@@ -56,6 +62,12 @@ CASES = (
     Case(name="dtype_that_the_gpu_lacks", words=words("--torch_dtype bfloat16"), edge=_old_gpu),
     Case(name="more_processes_than_gpus", words=words("--nproc_per_node 4"), edge=_gpus),
     Case(name="package_missing", words=words("--report_to wandb"), edge=_no_wandb),
+    Case(
+        name="memory_too_small",
+        words="train --model quickstart --dataset sums.jsonl --reward_funcs accuracy --learning_rate 1e-4 "
+        "--per_device_train_batch_size 32 --max_completion_length 1024",
+        edge=_little_memory,
+    ),
     Case(name="disk_too_small", words=words("--save_total_limit 3"), edge=_small_disk),
     Case(name="disk_full", words=words(), edge=_full_disk),
     Case(name="output_holds_a_run", words=words("--output_dir run"), files=_RUN),

@@ -11,6 +11,7 @@ from covey.plan.check_batch import batch_problems
 from covey.plan.check_data import data_problems
 from covey.plan.check_effect import effect_problems
 from covey.plan.check_eval import eval_problems
+from covey.plan.check_memory import memory_problems
 from covey.plan.check_model import model_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
@@ -31,6 +32,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *data_problems(config, facts),
         *reward_problems(config, facts),
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
+        *memory_problems(config, facts, typed),
         *value_problems(config),
         *eval_problems(config, facts),
         *run_problems(config, facts),

@@ -72,6 +72,43 @@ class TargetFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a model by its config.json and the headers of its weight files, for the memory forecast.
+
+    family        model_type
+    layers        decoder layers
+    hidden        width of the residual stream
+    heads         query heads of a layer
+    kv_heads      key heads of a layer
+    head_width    width of a head
+    intermediate  width of the MLP; of a mixture of experts that of all experts of a token together
+    vocabulary    rows of the head
+    tied          whether head and embedding are one tensor
+    parameters    weights
+    adapted       last words of the names of the layers that the adapters of the configuration lie on, whether
+                  or not it trains adapters
+    adapted_parameters  weights of those layers
+    adapter_parameters  weights of the adapters
+    saved_parameters    weights that are trained whole beside the adapters
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    parameters: int
+    adapted: tuple[str, ...] = ()
+    adapted_parameters: int = 0
+    adapter_parameters: int = 0
+    saved_parameters: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
     """A set of prompts to evaluate on."""
 
@@ -114,6 +151,7 @@ class Facts:
     model_dir              the directory that its files lie in
     num_parameters         weights of the model
     num_trained            weights that are trained: all of them, or those of the adapters
+    model_sizes            widths and counts that its memory follows from
     stop_tokens            the end tokens and where each comes from, in words
     unused_sampling        settings of the model's generation_config.json that sampling does not follow
     first_prompt           the first rendered prompt
@@ -139,6 +177,7 @@ class Facts:
     checkpoint_bytes       size of one checkpoint with everything a resume needs
     model_bytes            size of one that is reduced to the model
     free_disk_bytes        free space where output_dir lies
+    free_memory_bytes      memory that is free: of the smallest GPU, else of the machine for all processes
     cuda                   whether training uses CUDA
     nproc_available        GPUs with CUDA, else cores of this machine
     """
@@ -159,6 +198,7 @@ class Facts:
     model_context: int | None = None
     num_parameters: int | None = None
     num_trained: int | None = None
+    model_sizes: ModelSizes | None = None
     stop_tokens: str | None = None
     unused_sampling: tuple[tuple[str, float], ...] = ()
     first_prompt: str | None = None
@@ -186,5 +226,6 @@ class Facts:
     checkpoint_bytes: int | None = None
     model_bytes: int | None = None
     free_disk_bytes: int | None = None
+    free_memory_bytes: int | None = None
     cuda: bool | None = None
     nproc_available: int | None = None

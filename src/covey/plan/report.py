@@ -10,6 +10,7 @@ from covey.config.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.disk import disk_plan
 from covey.plan.facts import Facts
+from covey.plan.memory import memory_plan
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
 from covey.types import Problem
@@ -17,8 +18,10 @@ from covey.types import Problem
 _SPLITS = 6
 
 
-def report_lines(config: Config, facts: Facts, batch: BatchPlan) -> list[str]:
-    """Return the plan as lines, each behind a word of at most ten letters."""
+def report_lines(config: Config, facts: Facts, batch: BatchPlan, *, brief: bool = False) -> list[str]:
+    """Return the plan as lines, each behind a word of at most ten letters; `brief` leaves out the parts of
+    the memory."""
+    memory = memory_plan(config, facts).in_words()
     sections = {
         "model": _model(config, facts),
         "ends at": [facts.stop_tokens] if facts.stop_tokens else [],
@@ -28,6 +31,7 @@ def report_lines(config: Config, facts: Facts, batch: BatchPlan) -> list[str]:
         "batch": batch.in_words(),
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
+        "memory": memory[-1:] if brief else memory,
         "disk": disk_plan(config, facts).in_words(),
         "prompt 0": [repr(facts.first_prompt)] if facts.first_prompt is not None else [],
     }
@@ -46,6 +50,7 @@ def report_json(
         "options": config.model_dump(),
         "batch": batch.as_dict(),
         "in_words": batch.in_words(),
+        "memory": memory_plan(config, facts).as_dict(),
         "disk": disk_plan(config, facts).as_dict(),
         "lines": report_lines(config, facts, batch),
         "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in notes],

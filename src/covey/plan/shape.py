@@ -63,6 +63,11 @@ def shape_of(config: Config, num_processes: int) -> Shape:
     return Shape(num_processes=num_processes, **{name: getattr(config, name) for name in COUNTS})
 
 
+def tokens_per_pass(config: Config, *, longest_prompt: int) -> int:
+    """Return the tokens that one forward pass may hold: B rows of the longest prompt and completion."""
+    return config.per_device_train_batch_size * (longest_prompt + config.max_completion_length)
+
+
 def faults(shape: Shape, num_prompts: int | None) -> tuple[str, ...]:
     """Return the codes of what is wrong with a shape; empty is a batch that trains.
 

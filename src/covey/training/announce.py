@@ -24,7 +24,7 @@ def opening(
     policy = job.backend.policy
     lines = [
         f"run       {job.saver.output_dir}",
-        *report_lines(config, facts, batch),
+        *report_lines(config, facts, batch, brief=True),
         f"engine    {_engine(job.engine, policy)}; rows are laid out as: {policy.stream}",
     ]
     if policy.stream == "padded":

@@ -17,6 +17,7 @@ from covey.learner.optimizer import OptimizerConfig
 from covey.learner.schedule import Schedule
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan
+from covey.plan.shape import tokens_per_pass
 from covey.training.job import EvalTimes, Limits
 from covey.types import SamplingParams
 
@@ -84,7 +85,7 @@ def pack_plan(config: Config, longest: int, policy: Policy, comm: Comm) -> PackP
         world=comm.world,
         completions_per_rank=config.per_device_train_batch_size * config.gradient_accumulation_steps,
         num_iterations=config.num_iterations,
-        max_tokens=config.per_device_train_batch_size * (longest + config.max_completion_length),
+        max_tokens=tokens_per_pass(config, longest_prompt=longest),
         max_completion_length=config.max_completion_length,
         stream=policy.stream,
         device=policy.device,

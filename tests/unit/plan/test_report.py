@@ -201,7 +201,7 @@ def test_json() -> None:
     note = Problem(code="W103", option="learning_rate", seen="s", why="w")
     content = report_json(asked, given, batch, [note])
     again = json.loads(json.dumps(content))
-    assert set(again) == {"options", "batch", "in_words", "disk", "lines", "notes", "facts"}
+    assert set(again) == {"options", "batch", "in_words", "memory", "disk", "lines", "notes", "facts"}
     assert list(again["options"]) == list(OPTIONS)
     assert again["batch"]["total_steps"] == 125
     assert again["lines"] == report_lines(asked, given, batch)

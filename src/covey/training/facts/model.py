@@ -16,6 +16,7 @@ from covey.models.adapter_shapes import LoraSettings, facts_of, read_shapes
 from covey.plan.checks import checks
 from covey.plan.facts import Facts, ModelFault, TargetFacts
 from covey.quickstart import task
+from covey.training.facts.memory import model_sizes
 from covey.training.facts.sizes import checkpoint_sizes
 
 QUICKSTART = "quickstart"
@@ -61,8 +62,11 @@ def fetch_model(config: Config) -> None:
 
 def lora_settings(config: Config) -> LoraSettings | None:
     """The adapter that a configuration asks for, or None."""
-    if config.tuner_type != "lora":
-        return None
+    return _adapter_settings(config) if config.tuner_type == "lora" else None
+
+
+def _adapter_settings(config: Config) -> LoraSettings:
+    """The adapter that a configuration describes, whether or not it trains one."""
     return LoraSettings(
         rank=config.lora_rank,
         alpha=config.lora_alpha,
@@ -140,8 +144,8 @@ def _with_sizes(facts: Facts, config: Config, directory: Path) -> Facts:
     shapes = read_shapes(directory)
     if not shapes.tensors:
         return facts
-    settings = lora_settings(config)
-    found = None if settings is None else facts_of(shapes, settings)
+    described = facts_of(shapes, _adapter_settings(config))
+    found = None if lora_settings(config) is None else described
     count = sum(_numel(shape) for shape in shapes.tensors.values())
     sizes = checkpoint_sizes(
         config,
@@ -155,6 +159,7 @@ def _with_sizes(facts: Facts, config: Config, directory: Path) -> Facts:
         facts,
         num_parameters=count,
         num_trained=count if found is None else found.num_lora + found.num_saved,
+        model_sizes=model_sizes(directory, shapes, described),
         checkpoint_bytes=sizes.whole,
         model_bytes=sizes.model,
     )

@@ -20,6 +20,7 @@ from covey.errors import CheckpointError
 from covey.plan.facts import Facts, OutputDirState, ResumeFacts
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
+from covey.training.facts.memory import free_memory
 
 _GPU = re.compile(r"nvidia\d+")
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"}
@@ -35,6 +36,7 @@ def run_facts(config: Config, num_processes: int) -> Facts:
         output_dir_state=_output_state(output),
         resume=_resume(config),
         free_disk_bytes=shutil.disk_usage(_existing(output)).free,
+        free_memory_bytes=free_memory(cuda=gpus > 0),
         cuda=gpus > 0,
         nproc_available=gpus or os.cpu_count(),
         has_bfloat16=_has_bfloat16(gpus) if config.torch_dtype == "bfloat16" else None,

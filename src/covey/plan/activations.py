@@ -1,0 +1,161 @@
+"""The fullest forward pass of a configuration, and the bytes that it holds.
+
+What autograd keeps of a decoder layer follows from the modules of transformers (`modeling_qwen2.py` and its
+kin) and from covey's attention and head; a test holds the forecast to measured runs. Widths are elements, `e`
+is the size of one in the dtype that is computed in; float32 takes 4 bytes whatever that is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from covey.config.schema import Config
+from covey.plan.facts import Facts, ModelSizes
+from covey.plan.shape import tokens_per_pass
+
+FLOAT = 4
+CLOSED_FORM = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Families whose layers are known by the line; of any other twice their activations are counted."""
+
+CHUNK_CELLS = 1 << 24
+PREFILL_TOKENS = 16384
+MAX_ROWS = 256
+CACHE_SHARE = 0.3
+"""The limits of models/head.py, of rollout/native/engine.py (two) and of rollout/native/budget.py."""
+
+_UNKNOWN_FAMILY = 2.0
+_QUERY_NORMS = frozenset({"qwen3"})
+_FROM_FIRST_NORM = ("q_proj", "k_proj", "v_proj")
+_FROM_SECOND_NORM = ("gate_proj", "up_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSize:
+    """A forward pass over rows of full length.
+
+    tokens   of the stream; siblings share their prompt
+    trained  tokens that are predicted
+    keys     that attention gathers: every row has its prompt's beside its own
+    cells    query-key pairs of the completions' masks
+    passes   forward passes of an optimizer step
+    """
+
+    tokens: int
+    trained: int
+    keys: int
+    cells: int
+    passes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What of the configuration decides which activations are kept.
+
+    `element` are the bytes of an element in the dtype that is computed in.
+    """
+
+    element: int
+    full: bool
+    checkpointing: bool
+    rank: int
+    dora: bool
+
+
+def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSize]:
+    """Return the passes that rows of every length up to the longest make, halving; one of them is the
+    fullest.
+
+    Short completions leave room for more rows, each with the keys of its whole prompt.
+    """
+    lengths = [max(1, config.max_completion_length >> n) for n in range(32)]
+    return [_pass_size(config, longest_prompt, length) for length in dict.fromkeys(lengths)]
+
+
+def _pass_size(config: Config, prompt: int, completion: int) -> PassSize:
+    budget = tokens_per_pass(config, longest_prompt=prompt)
+    of_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    group = max(1, config.num_generations)
+    family = prompt + group * completion
+    rows = budget // family * group + max(0, budget % family - prompt) // completion
+    rows = min(max(1, rows), of_step)
+    prompts = -(-rows // group)
+    return PassSize(
+        tokens=prompts * prompt + rows * completion,
+        trained=rows * completion,
+        keys=prompts * prompt + rows * (prompt + completion),
+        cells=rows * completion * (prompt + completion),
+        passes=-(-of_step // rows),
+    )
+
+
+def kept_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
+    """Return what autograd holds of a forward pass when the head has been computed."""
+    if not training.checkpointing:
+        layers = model.layers * layer_bytes(model, size, training)
+    else:
+        layers = model.layers * size.tokens * model.hidden * training.element
+    last = size.tokens * _norm(model.hidden, training) + size.trained * model.hidden * training.element
+    return layers + last
+
+
+def layer_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
+    """Return what autograd holds of one decoder layer."""
+    e = training.element
+    query, key = model.heads * model.head_width, model.kv_heads * model.head_width
+    per_token = 2 * _norm(model.hidden, training) + _inputs(model, training)
+    if model.family in _QUERY_NORMS:
+        per_token += _norm(query + key, training)
+    per_token += 3 * model.intermediate * e  # gate, silu(gate), up
+    per_token += 2 * query * e + FLOAT * model.heads  # attention: gathered queries, output, log-sum-exp
+    found = size.tokens * per_token + 2 * size.keys * key * e + size.cells * e
+    return found if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * found)
+
+
+def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
+    """Return the most that one layer takes at once without being kept: its MLP, or its attention."""
+    e = training.element
+    query, key = model.heads * model.head_width, model.kv_heads * model.head_width
+    mlp = size.tokens * (2 * model.hidden + 3 * model.intermediate) * e
+    attention = size.tokens * (2 * model.hidden + 4 * query + 2 * key) * e
+    attention += 2 * size.keys * key * e + size.cells * e
+    found = max(mlp, attention)
+    return found if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * found)
+
+
+def _norm(width: int, training: Training) -> int:
+    """Bytes a token of an RMSNorm: its input in float32, and normalised where the norm's weight is
+    trained."""
+    return width * (FLOAT + (training.element if training.full else 0))
+
+
+def _inputs(model: ModelSizes, training: Training) -> int:
+    """Bytes a token of the linear layers' inputs; a frozen layer without an adapter keeps none.
+
+    An adapter in float32 on a layer of lower precision keeps a float32 copy of its own.
+    """
+    query = model.heads * model.head_width
+    groups = (
+        (model.hidden, _FROM_FIRST_NORM),
+        (query, ("o_proj",)),
+        (model.hidden, _FROM_SECOND_NORM),
+        (model.intermediate, ("down_proj",)),
+    )
+    if training.full:
+        return sum(width for width, _ in groups) * training.element
+    found = 0
+    for width, names in groups:
+        adapted = sum(name in model.adapted for name in names)
+        copies = min(adapted, 1) if training.element == FLOAT else adapted
+        found += FLOAT * (copies * width + adapted * training.rank)
+    if training.dora:
+        outputs = {"q_proj": query, "o_proj": model.hidden, "down_proj": model.hidden}
+        outputs |= dict.fromkeys(("k_proj", "v_proj"), model.kv_heads * model.head_width)
+        outputs |= dict.fromkeys(_FROM_SECOND_NORM, model.intermediate)
+        found += 2 * FLOAT * sum(width for name, width in outputs.items() if name in model.adapted)
+    return found
+
+
+def chunk_bytes(model: ModelSizes, trained: int) -> int:
+    """Return the float32 logits of one chunk of the head."""
+    rows = min(trained, max(1, CHUNK_CELLS // model.vocabulary))
+    return rows * model.vocabulary * FLOAT

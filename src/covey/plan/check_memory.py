@@ -1,0 +1,124 @@
+"""Whether the memory forecast passes what is free, and what takes less."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import islice
+from typing import Any
+
+from covey.config.schema import Config
+from covey.plan.disk import size
+from covey.plan.facts import Facts
+from covey.plan.fixes import edits_to
+from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.problem import problem, warning
+from covey.plan.shape import COUNTS, counted, faults, shape_of, with_product
+from covey.types import Fix, Problem
+
+_REFUSED, _TIGHT = 0.97, 0.9
+_SHOWN = 3
+_SHORTEST = 16
+
+Edits = dict[str, Any]
+
+
+def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
+    """Return what the forecast says against the configuration; nothing where the batch is at fault.
+
+    A model of an unknown family is only warned of: its forecast is too high more often than not.
+    """
+    if faults(shape_of(config, facts.num_processes), facts.num_prompts) or not _is_planned(config):
+        return []
+    plan = memory_plan(config, facts)
+    if plan.free_bytes is None or plan.share <= _TIGHT:
+        return []
+    say = problem if plan.share > _REFUSED and plan.is_exact else warning
+    fixes = _fixes(config, facts, typed)
+    return [
+        say(
+            "E211" if say is problem else "W114",
+            "per_device_train_batch_size",
+            _seen(plan, facts),
+            _cause(plan),
+            *(fixes or (Fix(text="a smaller model, or a machine with more memory"),)),
+        )
+    ]
+
+
+def _is_planned(config: Config) -> bool:
+    return config.max_completion_length >= 1 and config.torch_dtype != "float16"
+
+
+def _seen(plan: MemoryPlan, facts: Facts) -> str:
+    shared = facts.num_processes > 1 and not facts.cuda
+    who = f"{counted(facts.num_processes, 'process', 'es')} take" if shared else "The run takes"
+    where = "on the GPU" if facts.cuda else "on this machine"
+    return (
+        f"{who} about {size(plan.needed_bytes)} in the phase {plan.binding.name}, Python and its libraries "
+        f"included; {size(plan.free_bytes or 0)} are free {where}."
+    )
+
+
+def _cause(plan: MemoryPlan) -> str:
+    name, largest = max(plan.binding.parts.items(), key=lambda part: part[1])
+    return (
+        f"The largest part are the {name}, {size(largest)} of the {size(plan.binding.num_bytes)} of one "
+        "process; completions are counted at their longest."
+    )
+
+
+def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
+    """The first ways out that the same arithmetic finds to fit with room to spare; those that leave the run
+    what it is come first, and two together where neither is enough."""
+    again: Edits = {"gradient_checkpointing": True}
+    low: Edits = {"torch_dtype": "bfloat16"}
+    lora: Edits = {"tuner_type": "lora"}
+    smaller = list(_smaller(config, facts, typed))
+
+    def fitting(text: str, *ways: tuple[Edits, Edits]) -> list[Fix]:
+        fits = (edits for edits, change in ways if _fits(config, facts, change))
+        return [Fix(text=text, edits=edits) for edits in islice(fits, 1)]
+
+    fixes = [
+        *fitting("the same run, whose backward pass computes activations again", (again, again)),
+        *fitting("the same run in smaller forward passes", *smaller),
+    ]
+    if not fixes:
+        fixes += fitting(
+            "the same run in smaller forward passes, with activations computed again",
+            *((again | edits, again | change) for edits, change in smaller),
+        )
+    if facts.cuda:
+        fixes += fitting("half the bytes for weights and activations", (low, low))
+    both = [] if fixes else [(again | lora, again | lora)]
+    fixes += fitting("adapters alone are trained", (lora, lora), *both)
+    lengths = ({"max_completion_length": n} for n in _shorter(config.max_completion_length))
+    fixes += fitting("shorter completions", *((short, short) for short in lengths))
+    return tuple(fixes[:_SHOWN])
+
+
+def _smaller(config: Config, facts: Facts, typed: Collection[str] | None) -> Iterator[tuple[Edits, Edits]]:
+    """Forward passes of fewer rows, largest first, with as many more of them: what is typed, and all counts
+    that follow."""
+    shape = shape_of(config, facts.num_processes)
+    rows = shape.per_device_train_batch_size
+    for fewer in (n for n in range(rows - 1, 0, -1) if rows % n == 0):
+        wanted = with_product(
+            shape,
+            per_device_train_batch_size=fewer,
+            gradient_accumulation_steps=shape.gradient_accumulation_steps * rows // fewer,
+            steps_per_generation=shape.steps_per_generation * rows // fewer,
+        )
+        yield edits_to(shape, wanted, typed), {name: getattr(wanted, name) for name in COUNTS}
+
+
+def _shorter(length: int) -> Iterator[int]:
+    while length // 2 >= _SHORTEST:
+        length //= 2
+        yield length
+
+
+def _fits(config: Config, facts: Facts, change: Edits) -> bool:
+    if all(getattr(config, name) == value for name, value in change.items()):
+        return False
+    return memory_plan(config.model_copy(update=change), facts).share <= _TIGHT

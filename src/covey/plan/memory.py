@@ -1,0 +1,300 @@
+"""The memory of each phase of a run in one process: what is held, what is worked with, which phase binds.
+
+Bytes beyond what Python and its libraries take. Weights are held in the dtype that is computed in, with
+float32 masters beside them where that is lower; gradients and AdamW's moments are float32. Every completion
+is counted at its longest, so a run whose completions end earlier takes less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from covey.config.schema import Config
+from covey.plan.activations import (
+    CACHE_SHARE,
+    CLOSED_FORM,
+    FLOAT,
+    MAX_ROWS,
+    PREFILL_TOKENS,
+    PassSize,
+    Training,
+    chunk_bytes,
+    kept_bytes,
+    layer_bytes,
+    pass_sizes,
+    working_bytes,
+)
+from covey.plan.disk import size
+from covey.plan.facts import Facts, ModelSizes
+
+LIBRARIES = 500_000_000
+"""Python, torch and transformers in one process."""
+
+_LOW, _MOMENTS = 2, 2 * FLOAT
+_FORWARD_CHUNKS, _BACKWARD_CHUNKS = 4, 7
+# Of a sampled row: logits, scaled logits, and three int64 arrays that noise is mixed in.
+_NOISE_BYTES = 2 * FLOAT + 3 * 8
+_TABLE_BYTES = 8
+# On a CPU, oneDNN compiles a bfloat16 product for each shape, keeps up to 1,024 of them, and a decoding step
+# has two of new shapes.
+_KERNEL_BYTES, _MAX_KERNELS, _KERNELS_PER_STEP = 550_000, 1024, 2
+# Of the activations of all layers, what the C library's heap keeps of blocks freed between them: glibc before
+# 2.38 seldom fits aligned blocks, as torch asks for, into freed ones. Measured with 2.36 on models of 58 and
+# 119 M weights; what an adapter adds to a layer's output is freed at once, hence the more.
+_FRAGMENTED_FULL, _FRAGMENTED_LORA = 0.35, 1.0
+_SHOWN = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """The bytes that a phase holds at its fullest, by part."""
+
+    name: str
+    parts: Mapping[str, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """All parts together."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The phases of a run in one process; none where model or prompts are not known.
+
+    `needed_bytes` are those of all processes that share the memory of which `free_bytes` are free: one on a
+    GPU, all of them on a CPU, each with its libraries. `is_exact` is False for a family of models whose
+    layers are not known by the line; its activations are counted twice.
+    """
+
+    phases: tuple[Phase, ...]
+    needed_bytes: int
+    free_bytes: int | None
+    is_exact: bool
+
+    @property
+    def binding(self) -> Phase:
+        """The phase with the most."""
+        return max(self.phases, key=lambda phase: phase.num_bytes)
+
+    @property
+    def share(self) -> float:
+        """What is needed of what is free; 0 where either is not known."""
+        return self.needed_bytes / self.free_bytes if self.phases and self.free_bytes else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers."""
+        return {
+            "phases": {p.name: {"bytes": p.num_bytes, "parts": dict(p.parts)} for p in self.phases},
+            "binding": self.binding.name if self.phases else None,
+            "peak_bytes": self.binding.num_bytes if self.phases else None,
+            "needed_bytes": self.needed_bytes if self.phases else None,
+            "free_bytes": self.free_bytes,
+            "is_exact": self.is_exact,
+        }
+
+    def in_words(self) -> list[str]:
+        """Return the numbers as lines for people."""
+        if not self.phases:
+            return []
+        binding = self.binding
+        phases = ", ".join(f"{p.name} {size(p.num_bytes)}" for p in self.phases)
+        large = {n: b for n, b in binding.parts.items() if b >= _SHOWN * binding.num_bytes}
+        parts = " + ".join(
+            f"{name} {size(b)}" for name, b in sorted(large.items(), key=lambda part: -part[1])
+        )
+        return [phases, f"the most in {binding.name}: {parts}", self.total_in_words()]
+
+    def total_in_words(self) -> str:
+        """Return the peak, and what is free, as one line."""
+        about = "about" if self.is_exact else "at most, for a model of an unknown family, about"
+        free = "" if self.free_bytes is None else f"; {size(self.free_bytes)} are free"
+        return f"{about} {size(self.needed_bytes)} with Python and its libraries{free}"
+
+
+def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
+    """Return what the phases of a configuration take."""
+    model, prompt = facts.model_sizes, facts.longest_prompt
+    if prompt is None and facts.num_rows is None:
+        prompt = config.max_length
+    free = facts.free_memory_bytes
+    if model is None or prompt is None:
+        return MemoryPlan(phases=(), needed_bytes=0, free_bytes=free, is_exact=True)
+    phases = _phases(config, facts, model, prompt)
+    sharing = 1 if facts.cuda else facts.num_processes
+    return MemoryPlan(
+        phases=phases,
+        needed_bytes=sharing * (max(p.num_bytes for p in phases) + LIBRARIES),
+        free_bytes=free,
+        is_exact=model.family in CLOSED_FORM,
+    )
+
+
+def training_of(config: Config, facts: Facts) -> Training:
+    """Return what of a configuration decides the bytes of weights and activations; `torch_dtype` auto is
+    bfloat16 on a GPU."""
+    is_low = config.torch_dtype == "bfloat16" or (config.torch_dtype == "auto" and bool(facts.cuda))
+    return Training(
+        element=_LOW if is_low else FLOAT,
+        full=config.tuner_type != "lora",
+        checkpointing=config.gradient_checkpointing,
+        rank=config.lora_rank,
+        dora=config.use_dora,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Counts of what is trained: `low` in a lower dtype with masters beside it, `single` in float32 alone."""
+
+    low: int
+    single: int
+
+    @property
+    def trained(self) -> int:
+        return self.low + self.single
+
+
+def _phases(config: Config, facts: Facts, model: ModelSizes, prompt: int) -> tuple[Phase, ...]:
+    """The phases in the order of a run; what one leaves behind is held by those that follow."""
+    how = training_of(config, facts)
+    weights = _weights(model, how)
+    held = _held(config, model, how, weights)
+    start = {"weights in float32": FLOAT * model.parameters}
+    if "reference" in held:
+        start["reference in float32"] = FLOAT * model.parameters
+    if how.element != FLOAT:
+        start["weights"] = how.element * model.parameters
+    # A few rows go forward and backward to prove the layout; of the weights the head alone gets a gradient.
+    start["probe"] = _head_gradient(model, how)
+    phases = [Phase(name="load", parts=start)]
+    cache, rollout = _rollout(config, facts, model, prompt, sum(held.values()))
+    held["moments"] = _MOMENTS * weights.trained
+    if rollout and how.element != FLOAT and not facts.cuda:
+        num_kernels = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)
+        held["compiled kernels"] = _KERNEL_BYTES * num_kernels
+    if rollout:
+        phases.append(Phase(name="rollout", parts=held | cache | rollout))
+    if config.engine == "native":
+        held |= cache
+    passes = pass_sizes(config, facts, prompt)
+    if config.beta != 0.0 or _steps_per_rollout(config) > 1:
+        work = max((_annotation(model, p, how) for p in passes), key=lambda parts: sum(parts.values()))
+        phases.append(Phase(name="annotate", parts=held | work))
+    if facts.num_processes > 1:
+        held["DDP buckets"] = how.element * weights.low + FLOAT * weights.single
+    works = [_update(model, p, how, weights, on_heap=not facts.cuda) for p in passes]
+    phases.append(Phase(name="update", parts=held | max(works, key=lambda parts: sum(parts.values()))))
+    phases.append(Phase(name="step", parts=held | {"gradients": FLOAT * weights.trained}))
+    phases.append(Phase(name="save", parts=held))
+    return tuple(phases)
+
+
+def _weights(model: ModelSizes, how: Training) -> _Weights:
+    low, full = (model.parameters, 0) if how.full else (model.saved_parameters, model.adapter_parameters)
+    return _Weights(0, low + full) if how.element == FLOAT else _Weights(low, full)
+
+
+def _held(config: Config, model: ModelSizes, how: Training, weights: _Weights) -> dict[str, int]:
+    """What stays from the load to the end, but for the moments."""
+    held = {"weights": how.element * model.parameters}
+    if not how.full:
+        held["adapters"] = FLOAT * model.adapter_parameters + how.element * model.saved_parameters
+    if weights.low:
+        held["masters"] = FLOAT * weights.low
+    # A policy with an adapter is its own reference.
+    if config.beta != 0.0 and how.full:
+        held["reference"] = how.element * model.parameters
+    return held
+
+
+def _steps_per_rollout(config: Config) -> int:
+    return config.num_iterations * config.steps_per_generation // max(1, config.gradient_accumulation_steps)
+
+
+def _rollout(
+    config: Config, facts: Facts, model: ModelSizes, prompt: int, held: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The cache, which the native engine keeps, and what sampling works with beside it; both empty where
+    nothing is sampled."""
+    asked = _requests(config, facts)
+    if not asked:
+        return {}, {}
+    how = training_of(config, facts)
+    key = 2 * model.layers * model.kv_heads * model.head_width * how.element
+    row = key * (prompt + config.max_completion_length)
+    rows, slots = min(max(r for r, _ in asked), MAX_ROWS), max(s for _, s in asked)
+    if facts.free_memory_bytes is not None and config.engine == "native":
+        # Moments are made by the first step, after the cache.
+        rows = min(rows, max(1, int(CACHE_SHARE * max(0, facts.free_memory_bytes - held)) // max(1, row)))
+    slots = min(slots, rows) if config.engine == "native" else rows
+    cache = {"KV cache": key * (rows * config.max_completion_length + slots * prompt)}
+    prefill = min(slots * prompt, max(PREFILL_TOKENS, prompt))
+    alone = PassSize(tokens=prefill, trained=0, keys=prefill, cells=0, passes=1)
+    sampling = rows * model.vocabulary * _NOISE_BYTES + model.vocabulary * _TABLE_BYTES
+    work = {"sampling": max(sampling, working_bytes(model, alone, how))}
+    if not how.full and how.element == FLOAT:
+        work["merged weights"] = FLOAT * model.adapted_parameters
+    return cache, work
+
+
+def _requests(config: Config, facts: Facts) -> list[tuple[int, int]]:
+    """Rows and prompts that a process samples side by side, in training and in each evaluation."""
+    world = max(1, facts.num_processes)
+    asked = []
+    if config.replay_rollouts is None:
+        rows = config.per_device_train_batch_size * config.steps_per_generation
+        asked.append((rows, -(-rows // max(1, config.num_generations))))
+    if config.eval_strategy != "no":
+        each = config.num_generations_eval
+        asked += [(-(-s.num_prompts * each // world), -(-s.num_prompts // world)) for s in facts.eval_sets]
+    return asked
+
+
+def _annotation(model: ModelSizes, size: PassSize, how: Training) -> dict[str, int]:
+    """A forward pass of which nothing is kept."""
+    chunks = _FORWARD_CHUNKS * chunk_bytes(model, size.trained)
+    return {"forward pass": max(working_bytes(model, size, how), chunks)}
+
+
+def _update(
+    model: ModelSizes, size: PassSize, how: Training, weights: _Weights, *, on_heap: bool
+) -> dict[str, int]:
+    """The fullest moment of a backward pass: at its start all activations are held, at its end all
+    gradients."""
+    before = FLOAT * weights.trained if size.passes > 1 else 0
+    new = how.element * weights.low + FLOAT * weights.single
+    matrix = model.vocabulary * model.hidden
+    kept = kept_bytes(model, size, how)
+    head = _BACKWARD_CHUNKS * chunk_bytes(model, size.trained)
+    head += 2 * size.trained * model.hidden * how.element
+    head += _head_gradient(model, how)
+    of_head = matrix * how.element if _trains_head(model, how) else 0
+    layer = working_bytes(model, size, how)
+    if how.checkpointing:
+        layer += layer_bytes(model, size, how)
+    start = {"gradients": before, "activations": kept, "head": head}
+    inside = {"gradients": before + of_head, "activations": kept + layer}
+    # A gradient of lower precision is added to the float32 one of its master, the largest as a whole.
+    adding = matrix * FLOAT if weights.low else 0
+    end = {"gradients": before + new + (0 if before else FLOAT * weights.low)}
+    end["head"] = of_head + adding
+    fullest = max((start, inside, end), key=lambda parts: sum(parts.values()))
+    if on_heap:
+        share = _FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA
+        fullest["fragmentation"] = round(share * model.layers * layer_bytes(model, size, how))
+    return fullest
+
+
+def _trains_head(model: ModelSizes, how: Training) -> bool:
+    return how.full or (bool(model.saved_parameters) and not model.tied)
+
+
+def _head_gradient(model: ModelSizes, how: Training) -> int:
+    """The sum of the head's gradient in float32 and a chunk's share of it, as it comes and in float32."""
+    if not _trains_head(model, how):
+        return 0
+    share = FLOAT if how.element == FLOAT else how.element + FLOAT
+    return model.vocabulary * model.hidden * (FLOAT + share)

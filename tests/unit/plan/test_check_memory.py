@@ -1,0 +1,102 @@
+"""Refusals and warnings by the memory forecast, and that what they offer fits by the same forecast."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from covey.plan import Facts
+from covey.plan.facts import ModelSizes
+from covey.plan.memory import memory_plan
+from covey.types import Severity
+from support.checks import config, edits_of, facts, found, one
+
+MODEL = ModelSizes(
+    family="qwen2",
+    layers=24,
+    hidden=896,
+    heads=14,
+    kv_heads=2,
+    head_width=64,
+    intermediate=4864,
+    vocabulary=151_936,
+    tied=True,
+    parameters=494_000_000,
+    adapted=("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"),
+    adapted_parameters=357_000_000,
+    adapter_parameters=8_800_000,
+)
+GPU = facts(model_sizes=MODEL, free_memory_bytes=80 * 10**9)
+
+
+def with_share(given: Facts, share: float, **options: Any) -> Facts:
+    """The facts on a machine of which the run takes this share."""
+    needed = memory_plan(config(**options), given).needed_bytes
+    return replace(given, free_memory_bytes=int(needed / share))
+
+
+@pytest.mark.parametrize(
+    ("share", "codes"), [(0.5, []), (0.899, []), (0.91, ["W114"]), (0.969, ["W114"]), (0.98, ["E211"])]
+)
+def test_limits(share: float, codes: list[str]) -> None:
+    given = with_share(GPU, share)
+    assert [p.code for p in found(given)] == codes
+
+
+def test_what_is_said() -> None:
+    problem = one(with_share(GPU, 2.0))
+    assert problem.option == "per_device_train_batch_size"
+    needed, free = memory_plan(config(), GPU).needed_bytes, with_share(GPU, 2.0).free_memory_bytes
+    assert free is not None
+    assert problem.seen == (
+        f"The run takes about {needed / 1e9:.4g} GB in the phase update, Python and its libraries included; "
+        f"{free / 1e9:.4g} GB are free on the GPU."
+    )
+    assert "activations" in problem.cause and problem.why and problem.fixes
+
+
+@pytest.mark.parametrize("share", [1.0, 1.5, 2.0, 2.5])
+@pytest.mark.parametrize("options", [{}, {"torch_dtype": "float32"}, {"beta": 0.04}])
+def test_each_fix_fits(share: float, options: dict[str, Any]) -> None:
+    given = with_share(GPU, share, **options)
+    problem = one(given, **options)
+    assert edits_of(problem)
+    for edits in edits_of(problem):
+        assert found(given, **{**options, **edits}) == [], edits
+
+
+def test_smaller_passes_are_the_same_run() -> None:
+    given = with_share(GPU, 1.3)
+    splits = [e for e in edits_of(one(given)) if "per_device_train_batch_size" in e]
+    assert splits
+    for split in splits:
+        assert split["per_device_train_batch_size"] * split["gradient_accumulation_steps"] == 64
+
+
+def test_nothing_fits() -> None:
+    problem = one(replace(GPU, free_memory_bytes=10**9))
+    assert [dict(f.edits) for f in problem.fixes] == [{}]
+    assert "more memory" in problem.fixes[0].text
+
+
+def test_a_guess_refuses_nothing() -> None:
+    given = with_share(replace(GPU, model_sizes=replace(MODEL, family="rwkv")), 3.0)
+    problem = one(given)
+    assert (problem.code, problem.severity) == ("W114", Severity.WARNING)
+
+
+def test_processes_of_a_cpu_add_up() -> None:
+    given = replace(GPU, cuda=False, num_processes=2, nproc_available=8)
+    sizes = {"gradient_accumulation_steps": 8, "steps_per_generation": 8, "generation_batch_size": 128}
+    problem = one(with_share(given, 1.2, **sizes), **sizes)
+    assert problem.seen.startswith("2 processes take about ")
+    assert problem.seen.endswith("are free on this machine.")
+
+
+def test_a_faulty_batch_comes_first() -> None:
+    assert [p.code for p in found(with_share(GPU, 2.0), num_generations=1)] == ["E201"]
+
+
+@pytest.mark.parametrize("unknown", [{"free_memory_bytes": None}, {"model_sizes": None}])
+def test_silent_where_nothing_is_known(unknown: dict[str, Any]) -> None:
+    assert found(replace(with_share(GPU, 2.0), **unknown)) == []

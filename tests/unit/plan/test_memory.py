@@ -1,0 +1,299 @@
+"""The memory of each phase, by hand.
+
+The model: 2 layers, hidden 8, 2 heads of width 4, 1 key head, MLP 16, vocabulary 100, tied, 1,000 weights.
+The run: 4 completions of 6 tokens on 2 prompts of at most 10, in one pass of B = 4 rows.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from covey.plan import Facts, batch_plan
+from covey.plan.activations import (
+    CACHE_SHARE,
+    CHUNK_CELLS,
+    MAX_ROWS,
+    PREFILL_TOKENS,
+    PassSize,
+    Training,
+    chunk_bytes,
+    kept_bytes,
+    layer_bytes,
+    pass_sizes,
+)
+from covey.plan.facts import EvalSet, ModelSizes
+from covey.plan.memory import LIBRARIES, MemoryPlan, memory_plan
+from covey.plan.report import report_json, report_lines
+from support.checks import config, facts
+
+MODEL = ModelSizes(
+    family="qwen2",
+    layers=2,
+    hidden=8,
+    heads=2,
+    kv_heads=1,
+    head_width=4,
+    intermediate=16,
+    vocabulary=100,
+    tied=True,
+    parameters=1000,
+    adapted=("down_proj", "q_proj", "v_proj"),
+    adapted_parameters=300,
+    adapter_parameters=50,
+)
+FACTS = facts(model_sizes=MODEL, longest_prompt=10, cuda=False, free_memory_bytes=10**10)
+RUN = {
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "max_completion_length": 6,
+    "torch_dtype": "float32",
+}
+FULL = Training(element=4, full=True, checkpointing=False, rank=3, dora=False)
+LORA = replace(FULL, full=False)
+# Two prompts of 10 and four completions of 6; each completion attends to its prompt and to itself.
+SIZE = PassSize(tokens=44, trained=24, keys=84, cells=4 * 6 * 16, passes=1)
+
+
+def plan(given: Facts = FACTS, **options: Any) -> MemoryPlan:
+    return memory_plan(config(**{**RUN, **options}), given)
+
+
+def phases(given: Facts = FACTS, **options: Any) -> dict[str, dict[str, int]]:
+    """The parts of each phase."""
+    return {p.name: dict(p.parts) for p in plan(given, **options).phases}
+
+
+def test_pass_of_full_length() -> None:
+    sizes = pass_sizes(config(**RUN), FACTS, 10)
+    assert sizes[0] == SIZE
+    # Half as long: 2 families of 10 + 2 x 3 tokens are below the budget of 64, and the step has no more rows.
+    assert sizes[1] == PassSize(tokens=32, trained=12, keys=72, cells=4 * 3 * 13, passes=1)
+    assert [s.trained for s in sizes] == [24, 12, 4]
+
+
+def test_pass_is_bounded_by_its_budget() -> None:
+    """With A = 4 a step has 16 rows. The budget is 4 x 16 = 64 tokens: two families of 22, and of the third
+    its prompt and one row."""
+    size = pass_sizes(config(**{**RUN, "gradient_accumulation_steps": 4}), FACTS, 10)[0]
+    assert size == PassSize(tokens=60, trained=30, keys=3 * 10 + 5 * 16, cells=5 * 6 * 16, passes=4)
+
+
+# Full: two norms 2 x 8 x (4 + 4), inputs of the linear layers 4 x (8 + 8 + 8 + 16), gate, silu and up
+# 3 x 16 x 4, queries and output of attention 2 x 8 x 4 and its log-sum-exp 2 x 4: 552 bytes a token.
+FULL_LAYER = 44 * 552 + 84 * 2 * 4 * 4 + 384 * 4
+
+
+def test_a_layer() -> None:
+    assert layer_bytes(MODEL, SIZE, FULL) == FULL_LAYER == 28512
+
+
+@pytest.mark.parametrize(
+    ("training", "model", "per_token", "element"),
+    [
+        # bfloat16: the norm's input in float32, the rest in 2 bytes
+        (replace(FULL, element=2), MODEL, 2 * 8 * (4 + 2) + 2 * 40 + 3 * 16 * 2 + 2 * 8 * 2 + 2 * 4, 2),
+        # Qwen 3 normalises queries (8) and keys (4) as well
+        (FULL, replace(MODEL, family="qwen3"), 552 + 12 * 8, 4),
+        # adapters on q, v and down: the first norm's output once, down's input, and 3 ranks of each
+        (LORA, MODEL, 2 * 8 * 4 + 4 * (8 + 16 + 3 * 3) + 3 * 16 * 4 + 2 * 8 * 4 + 2 * 4, 4),
+        # in bfloat16 q and v have a float32 copy each
+        (
+            replace(LORA, element=2),
+            MODEL,
+            2 * 8 * 4 + 4 * (2 * 8 + 16 + 3 * 3) + 3 * 16 * 2 + 2 * 8 * 2 + 2 * 4,
+            2,
+        ),
+    ],
+)
+def test_a_layer_of_other_kinds(training: Training, model: ModelSizes, per_token: int, element: int) -> None:
+    expected = 44 * per_token + 84 * 2 * 4 * element + 384 * element
+    assert layer_bytes(model, SIZE, training) == expected
+
+
+def test_an_unknown_family_counts_twice() -> None:
+    assert layer_bytes(replace(MODEL, family="rwkv"), SIZE, FULL) == 2 * FULL_LAYER
+
+
+def test_what_is_kept_of_all_layers() -> None:
+    """The last norm and the hidden states that the head reads come on top; with checkpointing a layer keeps
+    its input alone."""
+    last = 44 * 8 * 8 + 24 * 8 * 4
+    assert kept_bytes(MODEL, SIZE, FULL) == 2 * FULL_LAYER + last
+    assert kept_bytes(MODEL, SIZE, replace(FULL, checkpointing=True)) == 2 * 44 * 8 * 4 + last
+
+
+def test_a_chunk_of_the_head() -> None:
+    assert chunk_bytes(MODEL, 24) == 24 * 100 * 4
+    large = replace(MODEL, vocabulary=151_936)
+    assert chunk_bytes(large, 4096) == (2**24 // 151_936) * 151_936 * 4
+
+
+def test_phases_of_full_training_in_float32() -> None:
+    found = phases()
+    assert list(found) == ["load", "rollout", "update", "step", "save"]
+    assert found["load"] == {"weights in float32": 4000, "probe": 2 * 100 * 8 * 4}
+    # 2 layers x 1 key head x 4 x 2 tensors x 4 bytes for 4 completions of 6 and 2 prompts of 10
+    held = {"weights": 4000, "moments": 8000, "KV cache": 64 * (4 * 6 + 2 * 10)}
+    assert {n: found["rollout"][n] for n in held} == held
+    assert found["step"] == held | {"gradients": 4000}
+    assert found["save"] == held
+    # At the start of the backward pass: the activations, and of the head 7 chunks of logits, the hidden
+    # states it reads and their gradient, the sum of its own gradient and a chunk's share of that.
+    kept = 2 * FULL_LAYER + 44 * 8 * 8 + 24 * 8 * 4
+    head = 7 * 24 * 100 * 4 + 2 * 24 * 8 * 4 + 2 * 100 * 8 * 4
+    work = {"gradients": 0, "activations": kept, "head": head}
+    assert found["update"] == held | work | {"fragmentation": round(0.35 * 2 * FULL_LAYER)}
+    on_gpu = replace(FACTS, cuda=True)
+    assert phases(on_gpu)["update"] == held | work
+
+
+def test_checkpointing_holds_one_layer_more_than_what_it_keeps() -> None:
+    """Its backward pass is fullest inside the first layer that is computed again, or in the head."""
+    found = phases(gradient_checkpointing=True)["update"]
+    kept = 2 * 44 * 8 * 4 + 44 * 8 * 8 + 24 * 8 * 4
+    # the layer, and what its attention works with: 8 x 2 + 8 x 4 + 4 x 2 elements a token, keys and cells
+    working = 44 * (2 * 8 + 4 * 8 + 2 * 4) * 4 + 84 * 2 * 4 * 4 + 384 * 4
+    mlp = 44 * (2 * 8 + 3 * 16) * 4
+    inside = {"gradients": 100 * 8 * 4, "activations": kept + FULL_LAYER + max(working, mlp)}
+    head = {"gradients": 0, "activations": kept, "head": 7 * 9600 + 2 * 768 + 2 * 3200}
+    expected = max(inside, head, key=lambda parts: sum(parts.values()))
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_adapters_leave_more_on_the_heap() -> None:
+    layer = layer_bytes(MODEL, SIZE, replace(LORA, rank=16))
+    assert phases(tuner_type="lora")["update"]["fragmentation"] == 2 * layer
+
+
+def test_gradients_of_earlier_passes_are_held() -> None:
+    found = phases(gradient_accumulation_steps=4)
+    assert found["update"]["gradients"] == 4000
+
+
+def test_phases_in_bfloat16() -> None:
+    """Weights in 2 bytes, their masters in 4; the gradient of the step is the masters'. A CPU compiles two
+    products for each of 6 tokens."""
+    found = phases(torch_dtype="bfloat16")
+    probe = 100 * 8 * (4 + 2 + 4)
+    assert found["load"] == {"weights in float32": 4000, "weights": 2000, "probe": probe}
+    held = {"weights": 2000, "masters": 4000, "moments": 8000, "KV cache": 32 * 44}
+    kernels = {"compiled kernels": 2 * 6 * 550_000}
+    assert found["save"] == held | kernels
+    assert found["step"] == held | kernels | {"gradients": 4000}
+    long = phases(torch_dtype="bfloat16", max_completion_length=4000)["save"]
+    assert long["compiled kernels"] == 1024 * 550_000
+    assert phases(replace(FACTS, cuda=True), torch_dtype="bfloat16")["save"] == held
+
+
+def test_auto_is_bfloat16_on_a_gpu() -> None:
+    assert "masters" not in phases(torch_dtype="auto")["save"]
+    assert "masters" in phases(replace(FACTS, cuda=True), torch_dtype="auto")["save"]
+
+
+def test_lora_trains_little_and_merges_for_rollouts() -> None:
+    found = phases(tuner_type="lora")
+    assert found["save"] == {"weights": 4000, "adapters": 200, "moments": 400, "KV cache": 2816}
+    assert found["rollout"]["merged weights"] == 1200
+    assert found["step"]["gradients"] == 200
+    # A frozen head has no gradient.
+    assert found["load"]["probe"] == 0
+    assert found["update"]["head"] == 7 * 9600 + 2 * 768
+    assert "merged weights" not in phases(tuner_type="lora", torch_dtype="bfloat16")["rollout"]
+
+
+def test_a_reference_is_held_where_the_loss_has_one() -> None:
+    found = phases(beta=0.04)
+    assert found["load"] == {"weights in float32": 4000, "reference in float32": 4000, "probe": 6400}
+    assert "annotate" in found
+    assert all(found[name]["reference"] == 4000 for name in ("rollout", "annotate", "update", "step", "save"))
+    assert "reference" not in phases(beta=0.04, tuner_type="lora")["save"]
+
+
+def test_old_logprobs_are_annotated_where_a_rollout_trains_twice() -> None:
+    assert "annotate" not in phases()
+    assert "annotate" in phases(num_iterations=2)
+
+
+def test_ddp_has_buckets() -> None:
+    assert phases(replace(FACTS, num_processes=2))["step"]["DDP buckets"] == 4000
+    assert plan(replace(FACTS, num_processes=2)).needed_bytes > 2 * LIBRARIES
+
+
+def test_processes_share_a_machine_and_not_a_gpu() -> None:
+    gpus = plan(replace(FACTS, num_processes=2, cuda=True))
+    assert gpus.needed_bytes == gpus.binding.num_bytes + LIBRARIES
+
+
+def test_rows_of_the_cache() -> None:
+    """At most 256 rows, and those for which 0.3 of the memory that is free is enough."""
+    many = {"per_device_train_batch_size": 1000, "num_generations": 2}
+    run = config(**{**RUN, **many})
+    cache = {p.name: p.parts for p in memory_plan(run, FACTS).phases}["save"]["KV cache"]
+    assert cache == 64 * (256 * 6 + 256 * 10)
+    # 0.3 x (24,000 - 4,000) = 6,000 bytes are 5 rows of 64 x 16 bytes
+    tight = {p.name: p.parts for p in memory_plan(run, replace(FACTS, free_memory_bytes=24_000)).phases}
+    assert tight["save"]["KV cache"] == 64 * 5 * 16
+
+
+def test_an_evaluation_may_need_the_larger_cache() -> None:
+    given = replace(FACTS, eval_sets=(EvalSet(name="v", num_prompts=30),))
+    assert phases(given, val_dataset=["v.jsonl"])["save"]["KV cache"] == 64 * 30 * 16
+    assert phases(given, val_dataset=["v.jsonl"], eval_strategy="no")["save"]["KV cache"] == 64 * 44
+
+
+def test_the_cache_of_generate_does_not_stay() -> None:
+    found = phases(engine="generate")
+    assert found["rollout"]["KV cache"] == 64 * 4 * 16
+    assert "KV cache" not in found["save"]
+
+
+def test_nothing_is_sampled_where_rollouts_are_replayed() -> None:
+    assert "rollout" not in phases(replay_rollouts="r")
+
+
+@pytest.mark.parametrize("unknown", [{"model_sizes": None}, {"longest_prompt": None}])
+def test_nothing_is_forecast_of_what_is_not_known(unknown: dict[str, Any]) -> None:
+    found = plan(replace(FACTS, **unknown))
+    assert (found.phases, found.in_words(), found.share) == ((), [], 0.0)
+    assert found.as_dict()["peak_bytes"] is None
+
+
+def test_a_stream_takes_the_cap_for_its_longest_prompt() -> None:
+    unread = replace(FACTS, longest_prompt=None, num_rows=None)
+    assert plan(unread, max_length=10).phases == plan().phases
+
+
+def test_words() -> None:
+    given = replace(FACTS, model_sizes=replace(MODEL, parameters=10**9))
+    assert plan(given).in_words() == [
+        "load 4 GB, rollout 12 GB, update 16 GB, step 16 GB, save 12 GB",
+        "the most in update: moments 8 GB + weights 4 GB + gradients 4 GB",
+        "about 16.5 GB with Python and its libraries; 10 GB are free",
+    ]
+    guessed = replace(given, model_sizes=replace(MODEL, family="rwkv"), free_memory_bytes=None)
+    assert plan(guessed).in_words()[-1].startswith("at most, for a model of an unknown family, about 500.")
+
+
+def test_report() -> None:
+    asked = config(**RUN)
+    batch = batch_plan(asked, 1, 1000)
+    lines = report_lines(asked, FACTS, batch)
+    at = next(i for i, line in enumerate(lines) if line.startswith("memory    "))
+    assert [line[:10].strip() for line in lines[at : at + 4]] == ["memory", "", "", "disk"]
+    (brief,) = [n for n in report_lines(asked, FACTS, batch, brief=True) if n.startswith("memory")]
+    assert brief == f"memory    {plan().in_words()[-1]}"
+    content = report_json(asked, FACTS, batch)["memory"]
+    assert content["binding"] == "update"
+    assert content["peak_bytes"] == content["phases"]["update"]["bytes"] == plan().binding.num_bytes
+
+
+def test_limits_are_those_of_the_code() -> None:
+    from covey.models import head
+    from covey.rollout.native import budget, engine
+
+    assert head._CHUNK_CELLS == CHUNK_CELLS
+    assert engine._PREFILL_TOKENS == PREFILL_TOKENS
+    assert budget._SHARE == CACHE_SHARE
+    assert engine.NativeEngine.__init__.__kwdefaults__["max_rows"] == MAX_ROWS
