@@ -61,40 +61,38 @@ def attend_masked(
     query_RHQD: Tensor,
     key_RKLD: Tensor,
     value_RKLD: Tensor,
-    is_visible_R1QL: Tensor | None,
+    bias_R1QL: Tensor | None,
     options: AttentionOptions,
 ) -> Tensor:
-    """Softmax attention with grouped keys, an optional visibility mask, soft-capping and sinks.
+    """Softmax attention with grouped keys, an optional bias of 0 and -inf, soft-capping and sinks.
 
-    `is_visible` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Scores are
-    summed in float32 where soft-capping or sinks take them out of the fused kernel.
+    `bias` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Scores are summed in
+    float32 where soft-capping or sinks take them out of the fused kernel.
     """
     if options.softcap is None and options.sinks_H is None:
-        if _is_small(query_RHQD, key_RKLD, options) and is_visible_R1QL is not None:
-            return _attend_small(query_RHQD, key_RKLD, value_RKLD, is_visible_R1QL, options.scaling)
+        if bias_R1QL is not None and _is_small(query_RHQD, key_RKLD, options):
+            return _attend_small(query_RHQD, key_RKLD, value_RKLD, bias_R1QL, options.scaling)
         return F.scaled_dot_product_attention(
             query_RHQD,
             key_RKLD,
             value_RKLD,
-            attn_mask=is_visible_R1QL,
-            is_causal=is_visible_R1QL is None,
+            attn_mask=bias_R1QL,
+            is_causal=bias_R1QL is None,
             dropout_p=options.dropout,
             scale=options.scaling,
             enable_gqa=query_RHQD.shape[1] != key_RKLD.shape[1],
         )
     num_rows, num_heads, num_queries, _ = query_RHQD.shape
     num_keys = key_RKLD.shape[2]
-    if is_visible_R1QL is None:
-        is_visible_R1QL = torch.ones(
-            num_queries, num_keys, dtype=torch.bool, device=query_RHQD.device
-        ).tril()[None, None]
+    if bias_R1QL is None:
+        bias_R1QL = query_RHQD.new_full((num_queries, num_keys), float("-inf")).triu(1)[None, None]
     repeats = num_heads // key_RKLD.shape[1]
     keys = key_RKLD.repeat_interleave(repeats, dim=1)
     values = value_RKLD.repeat_interleave(repeats, dim=1)
     scores = (query_RHQD @ keys.transpose(-1, -2)).float() * options.scaling
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    scores = scores.masked_fill(~is_visible_R1QL, float("-inf"))
+    scores = scores + bias_R1QL
     if options.sinks_H is not None:
         sinks = options.sinks_H.float().view(1, -1, 1, 1).expand(num_rows, num_heads, num_queries, 1)
         weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
@@ -119,16 +117,13 @@ def _is_small(query_RHQD: Tensor, key_RKLD: Tensor, options: AttentionOptions) -
 
 
 def _attend_small(
-    query_RHQD: Tensor, key_RKLD: Tensor, value_RKLD: Tensor, is_visible_R1QL: Tensor, scaling: float
+    query_RHQD: Tensor, key_RKLD: Tensor, value_RKLD: Tensor, bias_R1QL: Tensor, scaling: float
 ) -> Tensor:
     """Plain attention; the queries of a key head are stacked, so that keys are not repeated."""
     num_rows, key_heads = key_RKLD.shape[:2]
     repeats = query_RHQD.shape[1] // key_heads
     stacked_XQD = (query_RHQD * scaling).unflatten(1, (key_heads, repeats)).flatten(2, 3).flatten(0, 1)
-    bias_RQL = torch.zeros(is_visible_R1QL.shape, device=query_RHQD.device).masked_fill_(
-        ~is_visible_R1QL, float("-inf")
-    )
-    bias_XQL = bias_RQL.repeat(1, key_heads, repeats, 1).flatten(0, 1)
+    bias_XQL = bias_R1QL.repeat(1, key_heads, repeats, 1).flatten(0, 1)
     scores_XQL = torch.baddbmm(bias_XQL, stacked_XQD, key_RKLD.flatten(0, 1).transpose(1, 2))
     out_XQD = torch.bmm(scores_XQL.softmax(dim=-1), value_RKLD.flatten(0, 1))
     return out_XQD.unflatten(0, (num_rows, key_heads)).unflatten(2, (repeats, -1)).flatten(1, 2)
@@ -157,6 +152,7 @@ class StreamLayout:
         buckets = _plan_buckets(self.segments)
         self._buckets = [_build_bucket(self.segments, rows, device) for rows in buckets]
         self._restore_T = _restore_index(self.segments, buckets).to(device)
+        self._biases: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
 
     def attend(
         self,
@@ -169,23 +165,33 @@ class StreamLayout:
         """Attention output (1, H, T, D) of every segment."""
         query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
         outputs = []
-        for bucket in self._buckets:
-            visible: Tensor | None = bucket.is_visible_R1QL
-            window = options.sliding_window
-            if window is not None:
-                visible = bucket.is_visible_R1QL & (bucket.age_R1QL < window)
-            elif bucket.is_square:
-                visible = None
+        for number, bucket in enumerate(self._buckets):
             out_RHQD = attend_masked(
                 _gather(query_THD, bucket.query_RQ),
                 _gather(key_TKD, bucket.key_RL),
                 _gather(value_TKD, bucket.key_RL),
-                visible,
+                self._bias(number, options.sliding_window, query_1HTD.dtype),
                 options,
             )
             outputs.append(out_RHQD.transpose(1, 2).flatten(0, 1))
         flat_XHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return flat_XHD.index_select(0, self._restore_T).transpose(0, 1)[None]
+
+
+    def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """What is added to a bucket's scores, 0 or -inf; made once for all layers, which autograd then shares
+        too. None for a square without a window: the kernel's own causal mask."""
+        bucket = self._buckets[number]
+        if bucket.is_square and window is None:
+            return None
+        key = number, window, dtype
+        if key not in self._biases:
+            visible = bucket.is_visible_R1QL
+            if window is not None:
+                visible = visible & (bucket.age_R1QL < window)
+            bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+            self._biases[key] = bias.masked_fill_(~visible, float("-inf"))
+        return self._biases[key]
 
 
 def _gather(source_THD: Tensor, index_RQ: Tensor) -> Tensor:

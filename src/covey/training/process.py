@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import signal
 import sys
 import threading
@@ -34,26 +32,6 @@ def own_device() -> torch.device:
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
-
-
-# mallopt(3) of the GNU C library.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-
-
-def keep_freed_memory(device: torch.device) -> None:
-    """On a CPU, have freed memory used again before more is asked of the system.
-
-    By default every tensor of some MiB is mapped, filled with zeros by the kernel and given back, step after
-    step: for large element-wise operations that takes longer than they do. Elsewhere than on the GNU C
-    library nothing changes.
-    """
-    if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
-        return
-    mallopt = ctypes.CDLL(None).mallopt
-    # Tensors above this size stay mapped, so that a large one that is freed is given back.
-    mallopt(_M_MMAP_THRESHOLD, 128 << 20)
-    mallopt(_M_TRIM_THRESHOLD, 512 << 20)
-    mallopt(_M_TOP_PAD, 16 << 20)
 
 
 @contextmanager
