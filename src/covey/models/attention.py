@@ -55,6 +55,19 @@ class AttentionOptions:
     dropout: float = 0.0
 
 
+class RowAttention(Protocol):
+    """Attention of padded rows: (R, H, Q, D), (R, K, L, D) twice, what each query sees, (R, H, Q, D) out."""
+
+    def __call__(
+        self,
+        query_RHQD: Tensor,
+        key_RKLD: Tensor,
+        value_RKLD: Tensor,
+        is_visible_R1QL: Tensor | None,
+        options: AttentionOptions,
+    ) -> Tensor: ...
+
+
 def attend_masked(
     query_RHQD: Tensor,
     key_RKLD: Tensor,
@@ -64,20 +77,31 @@ def attend_masked(
 ) -> Tensor:
     """Softmax attention with grouped keys, an optional visibility mask, soft-capping and sinks.
 
-    `is_visible` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Scores are
-    summed in float32 where soft-capping or sinks take them out of the fused kernel.
+    `is_visible` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Soft-capping
+    and sinks take the scores out of torch's fused kernels.
     """
-    if options.softcap is None and options.sinks_H is None:
-        return F.scaled_dot_product_attention(
-            query_RHQD,
-            key_RKLD,
-            value_RKLD,
-            attn_mask=is_visible_R1QL,
-            is_causal=is_visible_R1QL is None,
-            dropout_p=options.dropout,
-            scale=options.scaling,
-            enable_gqa=query_RHQD.shape[1] != key_RKLD.shape[1],
-        )
+    if options.softcap is not None or options.sinks_H is not None:
+        return attend_eager(query_RHQD, key_RKLD, value_RKLD, is_visible_R1QL, options)
+    return F.scaled_dot_product_attention(
+        query_RHQD,
+        key_RKLD,
+        value_RKLD,
+        attn_mask=is_visible_R1QL,
+        is_causal=is_visible_R1QL is None,
+        dropout_p=options.dropout,
+        scale=options.scaling,
+        enable_gqa=query_RHQD.shape[1] != key_RKLD.shape[1],
+    )
+
+
+def attend_eager(
+    query_RHQD: Tensor,
+    key_RKLD: Tensor,
+    value_RKLD: Tensor,
+    is_visible_R1QL: Tensor | None,
+    options: AttentionOptions,
+) -> Tensor:
+    """The same as two matrix products with a softmax in float32 between them, which are held in memory."""
     num_rows, num_heads, num_queries, _ = query_RHQD.shape
     num_keys = key_RKLD.shape[2]
     if is_visible_R1QL is None:
@@ -117,10 +141,17 @@ class StreamLayout:
 
     `segments` cover the stream in order without gaps. Segments of similar size share a bucket: their queries
     and keys are gathered into padded rows, so that a step costs a few kernel calls and not one per segment.
+    `rows` computes the attention of a bucket.
     """
 
-    def __init__(self, segments: Sequence[StreamSegment], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        segments: Sequence[StreamSegment],
+        device: torch.device | str = "cpu",
+        rows: RowAttention = attend_masked,
+    ) -> None:
         self.segments = tuple(segments)
+        self._rows = rows
         buckets = _plan_buckets(self.segments)
         self._buckets = [_build_bucket(self.segments, rows, device) for rows in buckets]
         self._restore_T = _restore_index(self.segments, buckets).to(device)
@@ -143,7 +174,7 @@ class StreamLayout:
                 visible = bucket.is_visible_R1QL & (bucket.age_R1QL < window)
             elif bucket.is_square:
                 visible = None
-            out_RHQD = attend_masked(
+            out_RHQD = self._rows(
                 _gather(query_THD, bucket.query_RQ),
                 _gather(key_TKD, bucket.key_RL),
                 _gather(value_TKD, bucket.key_RL),
