@@ -47,7 +47,6 @@ CASES = (
         name="kernels_of_a_gpu",
         words=words("--attn_impl flex --use_liger_kernel --activation_offloading true"),
     ),
-    Case(name="attention_unknown", words=words("--attn_impl flash_atn")),
     Case(name="tracker_unknown", words=words("--report_to wandbb")),
     # -- contradictions
     Case(name="warmup_twice", words=words("--warmup_steps 5 --warmup_ratio 0.1 --lr_scheduler_type linear")),

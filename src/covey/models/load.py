@@ -13,6 +13,7 @@ from torch import nn
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import ADAPTER_CONFIG, LoraSettings, adapter_settings
 from covey.models.layouts import AttentionKind, automatic
+from covey.models.liger import use_liger, wants_liger
 from covey.models.lora import add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
@@ -105,6 +106,12 @@ def _ready(
     if gradient_checkpointing:
         policy.keep_activations("full")
     return policy.train()
+
+
+def choose_kernels(policy: Policy, asked: str) -> None:
+    """Put liger-kernel's kernels into the model where `use_liger_kernel` asks for them."""
+    if wants_liger(asked, policy.model, policy.device):
+        policy.has_liger = use_liger(policy.model) > 0
 
 
 def choose_stream(policy: Policy, attention: Literal["auto"] | AttentionKind = "sdpa") -> list[ProbeResult]:

@@ -31,7 +31,8 @@ class Policy(nn.Module):
 
     `stream` is how its rows may be laid out: `prefix` shares a prompt between siblings, `packed` lays rows
     end to end, `padded` uses rows of their own and the model's own attention. `attention` is what computes
-    the attention of a stream. `recompute` and `offload` say what is kept for the backward pass, and where.
+    the attention of a stream. `recompute` and `offload` say what is kept for the backward pass, and where;
+    `has_liger` that norms and gated layers run by liger-kernel.
     `adapter` is what `lora.add_adapter` has put on the model.
     """
 
@@ -44,6 +45,7 @@ class Policy(nn.Module):
         self.attention: AttentionKind = "sdpa"
         self.recompute: Recompute = "none"
         self.offload = False
+        self.has_liger = False
         config: Any = model.config
         # Fused attention drops soft-capping without a word; transformers 5.17 picks it for Gemma 2.
         is_capped = getattr(config, "attn_logit_softcapping", None) is not None

@@ -62,7 +62,8 @@ def _kernels(config: Config, policy: Policy) -> str:
     elif config.attn_impl == "auto" and attention == "sdpa" and policy.device.type == "cuda":
         attention = "sdpa (flex does not compile here)"
     away = ", and wait in the machine's memory" if policy.offload else ""
-    return f"attention: {attention}; {_KEPT[policy.recompute]}{away}"
+    norms = "; norms and gated layers: liger-kernel" if policy.has_liger else ""
+    return f"attention: {attention}{norms}; {_KEPT[policy.recompute]}{away}"
 
 
 def closing(job: Job, verb: str) -> list[str]:

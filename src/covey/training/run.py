@@ -22,7 +22,7 @@ from covey.health.rewards import RewardWatch
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
-from covey.models.load import choose_stream, load_adapted, load_policy, save_policy
+from covey.models.load import choose_kernels, choose_stream, load_adapted, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.plan.activations import choose_recompute
 from covey.plan.batch import BatchPlan, batch_plan
@@ -215,6 +215,7 @@ def _backend(
             gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
         )
+    choose_kernels(policy, config.use_liger_kernel)
     policy.keep_activations(
         choose_recompute(config.gradient_checkpointing), offload=config.activation_offloading
     )
@@ -238,6 +239,7 @@ def _reference(config: Config, device: torch.device, dtype: torch.dtype) -> Poli
     policy.eval()
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)
+    choose_kernels(policy, config.use_liger_kernel)
     choose_stream(policy, config.attn_impl)
     return policy
 
