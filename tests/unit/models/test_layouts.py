@@ -16,8 +16,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from covey.models import flash, flex
+from covey.models import policy as policy_module
 from covey.models.attention import AttentionOptions, StreamLayout, attend_masked
 from covey.models.flex import FlexLayout
 from covey.models.layouts import automatic, stream_layout, streams_of
@@ -183,6 +185,56 @@ def test_the_blocks_of_flex_attention_are_those_that_hold_something(window):
     if window is None:
         assert int(mask.full_kv_num_blocks.sum()) > 0
     assert int((blocks == 0).sum()) > 0
+
+
+def test_the_compiled_function_serves_every_length(
+    monkeypatch, tiny_model, random_rows, assert_close_guarded
+):
+    """Traced and differentiated as on a GPU, with torch's own operators where there the kernels would be."""
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(flex, "_COMPILED", torch.compile(torch_flex.flex_attention, backend=counter))
+    torch._dynamo.reset()
+
+    def check(rows: list[StreamSegment], name: str) -> None:
+        query, key, value, sinks = leaves(sum(s.length for s in rows), K)
+        options = options_of(name, sinks)
+        got = FlexLayout(rows, "cpu", compiled=True).attend(0, query, key, value, options)
+        exact = StreamLayout(rows).attend(0, query, key, value, options)
+        assert_close_guarded(got.detach(), exact.detach(), rtol=1e-5)
+        found, wanted = (torch.autograd.grad(x.square().sum(), [query, key, value]) for x in (got, exact))
+        for actual, expected in zip(found, wanted, strict=True):
+            assert_close_guarded(actual, expected, rtol=1e-5)
+
+    prompt = StreamSegment(start=0, length=150)
+    child = StreamSegment(start=150, length=90, parent=0)
+    tails = [StreamSegment(start=240, length=n) for n in (20, 150, 300, 500)]
+    for tail in tails:
+        check([prompt, child, tail], "plain")
+    # The first length, and one graph for all others.
+    assert counter.frame_count == 2
+    for name in ("window", "everything", "window"):
+        check([prompt, child, tails[1]], name)
+    assert counter.frame_count == 4
+    with torch.no_grad():
+        for tail in tails:
+            query, key, value, _ = leaves(240 + tail.length, K)
+            layout = FlexLayout([prompt, child, tail], "cpu", compiled=True)
+            layout.attend(0, query, key, value, AttentionOptions(scaling=0.3))
+    assert counter.frame_count == 5
+    # Recomputation goes through it, bit for bit.
+    policy = Policy(tiny_model("qwen3")).train()
+    monkeypatch.setattr(policy_module, "stream_layout", lambda kind, s, d: FlexLayout(s, d, compiled=True))
+    micro = micro_of(random_rows((11, (9, 4, 1)), (5, (8, 2))), "prefix", policy.device)
+    results = []
+    for kind in ("none", "selective", "full"):
+        policy.keep_activations(kind)
+        policy.zero_grad(set_to_none=True)
+        logprob = policy(micro).logprob_N
+        logprob.square().sum().backward()
+        results.append([logprob.detach(), *(p.grad.clone() for p in policy.parameters())])
+    for found in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found, results[0], strict=True))
+    torch._dynamo.reset()
 
 
 def test_dropout_takes_masked_rows(monkeypatch):
