@@ -51,7 +51,7 @@ class FlexLayout:
     ) -> None:
         self.segments = tuple(segments)
         self._device = device
-        self._attend: Callable[..., Any] = _COMPILED if compiled else flex_attention
+        self._attend: Any = _COMPILED if compiled else flex_attention
         self._plan = _plan(self.segments, device)
         self._masks: dict[int | None, BlockMask] = {}
         self._masked: StreamLayout | None = None
