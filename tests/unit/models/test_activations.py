@@ -109,17 +109,19 @@ def kept_bytes(policy: Policy, micro: Any) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_share_that_selective_recomputation_keeps(dtype, random_rows):
-    config = transformers.Qwen3Config(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=16,
-    )
-    policy = Policy(transformers.Qwen3ForCausalLM(config).to(dtype), stream="packed").train()
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_the_share_that_selective_recomputation_keeps(family, dtype, random_rows):
+    sizes = {"vocab_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
+    if family == "qwen3":
+        config: Any = transformers.Qwen3Config(
+            hidden_size=64, intermediate_size=192, num_key_value_heads=4, head_dim=16, **sizes
+        )
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=128, intermediate_size=344, num_key_value_heads=8, **sizes
+        )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    policy = Policy(model, stream="packed").train()
     micro = micro_of(random_rows((100, (200, 180))), "packed", policy.device)
     found = {}
     for kind in KINDS:
