@@ -33,7 +33,7 @@ _KEPT = frozenset(
     }
 )
 # The kernels of flash-attn are operators of its own, known by name once the package is imported.
-_KEPT_NAMES = ("flash_attn::_flash_attn_varlen_forward",)
+_KEPT_NAMES = ("flash_attn._flash_attn_varlen_forward.",)
 
 # Tensors below this stay where they are: moving them costs more than they take.
 _MOVED_BYTES = 1 << 20

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from covey.models import activations
 from covey.models.policy import Policy
@@ -64,6 +65,16 @@ def test_bit_for_bit(family, stream, tiny_model, random_rows):
     # Selective recomputation repeats no linear layer; whole layers repeat all of them.
     products = {k: results[k][2].calls.get("mm", 0) + results[k][2].calls.get("addmm", 0) for k in KINDS}
     assert products["none"] == products["selective"] < products["full"]
+
+
+def test_the_output_of_flash_attn_is_kept():
+    """Its kernel is an operator whose name is all that is known here."""
+    library = torch.library.Library("flash_attn", "FRAGMENT")
+    library.define("_flash_attn_varlen_forward(Tensor q) -> Tensor")
+    kernel = torch.ops.flash_attn._flash_attn_varlen_forward.default
+    assert activations._keeps(None, kernel) is CheckpointPolicy.MUST_SAVE
+    assert activations._keeps(None, torch.ops.aten.bmm.default) is CheckpointPolicy.PREFER_RECOMPUTE
+    library._destroy()
 
 
 def test_the_layout_survives(tiny_model, random_rows):
