@@ -158,6 +158,11 @@ def _large(target: Path) -> None:
     _random(target, hidden=512, layers=12, heads=8, intermediate=1536, vocabulary=151_936)
 
 
+def _half_billion(target: Path) -> None:
+    """The sizes of Qwen 2.5 0.5B, but for the number of key heads."""
+    _random(target, hidden=896, layers=24, heads=14, intermediate=4864, vocabulary=151_936)
+
+
 def _random(
     target: Path, *, hidden: int, layers: int, heads: int, intermediate: int, vocabulary: int | None
 ) -> None:
@@ -185,5 +190,10 @@ def _random(
     transformers.Qwen2ForCausalLM(config).save_pretrained(target)
 
 
-_MODELS: Mapping[str, Callable[[Path], None]] = {"quickstart": _quickstart, "ragged": _ragged, "125m": _large}
+_MODELS: Mapping[str, Callable[[Path], None]] = {
+    "quickstart": _quickstart,
+    "ragged": _ragged,
+    "125m": _large,
+    "500m": _half_billion,
+}
 _DATA: Mapping[str, Callable[[], list[dict[str, Any]]]] = {"sums": _sums, "long": _long, "letters": _letters}

@@ -69,8 +69,16 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
         "rollout_s": [line["time/rollout_s"] for line in lines],
         "tokens": [line["completions/mean_length"] * line["n"]["completions/mean_length"] for line in lines],
         "scores": scores,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": _peak_bytes(),
     }
+
+
+def _peak_bytes() -> int:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
     import datasets
     import peft
     import rewards
+    import torch
     import transformers
     import trl
 
@@ -31,7 +32,7 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
         temperature=1.0,
         max_steps=case["steps"] + case["warmup"],
         bf16=case["dtype"] == "bfloat16",
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         gradient_checkpointing=False,
         save_strategy="no",
         report_to="none",
@@ -85,8 +86,16 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
         "rollout_s": rollout_s,
         "tokens": tokens,
         "scores": scores,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": _peak_bytes(),
     }
+
+
+def _peak_bytes() -> int:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

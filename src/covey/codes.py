@@ -102,6 +102,16 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Package not installed",
         "The option rests on a library that is not in this environment.",
     ),
+    (
+        "E117",
+        "Option for a GPU",
+        "There is no GPU for it to work on; the run would do something else than was asked for.",
+    ),
+    (
+        "E118",
+        "Kernel that does not fit",
+        "Other kernels would run in its place, slower and without a word, or the first step would fail.",
+    ),
     # -- batch
     (
         "E201",

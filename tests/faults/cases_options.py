@@ -42,6 +42,11 @@ CASES = (
     Case(name="stray_word", words=words("--seed 3 4")),
     Case(name="given_twice", words=words("--tuner_type lora --lora_r 8 --lora_rank 16")),
     Case(name="temperature_zero", words=words("--temperature 0")),
+    Case(name="attention_of_a_gpu", words=words("--attn_implementation flash_attention_2")),
+    Case(
+        name="kernels_of_a_gpu",
+        words=words("--attn_impl flex --use_liger_kernel --activation_offloading true"),
+    ),
     Case(name="tracker_unknown", words=words("--report_to wandbb")),
     # -- contradictions
     Case(name="warmup_twice", words=words("--warmup_steps 5 --warmup_ratio 0.1 --lr_scheduler_type linear")),

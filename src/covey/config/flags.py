@@ -21,7 +21,12 @@ from covey.types import Problem
 __all__ = ["Parsed", "Typed", "parse"]
 
 # What an option means that stands without a value.
-_ALONE = {"resume_from_checkpoint": "latest", "log_completions": "true"}
+_ALONE = {
+    "resume_from_checkpoint": "latest",
+    "log_completions": "true",
+    "gradient_checkpointing": "true",
+    "use_liger_kernel": "true",
+}
 
 # A word such as -1 or -.5e3 is a value; every other word with a dash in front is a flag.
 _NEGATIVE = re.compile(r"^-(\d|\.\d)")
@@ -106,7 +111,8 @@ def _take_negated(layer: Layer, flag: _Flag) -> bool:
     if not plain.startswith("no_"):
         return False
     known = look_up(plain.removeprefix("no_"))
-    if known.typed in SWITCHES or (known.option is not None and kind_of(known.option).base == "bool"):
+    kind = None if known.option is None else kind_of(known.option)
+    if known.typed in SWITCHES or (kind is not None and (kind.base == "bool" or "false" in kind.choices)):
         if flag.words:
             layer.problems.append(stray(flag.words, f"--{plain}"))
         layer.take(known.typed, "false", f"flag --{plain}")

@@ -65,8 +65,7 @@ MOOT: Mapping[str, Moot] = {
     "task_type": Moot("`covey train` is GRPO on a causal language model.", ("causal_lm",)),
     "padding_free": Moot("Rows are always packed where the model allows it.", ("true",)),
     "packing": Moot("Rows are always packed where the model allows it.", ("true",)),
-    "attn_impl": Moot("covey chooses the attention itself.", ("auto",)),
-    "use_liger_kernel": Moot("The logits of a whole batch are never built.", ("auto",)),
+    "use_liger_loss": Moot("The logits of a whole batch are never built."),
     "optim": Moot("The optimizer is AdamW.", ("adamw_torch", "adamw_torch_fused", "adamw")),
     "ddp_find_unused_parameters": Moot("Every trained weight takes part in every forward pass."),
     "ddp_backend": Moot("NCCL where there are GPUs, gloo elsewhere."),
@@ -116,7 +115,6 @@ REFUSED: Mapping[str, str] = {
     "fsdp": _SHARD,
     "device_map": _SHARD,
     "sequence_parallel_size": _SHARD,
-    "attn_implementation": "covey chooses the attention itself; rows of one forward pass are packed.",
     "generation_kwargs": _WHOLE,
     "stop_words": "A completion ends at the model's own end token or at --max_completion_length.",
     "wandb_project": _OURS,
@@ -158,7 +156,7 @@ REFUSED: Mapping[str, str] = {
     "auto_find_batch_size": (
         "Batch sizes are what you type; the plan lists equal splits that need less memory."
     ),
-    "gradient_checkpointing_kwargs": "--gradient_checkpointing is on or off.",
+    "gradient_checkpointing_kwargs": "--gradient_checkpointing true or selective is all there is to it.",
     "ignore_args_error": "An option that does nothing is always refused.",
     "stopping_strategy": "Mixing ends when the first source is used up; without --interleave_prob all are.",
     "val_dataset_shuffle": "Every prompt of --val_dataset is evaluated, so their order is of no matter.",

@@ -50,10 +50,28 @@ class InputOptions(BaseModel):
         True,
         "Turn dropout off, so that the policy gives a token the same probability each time it is asked.",
     )
-    gradient_checkpointing: bool = option(
+    attn_impl: Literal["auto", "flash_attn", "sdpa", "flex", "eager"] = option(
+        "model",
+        "auto",
+        "What computes attention in training: sdpa, torch's, row by row; flex, one compiled kernel on a GPU; "
+        "flash_attn, of that package; eager, plain products. auto: flex on a GPU that has it, else sdpa.",
+    )
+    use_liger_kernel: Literal["auto", "true", "false"] = option(
+        "model",
+        "auto",
+        "Norms and gated layers by the kernels of the package liger-kernel. auto: on a GPU where the package "
+        "is installed and knows the model.",
+    )
+    gradient_checkpointing: Literal["auto", "true", "false", "selective"] = option(
+        "model",
+        "auto",
+        "Compute activations a second time in the backward pass: true, all of a layer, a third slower; "
+        "selective, all but matrix products and attention. auto: as memory asks for it.",
+    )
+    activation_offloading: bool = option(
         "model",
         False,
-        "Compute activations a second time in the backward pass: less memory, about a third slower.",
+        "Keep activations in the machine's memory between the forward and the backward pass; for GPUs.",
     )
 
     # -- tuner

@@ -14,6 +14,7 @@ ALIASES: Mapping[str, str] = {
     "model_id_or_path": "model",
     "dtype": "torch_dtype",
     "bf16": "torch_dtype",
+    "attn_implementation": "attn_impl",
     "dataset_name": "dataset",
     "shuffle_dataset": "dataset_shuffle",
     "max_prompt_length": "max_length",

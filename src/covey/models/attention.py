@@ -57,6 +57,20 @@ class AttentionOptions:
     dropout: float = 0.0
 
 
+class RowAttention(Protocol):
+    """Attention of padded rows: (R, H, Q, D), (R, K, L, D) twice, what is added to the scores, (R, H, Q, D)
+    out."""
+
+    def __call__(
+        self,
+        query_RHQD: Tensor,
+        key_RKLD: Tensor,
+        value_RKLD: Tensor,
+        bias_R1QL: Tensor | None,
+        options: AttentionOptions,
+    ) -> Tensor: ...
+
+
 def attend_masked(
     query_RHQD: Tensor,
     key_RKLD: Tensor,
@@ -66,22 +80,33 @@ def attend_masked(
 ) -> Tensor:
     """Softmax attention with grouped keys, an optional bias of 0 and -inf, soft-capping and sinks.
 
-    `bias` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Scores are summed in
-    float32 where soft-capping or sinks take them out of the fused kernel.
+    `bias` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Soft-capping and
+    sinks take the scores out of torch's fused kernels.
     """
-    if options.softcap is None and options.sinks_H is None:
-        if bias_R1QL is not None and _is_small(query_RHQD, key_RKLD, options):
-            return _attend_small(query_RHQD, key_RKLD, value_RKLD, bias_R1QL, options.scaling)
-        return F.scaled_dot_product_attention(
-            query_RHQD,
-            key_RKLD,
-            value_RKLD,
-            attn_mask=bias_R1QL,
-            is_causal=bias_R1QL is None,
-            dropout_p=options.dropout,
-            scale=options.scaling,
-            enable_gqa=query_RHQD.shape[1] != key_RKLD.shape[1],
-        )
+    if options.softcap is not None or options.sinks_H is not None:
+        return attend_eager(query_RHQD, key_RKLD, value_RKLD, bias_R1QL, options)
+    if bias_R1QL is not None and _is_small(query_RHQD, key_RKLD, options):
+        return _attend_small(query_RHQD, key_RKLD, value_RKLD, bias_R1QL, options.scaling)
+    return F.scaled_dot_product_attention(
+        query_RHQD,
+        key_RKLD,
+        value_RKLD,
+        attn_mask=bias_R1QL,
+        is_causal=bias_R1QL is None,
+        dropout_p=options.dropout,
+        scale=options.scaling,
+        enable_gqa=query_RHQD.shape[1] != key_RKLD.shape[1],
+    )
+
+
+def attend_eager(
+    query_RHQD: Tensor,
+    key_RKLD: Tensor,
+    value_RKLD: Tensor,
+    bias_R1QL: Tensor | None,
+    options: AttentionOptions,
+) -> Tensor:
+    """The same as two matrix products with a softmax in float32 between them, which are held in memory."""
     num_rows, num_heads, num_queries, _ = query_RHQD.shape
     num_keys = key_RKLD.shape[2]
     if bias_R1QL is None:
@@ -145,10 +170,17 @@ class StreamLayout:
 
     `segments` cover the stream in order without gaps. Segments of similar size share a bucket: their queries
     and keys are gathered into padded rows, so that a step costs a few kernel calls and not one per segment.
+    `rows` computes the attention of a bucket.
     """
 
-    def __init__(self, segments: Sequence[StreamSegment], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        segments: Sequence[StreamSegment],
+        device: torch.device | str = "cpu",
+        rows: RowAttention = attend_masked,
+    ) -> None:
         self.segments = tuple(segments)
+        self._rows = rows
         buckets = _plan_buckets(self.segments)
         self._buckets = [_build_bucket(self.segments, rows, device) for rows in buckets]
         self._restore_T = _restore_index(self.segments, buckets).to(device)
@@ -166,7 +198,7 @@ class StreamLayout:
         query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
         outputs = []
         for number, bucket in enumerate(self._buckets):
-            out_RHQD = attend_masked(
+            out_RHQD = self._rows(
                 _gather(query_THD, bucket.query_RQ),
                 _gather(key_TKD, bucket.key_RL),
                 _gather(value_TKD, bucket.key_RL),
@@ -177,10 +209,9 @@ class StreamLayout:
         flat_XHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return flat_XHD.index_select(0, self._restore_T).transpose(0, 1)[None]
 
-
     def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """What is added to a bucket's scores, 0 or -inf; made once for all layers, which autograd then shares
-        too. None for a square without a window: the kernel's own causal mask."""
+        """What is added to a bucket's scores, 0 or -inf: made once for all layers, and kept once for all of
+        them by autograd. None for a square without a window: the kernel's own causal mask."""
         bucket = self._buckets[number]
         if bucket.is_square and window is None:
             return None

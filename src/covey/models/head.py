@@ -154,7 +154,7 @@ class _ChunkedStats(torch.autograd.Function):
         spec: HeadSpec,
     ) -> tuple[Tensor, Tensor]:
         head = _Head.over(hidden_ND.shape[0], weight_VD, bias_V, spec)
-        stats_3N = torch.empty(3, hidden_ND.shape[0], dtype=torch.float32, device=hidden_ND.device)
+        stats_3N = torch.empty((3, hidden_ND.shape[0]), dtype=torch.float32, device=hidden_ND.device)
         kept_NV: Tensor | None = None
         for rows in head.token_blocks:
             softmax = _Softmax.empty(rows.stop - rows.start, hidden_ND.device)

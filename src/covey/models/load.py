@@ -4,7 +4,7 @@ for."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -12,6 +12,8 @@ from torch import nn
 
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import ADAPTER_CONFIG, LoraSettings, adapter_settings
+from covey.models.layouts import AttentionKind, automatic
+from covey.models.liger import use_liger, wants_liger
 from covey.models.linear import use_fast_products
 from covey.models.lora import add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
@@ -105,16 +107,31 @@ def _ready(
     if disable_dropout:
         _silence_dropout(model)
     if gradient_checkpointing:
-        # transformers 5.23 renames the method; the older name is what 5.17 has.
-        name = "activation_checkpointing_enable"
-        enable = getattr(model, name, None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+        policy.keep_activations("full")
     return policy.train()
 
 
-def choose_stream(policy: Policy) -> list[ProbeResult]:
-    """Put the policy on the best layout that it passes the probe with; returns what the probe measured."""
-    stream, results = widest_stream(policy)
+def choose_kernels(policy: Policy, asked: str) -> None:
+    """Put liger-kernel's kernels into the model where `use_liger_kernel` asks for them."""
+    if wants_liger(asked, policy.model, policy.device):
+        policy.has_liger = use_liger(policy.model) > 0
+
+
+def choose_stream(policy: Policy, attention: Literal["auto"] | AttentionKind = "sdpa") -> list[ProbeResult]:
+    """Put the policy on the best layout that it passes the probe with; returns what the probe measured.
+
+    `auto` is flex attention where the device has it and this model compiles with it, else masked rows.
+    """
+    policy.attention = automatic(policy.device) if attention == "auto" else attention
+    try:
+        stream, results = widest_stream(policy)
+    except RuntimeError:
+        # What the compiler cannot do shows in its first call: errors of it and of its kernels are of this
+        # kind. A kernel that was asked for by name is not exchanged.
+        if attention != "auto" or policy.attention == "sdpa":
+            raise
+        policy.attention = "sdpa"
+        stream, results = widest_stream(policy)
     policy.use_stream(stream)
     return results
 

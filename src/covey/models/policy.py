@@ -6,19 +6,23 @@ A head outside the wrapped module leaves its gradient unsynchronised under DDP, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
+from covey.models.activations import offloaded, set_recompute
+from covey.models.attention import ATTENTION_NAME, Layout
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
+from covey.models.layouts import AttentionKind, StreamKind, stream_layout
+from covey.plan.recompute import Recompute
 from covey.types import MicroBatch, TokenStats
 
 if TYPE_CHECKING:
     from covey.models.lora import Adapter
 
-StreamKind = Literal["padded", "packed", "prefix"]
+__all__ = ["Policy", "StreamKind"]
 
 
 class Policy(nn.Module):
@@ -26,8 +30,10 @@ class Policy(nn.Module):
     micro-batch.
 
     `stream` is how its rows may be laid out: `prefix` shares a prompt between siblings, `packed` lays rows
-    end to end, `padded` uses rows of their own and the model's own attention. `adapter` is what
-    `lora.add_adapter` has put on the model.
+    end to end, `padded` uses rows of their own and the model's own attention. `attention` is what computes
+    the attention of a stream. `recompute` and `offload` say what is kept for the backward pass, and where;
+    `has_liger` that norms and gated layers run by liger-kernel.
+    `adapter` is what `lora.add_adapter` has put on the model.
     """
 
     def __init__(self, model: nn.Module, *, stream: StreamKind = "prefix") -> None:
@@ -36,6 +42,10 @@ class Policy(nn.Module):
         self.adapter: Adapter | None = None
         self.head: HeadSpec = head_spec(model)
         self.stream: StreamKind = "padded"
+        self.attention: AttentionKind = "sdpa"
+        self.recompute: Recompute = "none"
+        self.offload = False
+        self.has_liger = False
         config: Any = model.config
         # Fused attention drops soft-capping without a word; transformers 5.17 picks it for Gemma 2.
         is_capped = getattr(config, "attn_logit_softcapping", None) is not None
@@ -49,14 +59,20 @@ class Policy(nn.Module):
         self.model.set_attn_implementation(wanted)  # type: ignore[operator]
         self.stream = stream
 
+    def keep_activations(self, recompute: Recompute, *, offload: bool = False) -> None:
+        """Choose which activations are computed again in the backward pass, and whether the others leave the
+        device."""
+        set_recompute(self.model, recompute)
+        self.recompute, self.offload = recompute, offload
+
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        if micro.num_rows == 1 and self.stream != "padded":
-            hidden_TD = self.hidden(
-                micro.tokens_T, micro.positions_T, StreamLayout(micro.segments, micro.tokens_T.device)
-            )
-        else:
-            hidden_TD = self._hidden_padded(micro)
+        with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
+            if micro.num_rows == 1 and self.stream != "padded":
+                layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device)
+                hidden_TD = self.hidden(micro.tokens_T, micro.positions_T, layout)
+            else:
+                hidden_TD = self._hidden_padded(micro)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         logprob_N, entropy_N = token_stats(
             hidden_TD.index_select(0, micro.predictor_N),

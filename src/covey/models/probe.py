@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covey.models.policy import Policy, StreamKind
+from covey.models.layouts import StreamKind, streams_of
+from covey.models.policy import Policy
 from covey.models.stream import Row, build_stream
 from covey.types import MicroBatch
 
@@ -172,9 +173,10 @@ def _token_index(rows: Sequence[Row], kind: StreamKind) -> list[Tensor]:
 
 
 def widest_stream(policy: Policy) -> tuple[StreamKind, list[ProbeResult]]:
-    """The best layout that the model passes: prefix-shared, else packed, else padded rows."""
+    """The best layout that the model passes with its attention: prefix-shared, else packed, else padded
+    rows."""
     results = []
-    for kind in ("prefix", "packed"):
+    for kind in streams_of(policy.attention):
         result = probe(policy, kind)
         results.append(result)
         if result.passed:

@@ -255,6 +255,10 @@ def _device(config: Config, facts: Facts) -> list[Problem]:
     return []
 
 
+# Of some packages more than the name: this one is built against the torch that is there.
+_INSTALL: Mapping[str, str] = {"flash-attn": "flash-attn --no-build-isolation"}
+
+
 def _packages(facts: Facts) -> list[Problem]:
     return [
         problem(
@@ -262,7 +266,7 @@ def _packages(facts: Facts) -> list[Problem]:
             option,
             f"{option} needs {package}, which is not installed.",
             "It is an optional part of covey.",
-            Fix(text=f"`pip install {package}`"),
+            Fix(text=f"`pip install {_INSTALL.get(package, package)}`"),
             Fix(text=f"leave out --{option}"),
         )
         for option, package in facts.missing_packages

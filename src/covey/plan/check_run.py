@@ -17,6 +17,7 @@ from covey.types import Fix, Problem
 
 FREE_ON_RESUME: frozenset[str] = frozenset(
     {
+        "activation_offloading",
         "allow_changes",
         "early_stopping_patience",
         "eval_on_start",

@@ -17,6 +17,7 @@ from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
 from covey.plan.check_values import value_problems
 from covey.plan.facts import Facts
+from covey.plan.kernels import kernel_problems
 from covey.plan.shape import COUNTS
 from covey.types import Problem, Severity
 
@@ -29,6 +30,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     """
     problems = [
         *model_problems(config, facts),
+        *kernel_problems(config, facts),
         *data_problems(config, facts),
         *reward_problems(config, facts),
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),

@@ -149,6 +149,7 @@ class Facts:
     model_problem          why the model cannot be read; None where it can be, or where nobody looked
     model_fault            what kind of fault that is
     model_dir              the directory that its files lie in
+    model_type             its family, as config.json names it
     num_parameters         weights of the model
     num_trained            weights that are trained: all of them, or those of the adapters
     model_sizes            widths and counts that its memory follows from
@@ -195,6 +196,7 @@ class Facts:
     model_problem: str | None = None
     model_fault: ModelFault | None = None
     model_dir: str | None = None
+    model_type: str | None = None
     model_context: int | None = None
     num_parameters: int | None = None
     num_trained: int | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from covey.config.schema import Config
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan
 from covey.plan.facts import Facts
+from covey.plan.recompute import Recompute
 from covey.plan.report import report_lines
 from covey.plan.words import note_lines
 from covey.rollout.engine import Engine
@@ -26,6 +27,7 @@ def opening(
         f"run       {job.saver.output_dir}",
         *report_lines(config, facts, batch, brief=True),
         f"engine    {_engine(job.engine, policy)}; rows are laid out as: {policy.stream}",
+        f"kernels   {_kernels(config, policy)}",
     ]
     if policy.stream == "padded":
         lines.append("F105      the model carries state between packed rows (found by the probe at load);")
@@ -41,6 +43,27 @@ def _engine(engine: Engine, policy: Policy) -> str:
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
     name = "native, on the learner's own weights" if isinstance(engine, NativeEngine) else "generate"
     return f"{name} in {dtype} on {policy.device}"
+
+
+_KEPT: Mapping[Recompute, str] = {
+    "none": "activations are kept",
+    "selective": "activations are computed again, but for matrix products and attention",
+    "full": "activations are computed again, layer by layer",
+}
+
+
+def _kernels(config: Config, policy: Policy) -> str:
+    """What computes the forward pass of training, and why where that is not what the option says."""
+    attention: str = policy.attention
+    if policy.stream == "padded":
+        attention = "the model's own, on padded rows"
+    elif attention == "flash_attn":
+        attention = "flash_attn, which cannot share a prompt between rows"
+    elif config.attn_impl == "auto" and attention == "sdpa" and policy.device.type == "cuda":
+        attention = "sdpa (flex does not compile here)"
+    away = ", and wait in the machine's memory" if policy.offload else ""
+    norms = "; norms and gated layers: liger-kernel" if policy.has_liger else ""
+    return f"attention: {attention}{norms}; {_KEPT[policy.recompute]}{away}"
 
 
 def closing(job: Job, verb: str) -> list[str]:

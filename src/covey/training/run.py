@@ -22,10 +22,11 @@ from covey.health.rewards import RewardWatch
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
-from covey.models.load import choose_stream, load_adapted, load_policy, save_policy
+from covey.models.load import choose_kernels, choose_stream, load_adapted, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.checks import refuse_faults
+from covey.plan.recompute import choose_recompute
 from covey.plan.report import report_json
 from covey.rewards.registry import build
 from covey.rollout.collect import CollectPlan
@@ -121,7 +122,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     device = own_device()
     backend = _backend(config, device, resume, comm, reference=settled.reference)
     policy = backend.policy
-    choose_stream(policy)
+    choose_stream(policy, config.attn_impl)
     engine = engine_for(config, policy)
     progress, buffer = Progress(), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
@@ -200,7 +201,7 @@ def _backend(
             resume or model_dir(config),
             device=device,
             disable_dropout=config.disable_dropout,
-            gradient_checkpointing=config.gradient_checkpointing,
+            gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
         )
     else:
@@ -212,9 +213,13 @@ def _backend(
             compute_dtype=dtype,
             device=device,
             disable_dropout=config.disable_dropout,
-            gradient_checkpointing=config.gradient_checkpointing,
+            gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
         )
+    choose_kernels(policy, config.use_liger_kernel)
+    policy.keep_activations(
+        choose_recompute(config.gradient_checkpointing), offload=config.activation_offloading
+    )
     settings = parts.optimizer(config)
     # A policy with an adapter is its own reference: the same weights with the adapter off.
     frozen = _reference(config, device, dtype) if reference and lora is None else None
@@ -233,9 +238,10 @@ def _reference(config: Config, device: torch.device, dtype: torch.dtype) -> Poli
     )
     policy.requires_grad_(False)
     policy.eval()
-    choose_stream(policy)
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)
+    choose_kernels(policy, config.use_liger_kernel)
+    choose_stream(policy, config.attn_impl)
     return policy
 
 

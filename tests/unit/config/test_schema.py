@@ -19,11 +19,13 @@ from covey.config.schema import (
 from covey.config.values import kind_of
 
 PINNED = [
+    "activation_offloading",
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
     "allow_changes",
     "apply_chat_template",
+    "attn_impl",
     "beta",
     "chat_template",
     "chat_template_kwargs",
@@ -108,6 +110,7 @@ PINNED = [
     "use_bias_correction_kl",
     "use_dora",
     "use_hf",
+    "use_liger_kernel",
     "use_rslora",
     "val_dataset",
     "warmup_ratio",
@@ -121,7 +124,10 @@ DEFAULTS = {
     "trust_remote_code": False,
     "torch_dtype": "auto",
     "disable_dropout": True,
-    "gradient_checkpointing": False,
+    "attn_impl": "auto",
+    "use_liger_kernel": "auto",
+    "gradient_checkpointing": "auto",
+    "activation_offloading": False,
     "tuner_type": "full",
     "lora_rank": 16,
     "lora_alpha": 32.0,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from covey.models.load import choose_stream, load_policy, save_policy
+from covey.models.load import choose_kernels, choose_stream, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from covey.quickstart.task import MODEL_DIR
@@ -80,6 +80,36 @@ def test_gradient_checkpointing_is_switched_on(dropping):
     directory = dropping("llama")
     assert load(directory, checkpointing=True).model.is_gradient_checkpointing
     assert not load(directory).model.is_gradient_checkpointing
+
+
+def test_auto_takes_masked_rows_where_flex_attention_cannot_be_had(dropping, monkeypatch):
+    policy = load(dropping("llama"))
+    choose_stream(policy, "auto")
+    assert (policy.attention, policy.stream) == ("sdpa", "prefix")
+    # On a CPU torch refuses the backward pass of flex attention, as a compiler would refuse a model.
+    monkeypatch.setattr("covey.models.load.automatic", lambda device: "flex")
+    choose_stream(policy, "auto")
+    assert (policy.attention, policy.stream) == ("sdpa", "prefix")
+    with pytest.raises(NotImplementedError):
+        choose_stream(policy, "flex")
+
+
+def test_kernels_that_cannot_share_a_prompt_pack_rows(dropping):
+    policy = load(dropping("llama"))
+    assert [r.stream for r in choose_stream(policy, "flash_attn")] == ["packed"]
+    assert (policy.attention, policy.stream) == ("flash_attn", "packed")
+    choose_stream(policy, "eager")
+    assert (policy.attention, policy.stream) == ("eager", "prefix")
+
+
+def test_liger_is_put_in_where_it_is_asked_for(dropping, monkeypatch):
+    policy = load(dropping("llama"))
+    choose_kernels(policy, "auto")
+    choose_kernels(policy, "false")
+    assert not policy.has_liger
+    monkeypatch.setattr("covey.models.load.use_liger", lambda model: 7)
+    choose_kernels(policy, "true")
+    assert policy.has_liger
 
 
 @pytest.mark.parametrize("stream", ["padded", "prefix"])

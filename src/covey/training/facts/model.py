@@ -90,7 +90,12 @@ def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, T
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
         fault = _FAULTS.get(problem.kind, "missing")
         return replace(facts, model_problem=str(problem), model_fault=fault), None
-    facts = replace(facts, model_dir=str(directory), model_context=model_context(directory))
+    facts = replace(
+        facts,
+        model_dir=str(directory),
+        model_type=read_json(directory / "config.json").get("model_type"),
+        model_context=model_context(directory),
+    )
     try:
         facts = _with_sizes(facts, config, directory)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

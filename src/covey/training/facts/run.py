@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -39,9 +40,29 @@ def run_facts(config: Config, num_processes: int) -> Facts:
         free_memory_bytes=free_memory(cuda=gpus > 0),
         cuda=gpus > 0,
         nproc_available=gpus or os.cpu_count(),
-        has_bfloat16=_has_bfloat16(gpus) if config.torch_dtype == "bfloat16" else None,
-        missing_packages=tuple(("report_to", package) for _, package in missing_trackers(config.report_to)),
+        has_bfloat16=_has_bfloat16(gpus) if _asks_for_bfloat16(config) else None,
+        missing_packages=(
+            *(("report_to", package) for _, package in missing_trackers(config.report_to)),
+            *(_missing_kernels(config) if gpus else ()),
+        ),
     )
+
+
+def _asks_for_bfloat16(config: Config) -> bool:
+    return config.torch_dtype == "bfloat16" or config.attn_impl == "flash_attn"
+
+
+def _missing_kernels(config: Config) -> list[tuple[str, str]]:
+    """(option, distribution) of kernels that are asked for by name; importing them takes seconds."""
+    asked = [
+        ("attn_impl", config.attn_impl == "flash_attn", "flash_attn", "flash-attn"),
+        ("use_liger_kernel", config.use_liger_kernel == "true", "liger_kernel", "liger-kernel"),
+    ]
+    return [
+        (option, distribution)
+        for option, is_asked, module, distribution in asked
+        if is_asked and importlib.util.find_spec(module) is None
+    ]
 
 
 def _num_gpus() -> int:

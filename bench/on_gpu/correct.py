@@ -1,0 +1,194 @@
+"""Part 1: every layout, kernel and way to keep activations against plain padded rows in float32."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from covey.models.layouts import AttentionKind, StreamKind, streams_of
+from covey.models.policy import Policy
+from covey.models.probe import micro_of
+from covey.models.stream import Row
+from covey.plan.recompute import Recompute
+from on_gpu.machine import device, relative, say
+
+VOCABULARY = 512
+# In float32 only the order of sums differs; in bfloat16 the limit follows from what padded rows lose.
+FLOAT32_LIMITS = (2e-5, 2e-5)
+BFLOAT16_FACTOR = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Relative errors of one way to compute, and the limits that they are held to."""
+
+    family: str
+    dtype: torch.dtype
+    way: str
+    value: float
+    gradient: float
+    limits: tuple[float, float]
+
+    @property
+    def passed(self) -> bool:
+        """Whether both are within their limits; what is not a number is not."""
+        return self.value <= self.limits[0] and self.gradient <= self.limits[1]
+
+    def line(self) -> str:
+        """One line of the table."""
+        name = str(self.dtype).removeprefix("torch.")
+        verdict = "ok" if self.passed else "FAILED (limits {:.1e}, {:.1e})".format(*self.limits)
+        return f"{self.family:<8} {name:<9} {self.way:<28} {self.value:9.1e} {self.gradient:9.1e}  {verdict}"
+
+
+def correctness(small: bool) -> list[Finding]:
+    """Print the table and return what it holds."""
+    say("correctness: relative error against padded rows in float32, of logprobs and of the gradient")
+    if device().type != "cuda":
+        say("(on a CPU without flex and flash_attn, whose kernels train on GPUs alone)")
+    findings = []
+    for family in ("qwen3", "mistral", "gemma2", "gpt_oss"):
+        for finding in family_findings(family, small):
+            say(finding.line())
+            findings.append(finding)
+    return findings
+
+
+def family_findings(family: str, small: bool) -> Iterator[Finding]:
+    """Every way to compute one family, in float32 and bfloat16."""
+    # Float32 on a GPU means float32: tensor cores would round to 10 bits.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = _model(family)
+    rows = _rows(small)
+    policy = Policy(model, stream="padded")
+    exact = _compute(policy, rows)
+    yield _finding(family, torch.float32, "chunked head", _full_logits(model, rows), exact, FLOAT32_LIMITS)
+    for dtype in (torch.float32, torch.bfloat16):
+        policy.to(dtype).use_stream("padded")
+        limits = FLOAT32_LIMITS
+        if dtype != torch.float32:
+            lost = _finding(family, dtype, "padded", _compute(policy, rows), exact, (0.02, 0.1))
+            limits = (BFLOAT16_FACTOR * lost.value, BFLOAT16_FACTOR * lost.gradient)
+            yield lost
+        for attention, stream, recompute in _ways():
+            policy.attention = attention
+            policy.use_stream(stream)
+            policy.keep_activations(recompute)
+            again = "" if recompute == "none" else f", {recompute}"
+            way = f"{stream}, {attention}{again}"
+            yield _finding(family, dtype, way, _compute(policy, rows), exact, limits)
+        policy.keep_activations("none")
+
+
+def _ways() -> list[tuple[AttentionKind, StreamKind, Recompute]]:
+    kinds: list[AttentionKind] = ["sdpa", "eager"]
+    if device().type == "cuda":
+        kinds.append("flex")
+        if importlib.util.find_spec("flash_attn") is not None:
+            kinds.append("flash_attn")
+    ways: list[tuple[AttentionKind, StreamKind, Recompute]] = [
+        (kind, stream, "none") for kind in kinds for stream in streams_of(kind)
+    ]
+    recomputed: list[Recompute] = ["selective", "full"]
+    return ways + [(kind, streams_of(kind)[0], r) for kind in kinds if kind != "eager" for r in recomputed]
+
+
+Result = tuple[Tensor, Tensor]
+
+
+def _compute(policy: Policy, rows: Sequence[Row]) -> Result:
+    """Logprobs and the gradient of a mixed loss over all weights, as one vector."""
+    policy.train().zero_grad(set_to_none=True)
+    micro = micro_of(rows, policy.stream, policy.device)
+    weight_N = _weights(len(micro.target_N)).to(policy.device)
+    micro = replace(micro, temperature_N=1.0 + 0.2 * weight_N.clamp(-1, 1))
+    stats = policy(micro)
+    ((stats.logprob_N + 0.1 * stats.entropy_N) * weight_N).sum().backward()
+    return stats.logprob_N.detach(), _gradient(policy.model)
+
+
+def _full_logits(model: Any, rows: Sequence[Row]) -> Result:
+    """The same without covey's head: the model's own logits of every row, row by row."""
+    model.train().zero_grad(set_to_none=True)
+    weight_N = _weights(sum(sum(r.is_trained) for r in rows)).to(device())
+    heat_N = 1.0 + 0.2 * weight_N.clamp(-1, 1)
+    found, start = [], 0
+    for row in rows:
+        ids = torch.tensor([list(row.token_ids)], device=device())
+        end = start + len(row.token_ids) - row.prompt_length
+        logits = model(input_ids=ids, use_cache=False).logits[0, row.prompt_length - 1 : -1].float()
+        table = (logits / heat_N[start:end, None]).log_softmax(-1)
+        logprob = table.gather(1, ids[0, row.prompt_length :, None])[:, 0]
+        entropy = -(table.exp() * table).sum(-1)
+        ((logprob + 0.1 * entropy) * weight_N[start:end]).sum().backward()
+        found.append(logprob.detach())
+        start = end
+    return torch.cat(found), _gradient(model)
+
+
+def _gradient(model: Any) -> Tensor:
+    return torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+
+
+def _finding(
+    family: str, dtype: torch.dtype, way: str, got: Result, exact: Result, limits: tuple[float, float]
+) -> Finding:
+    value, gradient = (relative(a, b) for a, b in zip(got, exact, strict=True))
+    return Finding(family=family, dtype=dtype, way=way, value=value, gradient=gradient, limits=limits)
+
+
+def _weights(count: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(3))
+
+
+def _rows(small: bool) -> list[Row]:
+    """Two families of siblings; longer than a block of flex attention where that is tried."""
+    sizes = ((40, (30, 21, 1)), (11, (50, 9))) if small else ((300, (250, 140, 1)), (90, (400, 33)))
+    generator = torch.Generator().manual_seed(5)
+    rows = []
+    for key, (prompt, lengths) in enumerate(sizes):
+        shared = torch.randint(VOCABULARY, (prompt,), generator=generator).tolist()
+        for length in lengths:
+            own = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
+            trained = [False] * prompt + [True] * length
+            rows.append(Row(token_ids=shared + own, is_trained=trained, prompt_length=prompt, prompt_key=key))
+    return rows
+
+
+def _model(family: str) -> Any:
+    """Two layers with heads wide enough for every kernel; windows are shorter than the rows."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 192,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+    }
+    t = transformers
+    config: Any = {
+        "qwen3": lambda: t.Qwen3Config(**sizes),
+        "mistral": lambda: t.MistralConfig(sliding_window=17, **sizes),
+        "gemma2": lambda: t.Gemma2Config(sliding_window=17, query_pre_attn_scalar=32, **sizes),
+        "gpt_oss": lambda: t.GptOssConfig(
+            sliding_window=17, num_local_experts=4, num_experts_per_tok=2, **sizes
+        ),
+    }[family]()
+    torch.manual_seed(1)
+    model = t.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.05)
+    # Sinks and biases are drawn too, so that none of them is a zero that hides a mistake.
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 and "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model.to(device())

@@ -1,0 +1,194 @@
+"""Attention over streams by torch's flex attention: one compiled kernel for packed rows and shared prompts.
+
+The mask follows from segments and parents, and so does the list of 128 x 128 blocks that hold anything: the
+kernel skips the others, so that unrelated segments of a stream cost nothing. Imported where flex attention is
+used and nowhere else, because it imports torch's compiler.
+
+Axes: H query heads, K key heads, T tokens of the stream, D head width, B blocks of 128 tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from covey.models.attention import AttentionOptions, StreamLayout
+from covey.types import StreamSegment
+
+BLOCK = 128
+"""Side of a block in tokens; streams are padded to a multiple of it."""
+
+# The narrowest head that the kernel takes on a GPU.
+_MIN_WIDTH = 16
+# Blocks of queries whose share of every key block is counted at once.
+_COUNTED = 16
+
+# One function for every layer. Stream lengths become symbols of the compiled graph; what still compiles anew
+# are windows, data types and passes without gradient, which are more than the 8 that torch allows before it
+# falls back to an implementation whose scores fill the memory. Scales and soft caps must not become symbols:
+# the kernel has them as constants, and another model in this process has others.
+torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+torch._dynamo.config.specialize_float = True
+_COMPILED: Callable[..., Any] = torch.compile(flex_attention)
+
+
+class FlexLayout:
+    """The attention of one stream by flex attention; dropout and heads under 16 wide take masked rows.
+
+    Without `compiled` torch's unfused implementation runs, which holds every score: for tests.
+    """
+
+    def __init__(
+        self, segments: Sequence[StreamSegment], device: torch.device | str, *, compiled: bool
+    ) -> None:
+        self.segments = tuple(segments)
+        self._device = device
+        self._attend: Any = _COMPILED if compiled else flex_attention
+        self._plan = _plan(self.segments, device)
+        self._masks: dict[int | None, BlockMask] = {}
+        self._masked: StreamLayout | None = None
+
+    def attend(
+        self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """Attention output (1, H, T, D) of every segment."""
+        narrowest = min(query_1HTD.shape[-1], value_1KTD.shape[-1])
+        if options.dropout > 0 or (query_1HTD.is_cuda and narrowest < _MIN_WIDTH):
+            return self._by_rows().attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
+        length = query_1HTD.shape[2]
+        # Padding keeps the kernel to one variant: lengths that blocks divide, and none under one block.
+        padding = (0, 0, 0, self._plan.length - length)
+        query, key, value = (F.pad(x, padding) for x in (query_1HTD, key_1KTD, value_1KTD))
+        out, aux = self._attend(
+            query,
+            key,
+            value,
+            score_mod=None if options.softcap is None else _softcap(options.softcap),
+            block_mask=self.block_mask(options.sliding_window),
+            scale=options.scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+            return_aux=AuxRequest(lse=True),
+        )
+        if options.sinks_H is not None:
+            # A sink is one more key without a value: the weights of the others shrink by a common factor.
+            share_1HT1 = torch.sigmoid(aux.lse - options.sinks_H.float().view(1, -1, 1))[..., None]
+            out = (out.float() * share_1HT1).to(value.dtype)
+        return out[:, :, :length]  # type: ignore[no-any-return]
+
+    def block_mask(self, window: int | None) -> BlockMask:
+        """The blocks of keys that each block of queries sees, in part or whole, for a sliding window."""
+        if window not in self._masks:
+            self._masks[window] = self._plan.block_mask(window)
+        return self._masks[window]
+
+    def _by_rows(self) -> StreamLayout:
+        if self._masked is None:
+            self._masked = StreamLayout(self.segments, self._device)
+        return self._masked
+
+
+class _Plan:
+    """Segment, parent and position of every token of a stream padded to whole blocks, int32 on the device.
+
+    Padding is one more segment, which nothing but itself sees. A token sees the keys [own_start, itself] and
+    [parent_start, parent_end).
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray[Any, Any]], device: torch.device | str) -> None:
+        self.length = len(arrays["segment"])
+        self._by_name = {n: torch.from_numpy(a.astype(np.int32)).to(device) for n, a in arrays.items()}
+
+    def block_mask(self, window: int | None) -> BlockMask:
+        seen_BB = self._seen(window)
+        is_full_BB = seen_BB == BLOCK * BLOCK
+        partial, full = (_ordered(x) for x in ((seen_BB > 0) & ~is_full_BB, is_full_BB))
+        return BlockMask.from_kv_blocks(
+            *partial,
+            *full,
+            BLOCK_SIZE=BLOCK,
+            mask_mod=self._mask(window),
+            seq_lengths=(self.length, self.length),
+        )
+
+    def _mask(self, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        segment_T, parent_T, position_T = (self._by_name[n] for n in ("segment", "parent", "position"))
+
+        def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            own = (segment_T[query] == segment_T[key]) & (key <= query)
+            return own | (parent_T[query] == segment_T[key])
+
+        if window is None:
+            return visible
+        # A tensor and not a number, for which another window would compile anew.
+        reach = torch.tensor(window, dtype=torch.int32, device=segment_T.device)
+
+        def visible_near(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return visible(b, h, query, key) & (position_T[query] - position_T[key] < reach)
+
+        return visible_near
+
+    def _seen(self, window: int | None) -> Tensor:
+        """How many of a block's 128 x 128 cells are seen, (B, B)."""
+        own_T, start_T, end_T = (self._by_name[n] for n in ("own_start", "parent_start", "parent_end"))
+        here_T = torch.arange(self.length, device=own_T.device, dtype=torch.int32)
+        if window is not None:
+            own_T = torch.maximum(own_T, here_T - (window - 1))
+            first_T = start_T + (self._by_name["position"] - (window - 1)).clamp_min(0)
+            start_T = torch.minimum(first_T, end_T)
+        edge_B = torch.arange(0, self.length, BLOCK, device=own_T.device, dtype=torch.int32)
+        rows = []
+        for chunk in range(0, self.length, _COUNTED * BLOCK):
+            part = slice(chunk, chunk + _COUNTED * BLOCK)
+            count_CB = _overlap(own_T[part], here_T[part] + 1, edge_B)
+            count_CB += _overlap(start_T[part], end_T[part], edge_B)
+            rows.append(count_CB.unflatten(0, (-1, BLOCK)).sum(1))
+        return torch.cat(rows)
+
+
+def _plan(segments: tuple[StreamSegment, ...], device: torch.device | str) -> _Plan:
+    total = sum(s.length for s in segments)
+    padded = math.ceil(total / BLOCK) * BLOCK
+    if padded > total:
+        segments = (*segments, StreamSegment(start=total, length=padded - total))
+    lengths = [s.length for s in segments]
+    parents = [None if s.parent is None else segments[s.parent] for s in segments]
+    starts = np.repeat([s.start for s in segments], lengths)
+    before = np.repeat([0 if p is None else p.length for p in parents], lengths)
+    arrays = {
+        "segment": np.repeat(np.arange(len(segments)), lengths),
+        "parent": np.repeat([-1 if s.parent is None else s.parent for s in segments], lengths),
+        "position": np.arange(padded) - starts + before,
+        "own_start": starts,
+        "parent_start": np.repeat([0 if p is None else p.start for p in parents], lengths),
+        "parent_end": np.repeat([0 if p is None else p.start + p.length for p in parents], lengths),
+    }
+    return _Plan(arrays, device)
+
+
+def _overlap(first_C: Tensor, end_C: Tensor, edge_B: Tensor) -> Tensor:
+    """How many keys of [first, end) lie in each block, (C, B)."""
+    last_CB = torch.minimum(end_C[:, None], edge_B + BLOCK)
+    return (last_CB - torch.maximum(first_C[:, None], edge_B)).clamp_min(0)
+
+
+def _ordered(is_there_BB: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks a row has and their numbers first, as `BlockMask` lists them: (1, 1, B), (1, 1, B,
+    B)."""
+    count_B = is_there_BB.sum(-1).to(torch.int32)
+    number_BB = torch.argsort(is_there_BB.to(torch.int32), dim=-1, descending=True, stable=True)
+    return count_B[None, None], number_BB.to(torch.int32)[None, None].contiguous()
+
+
+def _softcap(cap: float) -> Callable[..., Tensor]:
+    def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped

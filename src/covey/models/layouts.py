@@ -1,0 +1,49 @@
+"""Which implementation computes the attention of a stream while training, and which layouts it can do."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from covey.models.attention import Layout, StreamLayout, attend_eager
+from covey.types import StreamSegment
+
+AttentionKind = Literal["sdpa", "flex", "flash_attn", "eager"]
+StreamKind = Literal["padded", "packed", "prefix"]
+
+# Compute capability of the oldest GPU that torch's compiler writes flex attention for with bfloat16.
+_FLEX_SINCE = (8, 0)
+
+
+def stream_layout(
+    kind: AttentionKind, segments: Sequence[StreamSegment], device: torch.device | str
+) -> Layout:
+    """The attention of one stream. Flex attention is compiled on a GPU; flash_attn takes packed rows only."""
+    match kind:
+        case "flex":
+            from covey.models.flex import FlexLayout
+
+            return FlexLayout(segments, device, compiled=torch.device(device).type == "cuda")
+        case "flash_attn":
+            from covey.models.flash import FlashLayout
+
+            return FlashLayout(segments, device)
+        case "eager":
+            return StreamLayout(segments, device, rows=attend_eager)
+        case "sdpa":
+            return StreamLayout(segments, device)
+
+
+def streams_of(kind: AttentionKind) -> tuple[StreamKind, ...]:
+    """The layouts that a kind of attention can compute, the one with the fewest tokens first."""
+    return ("packed",) if kind == "flash_attn" else ("prefix", "packed")
+
+
+def automatic(device: torch.device) -> AttentionKind:
+    """What `auto` tries first: flex attention where torch compiles it for the device, else masked rows."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return "sdpa"
+    return "flex" if torch.cuda.get_device_capability(device) >= _FLEX_SINCE else "sdpa"

@@ -1,0 +1,95 @@
+"""Attention over a stream written out token by token in float64: what every implementation is held to."""
+
+from __future__ import annotations
+
+import torch
+
+from covey.models.attention import AttentionOptions
+from covey.types import StreamSegment
+
+H, K, D = 4, 2, 8
+"""Query heads, key heads, head width."""
+
+# Two families (prompts 9 and 5 long with completions), a packed row and a row of one token.
+SEGMENTS = (
+    StreamSegment(start=0, length=9),
+    StreamSegment(start=9, length=6, parent=0),
+    StreamSegment(start=15, length=1, parent=0),
+    StreamSegment(start=16, length=12, parent=0),
+    StreamSegment(start=28, length=5),
+    StreamSegment(start=33, length=3, parent=4),
+    StreamSegment(start=36, length=8),
+    StreamSegment(start=44, length=1),
+)
+T = 45
+
+OPTIONS = {
+    "plain": {},
+    "window": {"sliding_window": 4},
+    "window_of_one": {"sliding_window": 1},
+    "softcap": {"softcap": 0.5},
+    "sinks": {"sinks": True},
+    "everything": {"sliding_window": 5, "softcap": 1.5, "sinks": True},
+}
+
+
+def dense_mask(segments: tuple[StreamSegment, ...], window: int | None) -> torch.Tensor:
+    """Which key each token sees, token by token, from the words of the definition."""
+    total = sum(s.length for s in segments)
+    sees = torch.zeros(total, total, dtype=torch.bool)
+    for s in segments:
+        parent = None if s.parent is None else segments[s.parent]
+        before = 0 if parent is None else parent.length
+        for i in range(s.length):
+            keys = {s.start + j: before + j for j in range(i + 1)}
+            if parent is not None:
+                keys |= {parent.start + j: j for j in range(parent.length)}
+            for key, position in keys.items():
+                sees[s.start + i, key] = window is None or before + i - position < window
+    return sees
+
+
+def dense(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sees: torch.Tensor, options: AttentionOptions
+) -> torch.Tensor:
+    """One head at a time in float64."""
+    out = []
+    for h in range(query.shape[1]):
+        k = h * key.shape[1] // query.shape[1]
+        scores = query[0, h].double() @ key[0, k].double().t() * options.scaling
+        if options.softcap is not None:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
+        weights = torch.where(sees, scores.exp(), 0.0)
+        sink = 0.0 if options.sinks_H is None else options.sinks_H[h].double().exp()
+        out.append(weights / (weights.sum(-1, keepdim=True) + sink) @ value[0, k].double())
+    return torch.stack(out)[None]
+
+
+def leaves(total: int, key_heads: int, seed: int = 0) -> list[torch.Tensor]:
+    """Queries, keys, values and sinks of a stream, drawn at random."""
+    g = torch.Generator().manual_seed(seed)
+    shapes = ((1, H, total, D), (1, key_heads, total, D), (1, key_heads, total, D), (H,))
+    return [torch.randn(s, generator=g).requires_grad_() for s in shapes]
+
+
+def options_of(name: str, sinks: torch.Tensor) -> AttentionOptions:
+    """A case of OPTIONS."""
+    fields = dict(OPTIONS[name])
+    return AttentionOptions(scaling=0.3, sinks_H=sinks if fields.pop("sinks", False) else None, **fields)
+
+
+def random_segments(seed: int) -> tuple[StreamSegment, ...]:
+    """Up to four families of a prompt and up to five completions."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    segments: list[StreamSegment] = []
+    total = 0
+    for _ in range(draw(1, 5)):
+        parent = len(segments)
+        for i, length in enumerate([draw(1, 40), *(draw(1, 30) for _ in range(draw(0, 5)))]):
+            segments.append(StreamSegment(start=total, length=length, parent=parent if i else None))
+            total += length
+    return tuple(segments)

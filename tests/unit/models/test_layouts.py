@@ -1,0 +1,270 @@
+"""Every implementation of stream attention against the dense oracle: values and gradients.
+
+What runs here: masked rows and eager attention as they are; flex attention through torch's own unfused
+implementation, which on a CPU it keeps for passes without gradient and here is let through; flash attention
+with a stand-in for its kernels that has their documented meaning. bench/gpu.py holds the compiled kernels to
+the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import types
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as torch_flex
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from covey.models import flash, flex
+from covey.models import policy as policy_module
+from covey.models.attention import AttentionOptions, StreamLayout, attend_masked
+from covey.models.flex import FlexLayout
+from covey.models.layouts import automatic, stream_layout, streams_of
+from covey.models.policy import Policy
+from covey.models.probe import micro_of
+from covey.types import StreamSegment
+from support.attention import (
+    OPTIONS,
+    SEGMENTS,
+    H,
+    K,
+    T,
+    dense,
+    dense_mask,
+    leaves,
+    options_of,
+    random_segments,
+)
+
+KINDS = ("sdpa", "eager", "flex")
+# Without parents: what packed rows are.
+ROWS = tuple(StreamSegment(start=s.start, length=s.length) for s in SEGMENTS)
+
+
+@pytest.fixture(autouse=True)
+def _flex_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
+
+
+def varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+) -> torch.Tensor:
+    """flash_attn_varlen_func as its docstring describes it, a row at a time."""
+    assert causal and dropout_p == 0.0
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    ends = cu_seqlens_q.tolist()
+    assert ends == cu_seqlens_k.tolist()
+    assert max(b - a for a, b in itertools.pairwise(ends)) == max_seqlen_q == max_seqlen_k
+    out = []
+    for start, end in itertools.pairwise(ends):
+        place = torch.arange(end - start)
+        visible = place[:, None] >= place
+        if window_size != (-1, -1):
+            visible &= place >= place[:, None] - window_size[0]
+        options = AttentionOptions(scaling=softmax_scale, softcap=softcap or None)
+        parts = (x[start:end].transpose(0, 1)[None] for x in (q, k, v))
+        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+        out.append(attend_masked(*parts, bias[None, None], options)[0].transpose(0, 1))
+    return torch.cat(out)
+
+
+@pytest.fixture
+def flash_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The stand-in for the package; the list counts its calls."""
+    calls: list[int] = []
+
+    def counted(*tensors: torch.Tensor, **settings: object) -> torch.Tensor:
+        calls.append(len(tensors[0]))
+        return varlen(*tensors, **settings)  # type: ignore[arg-type]
+
+    module = types.ModuleType("flash_attn")
+    module.flash_attn_varlen_func = counted  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    monkeypatch.setattr(flash, "_DTYPES", (torch.float32,))
+    return calls
+
+
+def assert_is_dense(kind, segments, name, key_heads, assert_close_guarded, seed=0):
+    query, key, value, sinks = leaves(sum(s.length for s in segments), key_heads, seed)
+    options = options_of(name, sinks)
+    got = stream_layout(kind, segments, "cpu").attend(0, query, key, value, options)
+    sees = dense_mask(tuple(segments), options.sliding_window)
+    expected = dense(query, key, value, sees, options)
+    assert_close_guarded(got.detach(), expected.detach(), rtol=1e-5)
+    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(7))
+    wanted = {"query": query, "key": key, "value": value}
+    if options.sinks_H is not None:
+        wanted["sinks"] = sinks
+    leaf = list(wanted.values())
+    found = torch.autograd.grad((got * weight).sum(), leaf)
+    right = torch.autograd.grad((expected * weight.double()).sum(), leaf)
+    for which, actual, exact in zip(wanted, found, right, strict=True):
+        # With a window of one key and no sink the softmax is 1 whatever the scores: their gradient is 0.
+        if name == "window_of_one" and which in ("query", "key"):
+            assert float(actual.abs().max()) < 1e-5
+        else:
+            assert_close_guarded(actual, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("key_heads", [H, K, 1])
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_against_a_dense_mask(kind, name, key_heads, assert_close_guarded):
+    assert_is_dense(kind, SEGMENTS, name, key_heads, assert_close_guarded)
+
+
+@pytest.mark.parametrize("key_heads", [H, K, 1])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_flash_on_packed_rows_against_a_dense_mask(name, key_heads, flash_kernels, assert_close_guarded):
+    assert_is_dense("flash_attn", ROWS, name, key_heads, assert_close_guarded)
+    # A sink is out of the kernels' reach.
+    assert flash_kernels == ([] if name in ("sinks", "everything") else [T])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ["eager", "flex"])
+def test_random_streams(kind, seed, assert_close_guarded):
+    name = list(OPTIONS)[seed % len(OPTIONS)]
+    assert_is_dense(kind, random_segments(seed), name, K, assert_close_guarded, seed)
+
+
+def test_flash_cannot_share_a_prompt():
+    with pytest.raises(ValueError, match="pack them"):
+        stream_layout("flash_attn", SEGMENTS, "cpu")
+    assert streams_of("flash_attn") == ("packed",)
+    assert streams_of("flex") == streams_of("sdpa") == streams_of("eager") == ("prefix", "packed")
+
+
+def test_float32_takes_masked_rows(flash_kernels, monkeypatch):
+    monkeypatch.setattr(flash, "_DTYPES", (torch.bfloat16,))
+    query, key, value, _ = leaves(T, K)
+    options = AttentionOptions(scaling=0.3)
+    got = stream_layout("flash_attn", ROWS, "cpu").attend(0, query, key, value, options)
+    assert torch.equal(got, StreamLayout(ROWS).attend(0, query, key, value, options))
+    assert flash_kernels == []
+
+
+@pytest.mark.parametrize("window", [None, 1, 60, 128, 300])
+def test_the_blocks_of_flex_attention_are_those_that_hold_something(window):
+    lengths = [(300, None), (90, 0), (40, 0), (200, 0), (130, None), (64, 4), (257, None), (128, None)]
+    segments, start = [], 0
+    for length, parent in lengths:
+        segments.append(StreamSegment(start=start, length=length, parent=parent))
+        start += length
+    layout = FlexLayout(segments, "cpu", compiled=False)
+    mask = layout.block_mask(window)
+    total = mask.shape[-1]
+    assert total % flex.BLOCK == 0 and total - start < flex.BLOCK
+    padding = [StreamSegment(start=start, length=total - start)] if total > start else []
+    sees = dense_mask((*segments, *padding), window)
+    token = torch.arange(total)
+    asked = mask.mask_mod(torch.zeros(1), torch.zeros(1), token[:, None], token[None])
+    assert torch.equal(asked, sees)
+    blocks = sees.unflatten(0, (-1, flex.BLOCK)).unflatten(2, (-1, flex.BLOCK)).sum((1, 3))
+    for count, number, wanted in (
+        (mask.kv_num_blocks, mask.kv_indices, (blocks > 0) & (blocks < flex.BLOCK**2)),
+        (mask.full_kv_num_blocks, mask.full_kv_indices, blocks == flex.BLOCK**2),
+    ):
+        for row, there in enumerate(wanted):
+            listed = number[0, 0, row, : int(count[0, 0, row])]
+            assert listed.tolist() == there.nonzero()[:, 0].tolist()
+    if window is None:
+        assert int(mask.full_kv_num_blocks.sum()) > 0
+    assert int((blocks == 0).sum()) > 0
+
+
+def test_the_compiled_function_serves_every_length(
+    monkeypatch, tiny_model, random_rows, assert_close_guarded
+):
+    """Traced and differentiated as on a GPU, with torch's own operators where there the kernels would be."""
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(flex, "_COMPILED", torch.compile(torch_flex.flex_attention, backend=counter))
+    torch._dynamo.reset()
+
+    def check(rows: list[StreamSegment], name: str) -> None:
+        query, key, value, sinks = leaves(sum(s.length for s in rows), K)
+        options = options_of(name, sinks)
+        got = FlexLayout(rows, "cpu", compiled=True).attend(0, query, key, value, options)
+        exact = StreamLayout(rows).attend(0, query, key, value, options)
+        assert_close_guarded(got.detach(), exact.detach(), rtol=1e-5)
+        found, wanted = (torch.autograd.grad(x.square().sum(), [query, key, value]) for x in (got, exact))
+        for actual, expected in zip(found, wanted, strict=True):
+            assert_close_guarded(actual, expected, rtol=1e-5)
+
+    prompt = StreamSegment(start=0, length=150)
+    child = StreamSegment(start=150, length=90, parent=0)
+    tails = [StreamSegment(start=240, length=n) for n in (20, 150, 300, 500)]
+    for tail in tails:
+        check([prompt, child, tail], "plain")
+    # The first length, and one graph for all others.
+    assert counter.frame_count == 2
+    for name in ("window", "everything", "window"):
+        check([prompt, child, tails[1]], name)
+    assert counter.frame_count == 4
+    with torch.no_grad():
+        for tail in tails:
+            query, key, value, _ = leaves(240 + tail.length, K)
+            layout = FlexLayout([prompt, child, tail], "cpu", compiled=True)
+            layout.attend(0, query, key, value, AttentionOptions(scaling=0.3))
+    assert counter.frame_count == 5
+    # Recomputation goes through it, bit for bit.
+    policy = Policy(tiny_model("qwen3")).train()
+    monkeypatch.setattr(policy_module, "stream_layout", lambda kind, s, d: FlexLayout(s, d, compiled=True))
+    micro = micro_of(random_rows((11, (9, 4, 1)), (5, (8, 2))), "prefix", policy.device)
+    results = []
+    for kind in ("none", "selective", "full"):
+        policy.keep_activations(kind)
+        policy.zero_grad(set_to_none=True)
+        logprob = policy(micro).logprob_N
+        logprob.square().sum().backward()
+        results.append([logprob.detach(), *(p.grad.clone() for p in policy.parameters())])
+    for found in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found, results[0], strict=True))
+    torch._dynamo.reset()
+
+
+def test_dropout_takes_masked_rows(monkeypatch):
+    layout = FlexLayout(SEGMENTS, "cpu", compiled=False)
+    query, key, value, _ = leaves(T, K)
+    options = AttentionOptions(scaling=0.3, dropout=0.5)
+    torch.manual_seed(0)
+    got = layout.attend(0, query, key, value, options)
+    torch.manual_seed(0)
+    assert torch.equal(got, StreamLayout(SEGMENTS).attend(0, query, key, value, options))
+
+
+def test_a_cpu_has_masked_rows():
+    assert automatic(torch.device("cpu")) == "sdpa"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["eager", "flex"])
+def test_a_policy_is_the_same_function(kind, family, tiny_model, random_rows, assert_close_guarded):
+    policy = Policy(tiny_model(family))
+    rows: Sequence[object] = random_rows((11, (9, 4, 1)), (5, (8, 2)))
+
+    def value_and_gradient() -> tuple[torch.Tensor, torch.Tensor]:
+        stats = policy(micro_of(rows, policy.stream, policy.device))
+        leaf = policy.model.get_input_embeddings().weight
+        (gradient,) = torch.autograd.grad(stats.logprob_N.square().sum(), leaf)
+        return stats.logprob_N.detach(), gradient
+
+    expected = value_and_gradient()
+    policy.attention = kind
+    for got, exact in zip(value_and_gradient(), expected, strict=True):
+        assert_close_guarded(got, exact, rtol=1e-5)

@@ -1,0 +1,85 @@
+"""What is said of kernels on a CPU, for a data type, for a model; and what gradient_checkpointing means."""
+
+from typing import Any
+
+import pytest
+
+from covey.plan.recompute import SELECTIVE_SHARE, choose_recompute
+from support.checks import Case, assert_fixes_mend, assert_says, facts, found
+
+CPU = facts(cuda=False)
+
+CASES = [
+    Case(code="E117", option="attn_impl", words="is flash_attn, whose kernels run on GPUs alone", facts=CPU,
+         options={"attn_impl": "flash_attention_2"}),
+    Case(code="E117", option="attn_impl", words="is flex, which on a CPU has no backward pass", facts=CPU,
+         options={"attn_impl": "flex"}),
+    Case(code="E117", option="use_liger_kernel", words="run on GPUs alone", facts=CPU,
+         options={"use_liger_kernel": True}),
+    Case(code="E117", option="activation_offloading", words="in the machine's memory already", facts=CPU,
+         options={"activation_offloading": True}),
+    Case(code="E118", option="attn_impl", words="does not compute in bfloat16",
+         facts=facts(has_bfloat16=False), options={"attn_impl": "flash_attn"}),
+    Case(code="E118", option="attn_impl", words="torch_dtype is float32, for which it has no kernels",
+         options={"attn_impl": "flash_attn", "torch_dtype": "fp32"}),
+    Case(code="E118", option="use_liger_kernel", words="models/tiny is a model of type gpt2. Known are llama",
+         facts=facts(model_type="gpt2"), options={"use_liger_kernel": True}),
+    Case(code="E116", option="attn_impl", words="attn_impl needs flash-attn",
+         facts=facts(missing_packages=(("attn_impl", "flash-attn"),)), options={"attn_impl": "flash_attn"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_messages(case: Case) -> None:
+    assert_says(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fixes_mend(case: Case) -> None:
+    assert_fixes_mend(case)
+
+
+def test_the_package_is_built_against_the_torch_that_is_there() -> None:
+    lacking = facts(missing_packages=(("attn_impl", "flash-attn"), ("use_liger_kernel", "liger-kernel")))
+    texts = [p.fixes[0].text for p in found(lacking, attn_impl="flash_attn", use_liger_kernel=True)]
+    assert texts == ["`pip install flash-attn --no-build-isolation`", "`pip install liger-kernel`"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attn_impl": "auto", "use_liger_kernel": "auto", "gradient_checkpointing": "auto"},
+        {"attn_impl": "sdpa", "use_liger_kernel": False, "gradient_checkpointing": True},
+        {"attn_impl": "eager", "gradient_checkpointing": "selective"},
+    ],
+)
+def test_what_every_device_can_do(options: dict[str, Any]) -> None:
+    assert found(CPU, **options) == []
+    assert found(**options) == []
+
+
+def test_what_a_gpu_can_do() -> None:
+    for options in ({"attn_impl": "flash_attn"}, {"attn_impl": "flex"}, {"activation_offloading": True}):
+        assert found(**options) == []
+    assert found(facts(model_type="qwen3"), use_liger_kernel=True) == []
+    assert found(facts(model_type=None), use_liger_kernel=True) == []
+    assert found(facts(cuda=None), attn_impl="flash_attn") == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "needed", "free", "wanted"),
+    [
+        ("true", None, None, "full"),
+        ("false", 100, 1, "none"),
+        ("selective", None, None, "selective"),
+        ("auto", None, None, "none"),
+        ("auto", None, 100, "none"),
+        ("auto", 100, None, "none"),
+        ("auto", 100, 100, "none"),
+        ("auto", 101, 100, "selective"),
+        ("auto", 1000, int(1000 * SELECTIVE_SHARE), "selective"),
+        ("auto", 1000, int(1000 * SELECTIVE_SHARE) - 1, "full"),
+    ],
+)
+def test_recomputation(asked: str, needed: int | None, free: int | None, wanted: str) -> None:
+    assert choose_recompute(asked, needed_bytes=needed, free_bytes=free) == wanted

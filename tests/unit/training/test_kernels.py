@@ -1,0 +1,83 @@
+"""Which kernels are missing, what the options make of a policy, and what the opening says of it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from covey.comm import LocalComm
+from covey.config.resolve import from_dict
+from covey.models.policy import Policy
+from covey.training.announce import _kernels
+from covey.training.facts import survey
+from covey.training.facts.run import run_facts
+from covey.training.run import build_job
+from support.models import random_model, save_model
+from support.runs import options, write_rollouts
+
+
+@pytest.fixture
+def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    kernels = ("flash_attn", "liger_kernel")
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name in kernels else find(name, *rest)
+    )
+
+
+@pytest.mark.usefixtures("_nothing_installed")
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"attn_impl": "flash_attn"}, (("attn_impl", "flash-attn"),)),
+        ({"use_liger_kernel": True}, (("use_liger_kernel", "liger-kernel"),)),
+        ({"attn_impl": "flex", "use_liger_kernel": "auto"}, ()),
+    ],
+)
+def test_packages_that_are_asked_for_by_name(changes, missing, tmp_path: Path, monkeypatch) -> None:
+    config = from_dict(options(tmp_path / "m", tmp_path / "out", **changes)).config
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert run_facts(config, 1).missing_packages == missing
+    # On a CPU the package is not what is missing.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run_facts(config, 1).missing_packages == ()
+
+
+def test_the_family_is_known_before_weights_are_loaded(tmp_path: Path) -> None:
+    model = save_model("qwen3", tmp_path / "model")
+    opts = options(model, tmp_path / "out", write_rollouts(tmp_path / "replay", rollouts=1))
+    with survey(from_dict(opts).config, 1) as found:
+        assert found.facts.model_type == "qwen3"
+
+
+def test_options_reach_the_policy(tmp_path: Path) -> None:
+    model = save_model("qwen3", tmp_path / "model")
+    replay = write_rollouts(tmp_path / "replay", rollouts=1)
+    changes = {"attn_impl": "eager", "gradient_checkpointing": "selective", "activation_offloading": True}
+    resolved = from_dict(options(model, tmp_path / "out", replay, beta=0.1, **changes))
+    with survey(resolved.config, 1) as found:
+        job = build_job(resolved, found, LocalComm())
+    policy = job.backend.policy
+    assert (policy.attention, policy.recompute, policy.offload) == ("eager", "selective", True)
+    # The reference is the same function, so that the KL to it starts at exactly 0.
+    assert job.backend.reference.attention == "eager"
+    assert _kernels(resolved.config, policy) == (
+        "attention: eager; activations are computed again, but for matrix products and attention, and wait "
+        "in the machine's memory"
+    )
+
+
+def test_the_line_says_why() -> None:
+    policy = Policy(random_model("qwen3"))
+    config = from_dict({"model": "m", "dataset": "d", "reward_funcs": ["accuracy"]}).config
+    assert _kernels(config, policy) == "attention: sdpa; activations are kept"
+    policy.attention, policy.has_liger = "flash_attn", True
+    policy.keep_activations("full")
+    assert _kernels(config, policy) == (
+        "attention: flash_attn, which cannot share a prompt between rows; norms and gated layers: "
+        "liger-kernel; activations are computed again, layer by layer"
+    )
+    policy.use_stream("padded")
+    assert _kernels(config, policy).startswith("attention: the model's own, on padded rows; ")
