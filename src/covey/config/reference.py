@@ -61,6 +61,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     "completion_form": (NONE, NONE),
     "num_generations": ("8", "8"),
     "per_device_train_batch_size": ("8", "1"),
+    "max_tokens_per_micro_batch": (NONE, NONE),
     "gradient_accumulation_steps": ("1", "1"),
     "steps_per_generation": ("gradient_accumulation_steps", "gradient_accumulation_steps"),
     "generation_batch_size": ("from steps_per_generation", "from steps_per_generation"),

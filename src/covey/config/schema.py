@@ -43,6 +43,12 @@ class Config(InputOptions):
         8,
         "Completions in one forward pass of one process; the option that decides activation memory.",
     )
+    max_tokens_per_micro_batch: int | None = option(
+        "batch",
+        None,
+        "Tokens that one forward pass holds; a longer row passes alone. Unset: per_device_train_batch_size "
+        "rows of the longest prompt and completion, on a CPU fewer where that is no slower.",
+    )
     gradient_accumulation_steps: int = option(
         "batch",
         ...,

@@ -68,11 +68,13 @@ def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSi
     Short completions leave room for more rows, each with the keys of its whole prompt.
     """
     lengths = [max(1, config.max_completion_length >> n) for n in range(32)]
-    return [_pass_size(config, longest_prompt, length) for length in dict.fromkeys(lengths)]
+    return [_pass_size(config, facts, longest_prompt, length) for length in dict.fromkeys(lengths)]
 
 
-def _pass_size(config: Config, prompt: int, completion: int) -> PassSize:
-    budget = tokens_per_pass(config, longest_prompt=prompt)
+def _pass_size(config: Config, facts: Facts, prompt: int, completion: int) -> PassSize:
+    model = facts.model_sizes
+    on_cpu = None if facts.cuda or model is None else (model.hidden, model.layers)
+    budget = tokens_per_pass(config, longest_prompt=prompt, cpu_model=on_cpu)
     of_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
     group = max(1, config.num_generations)
     family = prompt + group * completion

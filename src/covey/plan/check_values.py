@@ -48,6 +48,7 @@ _RANGES: dict[str, Range] = {
     "early_stopping_patience": _at_least(1, "It is a number of evaluations.", None),
     "max_minutes": _above(0, "The run would have no step.", None),
     "log_completions": _at_least(0, "It is a number of completions; 0 sends none.", 0),
+    "max_tokens_per_micro_batch": _at_least(1, "A forward pass has at least one token.", None),
     "max_length": _at_least(1, "A prompt has at least one token.", None),
     "max_completion_length": _at_least(1, "A completion has at least one token.", 1024),
     "epsilon": _above(

@@ -139,7 +139,7 @@ def training_of(config: Config, facts: Facts) -> Training:
     return Training(
         element=_LOW if is_low else FLOAT,
         full=config.tuner_type != "lora",
-        checkpointing=config.gradient_checkpointing,
+        checkpointing=config.gradient_checkpointing == "true",
         rank=config.lora_rank,
         dora=config.use_dora,
     )

@@ -63,9 +63,25 @@ def shape_of(config: Config, num_processes: int) -> Shape:
     return Shape(num_processes=num_processes, **{name: getattr(config, name) for name in COUNTS})
 
 
-def tokens_per_pass(config: Config, *, longest_prompt: int) -> int:
-    """Return the tokens that one forward pass may hold: B rows of the longest prompt and completion."""
-    return config.per_device_train_batch_size * (longest_prompt + config.max_completion_length)
+# Hidden values of a pass, tokens x width x layers, beyond which a CPU gains nothing from a larger one: its
+# products are as fast, and its activations, about 70 bytes each, only take memory.
+_CPU_VALUES = 1 << 23
+
+
+def tokens_per_pass(config: Config, *, longest_prompt: int, cpu_model: tuple[int, int] | None) -> int:
+    """Return the tokens that one forward pass may hold: B rows of the longest prompt and completion, if
+    `max_tokens_per_micro_batch` does not say otherwise.
+
+    `cpu_model` are width and layers of a model that trains on a CPU; None on a GPU, and where they are not
+    known.
+    """
+    if config.max_tokens_per_micro_batch is not None:
+        return config.max_tokens_per_micro_batch
+    rows = config.per_device_train_batch_size * (longest_prompt + config.max_completion_length)
+    if cpu_model is None:
+        return rows
+    hidden, layers = cpu_model
+    return min(rows, max(1, _CPU_VALUES // (hidden * layers)))
 
 
 def faults(shape: Shape, num_prompts: int | None) -> tuple[str, ...]:

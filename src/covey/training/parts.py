@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -85,11 +86,21 @@ def pack_plan(config: Config, longest: int, policy: Policy, comm: Comm) -> PackP
         world=comm.world,
         completions_per_rank=config.per_device_train_batch_size * config.gradient_accumulation_steps,
         num_iterations=config.num_iterations,
-        max_tokens=tokens_per_pass(config, longest_prompt=longest),
+        max_tokens=tokens_per_pass(config, longest_prompt=longest, cpu_model=_cpu_model(policy)),
         max_completion_length=config.max_completion_length,
         stream=policy.stream,
         device=policy.device,
     )
+
+
+def _cpu_model(policy: Policy) -> tuple[int, int] | None:
+    """Width and layers of a model on a CPU, as its config has them."""
+    text: Any = policy.model.config
+    text = text.get_text_config()
+    hidden, layers = getattr(text, "hidden_size", None), getattr(text, "num_hidden_layers", None)
+    if policy.device.type != "cpu" or hidden is None or layers is None:
+        return None
+    return hidden, layers
 
 
 def lasting(resolved: Resolved) -> Resolved:

@@ -68,6 +68,7 @@ PINNED = [
     "max_length",
     "max_minutes",
     "max_steps",
+    "max_tokens_per_micro_batch",
     "metric_for_best_model",
     "model",
     "model_revision",
