@@ -75,4 +75,8 @@ def _compared(gradient: Mapping[str, Any], reference: Mapping[str, Any]) -> list
     shown = [f"{norm(gradient):.6f}"]
     if gradient is reference:
         return [*shown, "", ""]
-    return [*shown, f"{norm(gap) / norm(reference):.1e}", f"{max(float(t.abs().max()) for t in gap.values()):.1e}"]
+    return [
+        *shown,
+        f"{norm(gap) / norm(reference):.1e}",
+        f"{max(float(t.abs().max()) for t in gap.values()):.1e}",
+    ]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cases import Case
-from runs import Measured
+from runs import Measured, run_script
 
 Rates = Mapping[str, Mapping[str, Mapping[str, float]]]
 # Weights above this many bytes come from memory at every decoded token, smaller ones from the cache.
@@ -207,6 +208,14 @@ def rows(case: Case, measured: Measured, model_dir: Path, rates: Rates) -> list[
         for phase, floor in floors.items()
         for seconds in [statistics.median(getattr(run, f"{phase}_s") for run in measured.figures)]
     ]
+
+
+def measured_rates(work: Path) -> Rates:
+    """What the machine does at best, measured in a process of its own."""
+    spec = work / "rates.json"
+    spec.write_text("{}")
+    rates: Rates = run_script("rates.py", spec, sys.executable)
+    return rates
 
 
 def rates_table(rates: Rates) -> list[str]:

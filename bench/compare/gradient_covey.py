@@ -16,8 +16,9 @@ from side_covey import options
 
 def main(spec: dict[str, Any], work: Path) -> dict[str, float]:
     """Write the gradient to `gradient_file`, and return the loss."""
-    from covey.learner.backends.single import SingleBackend
     from safetensors.torch import save_file
+
+    from covey.learner.backends.single import SingleBackend
 
     replay = Path(spec["rollouts"])
     if spec["sample"]:

@@ -58,46 +58,46 @@ class Measured:
         return statistics.median(getattr(run, name) for run in self.figures)
 
 
-def in_process(command: list[str], *, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command with the threads of the comparison, offline; returns what it printed.
+def run_script(script: str, spec: Path, python: str) -> Any:
+    """Run `script SPEC RESULT` in an empty folder beside the spec, and return what it wrote.
 
     Raises SideFailed.
     """
-    own = {
-        **os.environ,
-        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), THREADS),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        **(environment or {}),
-    }
+    folder = spec.with_suffix("")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    result = folder / "result.json"
+    side = script.removesuffix(".py").rpartition("_")[2]
+    command = [python, str(HERE / script), str(spec), str(result)]
     try:
         done = subprocess.run(
-            command, env=own, capture_output=True, text=True, check=False, timeout=_LIMIT_S
+            command, env=_environment(side), capture_output=True, text=True, check=False, timeout=_LIMIT_S
         )
     except subprocess.TimeoutExpired as error:
         raise SideFailed(f"no end within {_LIMIT_S} s") from error
     if done.returncode != 0:
         raise SideFailed(f"{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return done.stdout
+    found = json.loads(result.read_text())
+    shutil.rmtree(folder)
+    return found
 
 
-def run_script(script: str, spec: Path, python: str, *, environment: Mapping[str, str] | None = None) -> Any:
-    """Run `script SPEC RESULT` in an empty folder beside the spec, and return what it wrote."""
-    folder = spec.parent / "run"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    result = folder / "result.json"
-    in_process([python, str(HERE / script), str(spec), str(result)], environment=environment)
-    return json.loads(result.read_text())
+def _environment(side: str) -> dict[str, str]:
+    """The threads of the comparison, offline."""
+    return {
+        **os.environ,
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), THREADS),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        **_OWN_ENVIRONMENT.get(side, {}),
+    }
 
 
 def run_side(case: Case, side: str, python: str, work: Path) -> Mapping[str, Any]:
     """The raw result of one run of a side. Raises SideFailed."""
     spec = work / f"{case.name}.json"
     spec.write_text(json.dumps(prepare(case, work)))
-    result: Mapping[str, Any] = run_script(
-        f"side_{side}.py", spec, python, environment=_OWN_ENVIRONMENT.get(side)
-    )
+    result: Mapping[str, Any] = run_script(f"side_{side}.py", spec, python)
     return result
 
 

@@ -40,6 +40,7 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
         "reward_s": [line["time/reward_s"] for line in lines],
         "tokens": [line["completions/mean_length"] * line["n"]["completions/mean_length"] for line in lines],
         "lengths": lengths(run / "rollouts"),
+        "own_peak_bytes": peak_bytes(),
         "peak_bytes": peak_bytes() + int(notes["children"][0]),
         **{name: notes[name] for name in ("ends", "scores", "resident_bytes")},
     }

@@ -17,7 +17,13 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
     from swift.pipelines.train.rlhf import SwiftRLHF
 
     register_reward(case["reward"])
-    timings: dict[str, list[float]] = {"rollout_s": [], "reward_s": [], "tokens": [], "ends": [], "scores": []}
+    timings: dict[str, list[float]] = {
+        "rollout_s": [],
+        "reward_s": [],
+        "tokens": [],
+        "ends": [],
+        "scores": [],
+    }
     watch_trainer(timings)
     if case["forced"]:
         force_length(case["max_completion_length"])

@@ -33,8 +33,8 @@ def rows(case: Case, found: Mapping[str, Measured]) -> list[str]:
     return lines
 
 
-def target_rows(found: Mapping[str, Measured]) -> list[str]:
-    """The rows of the way to a target, one a side."""
+def target_rows(case: Case, found: Mapping[str, Measured]) -> list[str]:
+    """The rows of the way to the target of a case, one a side."""
     lines = []
     for side, measured in found.items():
         cells = ["–"] * 4
@@ -49,11 +49,11 @@ def target_rows(found: Mapping[str, Measured]) -> list[str]:
     return lines
 
 
-def reasons(found: Mapping[Case, Mapping[str, Measured]]) -> list[str]:
+def reasons(found: Mapping[str, Mapping[str, Measured]]) -> list[str]:
     """Why sides have dashes, one line a case and side."""
     return [
-        f"- case {case.name}, {NAMES[side]}: {measured.failed}"
-        for case, sides in found.items()
+        f"- case {name}, {NAMES[side]}: {measured.failed}"
+        for name, sides in found.items()
         for side, measured in sides.items()
         if measured.failed
     ]
