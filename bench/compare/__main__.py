@@ -1,8 +1,9 @@
 """Compare covey with TRL and ms-swift on the same work: `python bench/compare [CASE or PART ...]`.
 
 Each side runs in a process of its own and in its own environment, in turns; figures are medians over the
-runs. A side whose Python is not named is left out. Parts: equal-work, floor, scaling, soak. Nothing named:
-every case and every part. `--write FILE` keeps it all as a Markdown page.
+runs. A side whose Python is not named is left out. Parts: equal-work, floor (of the cases named),
+lengths, accumulation, memory, soak. Nothing named: every case and every part. `--write FILE` keeps it all as a
+Markdown page.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import equal_work  # noqa: E402
 import floor  # noqa: E402
+import scaling  # noqa: E402
+import soak  # noqa: E402
+import table  # noqa: E402
 from cases import CASES, Case  # noqa: E402
+from page import page  # noqa: E402
 from runs import Measured, SideFailed, measure  # noqa: E402
 
-PARTS = ("equal-work", "floor", "scaling", "soak")
+PARTS = ("equal-work", "floor", "lengths", "accumulation", "memory", "soak")
 
 
 def main() -> None:
@@ -35,8 +41,6 @@ def main() -> None:
         except SideFailed as error:
             sys.exit(str(error))
     if arguments.write is not None:
-        from page import page
-
         arguments.write.write_text(page(report, pythons), encoding="utf-8")
 
 
@@ -55,6 +59,13 @@ def _arguments() -> argparse.Namespace:
 
 
 Report = dict[str, list[str]]
+# What grows with what, of covey alone.
+_GROWTH: Mapping[str, Callable[[Path], list[str]]] = {
+    "lengths": scaling.length_table,
+    "accumulation": scaling.accumulation_table,
+    "memory": scaling.memory_table,
+    "soak": soak.lines,
+}
 
 
 def _report(names: list[str], pythons: Mapping[str, str], work: Path, repeats: int) -> Report:
@@ -69,19 +80,10 @@ def _report(names: list[str], pythons: Mapping[str, str], work: Path, repeats: i
     chosen = [case for case in CASES if case.name in names]
     _cases(chosen, pythons, work, repeats, say, with_floor="floor" in names)
     if "equal-work" in names:
-        import equal_work
-
         say("equal-work", [*equal_work.HEAD, *equal_work.rows(pythons, work)])
-    if "scaling" in names:
-        import scaling
-
-        say("lengths", scaling.length_table(work))
-        say("accumulation", scaling.accumulation_table(work))
-        say("memory", scaling.memory_table(work))
-    if "soak" in names:
-        import soak
-
-        say("soak", soak.lines(work))
+    for part in _GROWTH:
+        if part in names:
+            say(part, _GROWTH[part](work))
     return report
 
 
@@ -95,8 +97,6 @@ def _cases(
     with_floor: bool,
 ) -> None:
     """The table of the cases, the way to the target, why sides are missing, and the floors."""
-    import table
-
     found: dict[str, dict[str, Measured]] = {}
     steady = [case for case in chosen if case.target is None]
     for section, head, part in (

@@ -1,4 +1,4 @@
-"""The least that a step can take: operations and bytes, each counted once, over what the machine does at best.
+"""The least that a step can take: operations and bytes, counted once, over what the machine does at best.
 
 Counted are matrix products and attention, and the bytes of weights, keys and values, gradients and
 optimizer state. Activations, norms, sampling, rewards and Python are not: a floor leaves them out.

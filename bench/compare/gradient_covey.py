@@ -1,6 +1,7 @@
-"""Loss and gradient of covey's first step on written rollouts: `python gradient_covey.py SPEC.json RESULT.json`.
+"""Loss and gradient of covey's first step on written rollouts.
 
-With `sample` in the spec the rollout is drawn first, and its log kept where the spec says.
+Run as `python gradient_covey.py SPEC.json RESULT.json`. With `sample` in the spec the rollout is drawn first,
+and its log kept where the spec says.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main(spec: dict[str, Any], work: Path) -> dict[str, float]:
         save_file(gradients, spec["gradient_file"])
         return step(self, rate)
 
-    SingleBackend.step = watched  # type: ignore[method-assign]
+    SingleBackend.step = watched  # type: ignore[method-assign,assignment]
     _train({**options(spec, work), "replay_rollouts": str(replay)})
     line = json.loads((work / "covey" / "metrics.jsonl").read_text().splitlines()[0])
     return {"loss": line["loss"]}

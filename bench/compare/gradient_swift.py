@@ -1,6 +1,7 @@
-"""Loss and gradient of ms-swift's first step on written rollouts: `python gradient_swift.py SPEC.json RESULT.json`.
+"""Loss and gradient of ms-swift's first step on written rollouts.
 
-As with TRL, only what it would generate is given to it.
+Run as `python gradient_swift.py SPEC.json RESULT.json`. As with TRL, only what it would generate is given to
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Loss and gradient of TRL's first step on written rollouts: `python gradient_trl.py SPEC.json RESULT.json`.
+"""Loss and gradient of TRL's first step on written rollouts.
 
-TRL's own step from the tokens on: it tokenizes the prompts, decodes the completions, scores them, takes its
-own advantages, denominators and loss. Only what it would generate is given to it.
+Run as `python gradient_trl.py SPEC.json RESULT.json`. The step is TRL's own from the tokens on: it tokenizes
+the prompts, decodes the completions, scores them, takes its own advantages, denominators and loss. Only what
+it would generate is given to it.
 """
 
 from __future__ import annotations

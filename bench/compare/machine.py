@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
-import json
 import os
 import platform
 import subprocess
@@ -21,8 +21,9 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 def facts(pythons: Mapping[str, str]) -> list[str]:
     """A list of what the figures depend on."""
+    size = f"{os.cpu_count()} processors, {_memory_gb():.0f} GB"
     return [
-        f"- machine: {platform.machine()}, {_processor()}, {os.cpu_count()} processors, {_memory_gb():.0f} GB",
+        f"- machine: {platform.machine()}, {_processor()}, {size}",
         f"- threads: {THREADS} for each side; Python {platform.python_version()}",
         f"- date: {datetime.date.today().isoformat()}",
         *(f"- {NAMES[side]}: {_versions(python, side)}" for side, python in pythons.items()),
@@ -44,6 +45,7 @@ def _memory_gb() -> float:
 
 def _versions(python: str, side: str) -> str:
     names = list(_PACKAGES[side])
-    code = f"import json; from importlib.metadata import version; print(json.dumps([version(n) for n in {names}]))"
+    code = f"from importlib.metadata import version; print([version(name) for name in {names}])"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    return ", ".join(f"{n} {v}" for n, v in zip(names, json.loads(done.stdout), strict=True))
+    found = ast.literal_eval(done.stdout)
+    return ", ".join(f"{name} {number}" for name, number in zip(names, found, strict=True))

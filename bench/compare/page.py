@@ -51,9 +51,10 @@ and to the fastest of its row."""
 _LENGTHS = """\
 ## Cost by real tokens
 
-32 completions a step: all of one length, or each with a length of its own, exponential around the mean. Padding
-would make the update of ragged rows as dear as *if padded*. The rollout of ragged rows takes as many decoding
-steps as its longest row has tokens."""
+32 completions a step: all of one length, or each with a length of its own, exponential around the mean. With
+padding the update of ragged rows would cost as much as *if padded* says. The rollout of ragged rows takes as
+many decoding steps as its longest row has tokens. Attention is in the seconds: per token it grows with
+length."""
 
 _ACCUMULATION = """\
 ## Cost by accumulation
@@ -64,8 +65,8 @@ _MEMORY = """\
 ## Memory by vocabulary and length
 
 A narrow model under several vocabularies, 16 completions of equal length; megabytes. *Rest* is the peak less
-what was there before training and less gradient and moments: what the step itself takes. It does not follow the
-logits, which never exist all at once."""
+what was there before training and less gradient and moments: what the step itself takes. It does not follow
+the logits, which never exist all at once."""
 
 _SOAK = """\
 ## Memory by steps

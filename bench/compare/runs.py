@@ -36,6 +36,7 @@ class Figures:
 
     step_s: float
     rollout_s: float
+    reward_s: float
     update_s: float
     completions_per_s: float
     tokens_per_s: float
@@ -55,7 +56,7 @@ class Measured:
 
     def median(self, name: str) -> float:
         """The median of one figure over the runs."""
-        return statistics.median(getattr(run, name) for run in self.figures)
+        return float(statistics.median(getattr(run, name) for run in self.figures))
 
 
 def run_script(script: str, spec: Path, python: str) -> Any:
@@ -135,6 +136,7 @@ def figures(case: Case, result: Mapping[str, Any]) -> Figures:
     return Figures(
         step_s=seconds / steps,
         rollout_s=rollout_s,
+        reward_s=reward_s,
         update_s=seconds / steps - rollout_s - reward_s,
         completions_per_s=completions * steps / seconds,
         tokens_per_s=sum(result["tokens"][skipped:]) / seconds,

@@ -7,12 +7,13 @@ import statistics
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from cases import Case
 from models import VOCABULARIES
-from runs import figures, run_side
+from runs import run_side
 
 _BASE = Case(
     name="scaling",
@@ -21,7 +22,7 @@ _BASE = Case(
     per_device_train_batch_size=32,
     forced=True,
     learning_rate=1e-6,
-    steps=4,
+    steps=5,
     warmup=1,
 )
 _LENGTHS = (64, 128, 256, 512)
@@ -49,12 +50,12 @@ def length_table(work: Path) -> list[str]:
 
 def _length_row(case: Case, shown: str, kind: str, work: Path) -> str:
     result = _run(case, work)
-    run = figures(case, result)
+    step_s, rollout_s, update_s = _medians(case, result)
     steps = [[c for group in groups for c in group["completions"]] for groups in result["lengths"]]
     real = statistics.mean(sum(step) for step in steps[-case.steps :])
     padded = statistics.mean(len(step) * max(step) for step in steps[-case.steps :])
     mean = shown or f"{real / case.per_device_train_batch_size:.0f}"
-    times = [f"{run.step_s:.3f}", f"{run.rollout_s / real * 1e6:.1f}", f"{run.update_s / real * 1e6:.1f}"]
+    times = [f"{step_s:.3f}", f"{rollout_s / real * 1e6:.1f}", f"{update_s / real * 1e6:.1f}"]
     return f"| {' | '.join([mean, kind, f'{real:,.0f}', f'{padded:,.0f}', *times])} |"
 
 
@@ -70,16 +71,16 @@ def accumulation_table(work: Path) -> list[str]:
             steps=12,
             warmup=2,
         )
-        run = figures(case, _run(case, work))
-        lines.append(f"| {batch} × {accumulation} | {run.step_s:.3f} | {run.update_s:.3f} |")
+        step_s, _, update_s = _medians(case, _run(case, work))
+        lines.append(f"| {batch} × {accumulation} | {step_s:.3f} | {update_s:.3f} |")
     return lines
 
 
 def memory_table(work: Path) -> list[str]:
     """Peak memory over vocabulary at one length, and over length at the smallest vocabulary."""
     lines = [
-        "| vocabulary | tokens a step | logits would be, MB | peak MB | before training | gradient and moments "
-        "| rest |",
+        "| vocabulary | tokens a step | logits would be, MB | peak MB | before training "
+        "| gradient and moments | rest |",
         "|---|---|---|---|---|---|---|",
     ]
     for vocabulary in VOCABULARIES:
@@ -107,6 +108,15 @@ def _parameters(model: Path) -> int:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     return int(max(ends)) // 4
+
+
+def _medians(case: Case, result: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Seconds of a step, of its rollout and of its update: medians over the steps behind the warm-up."""
+    ends, first = result["ends"], case.warmup
+    steps = [b - a for a, b in pairwise(ends[first - 1 :])]
+    rollouts, rewards = result["rollout_s"][first:], result["reward_s"][first:]
+    updates = [s - r - w for s, r, w in zip(steps, rollouts, rewards, strict=True)]
+    return statistics.median(steps), statistics.median(rollouts), statistics.median(updates)
 
 
 def _run(case: Case, work: Path) -> Mapping[str, Any]:

@@ -90,7 +90,7 @@ def watch_steps(notes: dict[str, list[float]], case: dict[str, Any]) -> None:
         if case["target"] is not None and len(scores) >= 10 and sum(scores[-10:]) / 10 >= case["target"]:
             self.ended_by = "the target"
 
-    Job.begin, Job.finish_step = began, finished  # type: ignore[method-assign]
+    Job.begin, Job.finish_step = began, finished  # type: ignore[method-assign,assignment]
 
 
 def ignore_end_tokens() -> None:
@@ -117,7 +117,7 @@ def draw_lengths(mean: int, longest: int) -> None:
         sampling = replace(request.sampling, max_new_tokens=length, stop_token_ids=())
         return submit(self, replace(request, sampling=sampling))
 
-    NativeEngine.submit = submitted  # type: ignore[method-assign]
+    NativeEngine.submit = submitted  # type: ignore[method-assign,assignment]
 
 
 def lengths(rollouts: Path) -> list[list[dict[str, Any]]]:

@@ -17,27 +17,27 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
     from swift.pipelines.train.rlhf import SwiftRLHF
 
     register_reward(case["reward"])
-    timings: dict[str, list[float]] = {
+    notes: dict[str, list[float]] = {
         "rollout_s": [],
         "reward_s": [],
         "tokens": [],
         "ends": [],
         "scores": [],
     }
-    watch_trainer(timings)
+    watch_trainer(notes)
     if case["forced"]:
         force_length(case["max_completion_length"])
     started: list[float] = []
 
     class Timed(SwiftRLHF):
         def train(self, trainer: Any) -> Any:
-            trainer.add_callback(watcher(timings, case["target"]))
+            trainer.add_callback(watcher(notes, case["target"]))
             started.append(time.perf_counter())
             return super().train(trainer)
 
     Timed(arguments(case, work)).main()
     return {
-        **timings,
+        **notes,
         "started": started[0],
         "peak_bytes": peak_bytes() + children_peak_bytes(),
     }
@@ -117,7 +117,7 @@ def register_reward(name: str) -> None:
     orms["bench"] = Bench
 
 
-def watch_trainer(timings: dict[str, list[float]]) -> None:
+def watch_trainer(notes: dict[str, list[float]]) -> None:
     """Time the rollout and the rewards of the trainer, and count what it generates."""
     from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 
@@ -126,29 +126,29 @@ def watch_trainer(timings: dict[str, list[float]]) -> None:
     def generated(self: Any, samples: Any) -> Any:
         begin = time.perf_counter()
         made = generate(self, samples)
-        timings["rollout_s"].append(time.perf_counter() - begin)
-        timings["tokens"].append(float(sum(len(sample.response_token_ids) for sample in made)))
+        notes["rollout_s"].append(time.perf_counter() - begin)
+        notes["tokens"].append(float(sum(len(sample.response_token_ids) for sample in made)))
         return made
 
     def scored(self: Any, samples: Any) -> Any:
         begin = time.perf_counter()
         found = score(self, samples)
-        timings["reward_s"].append(time.perf_counter() - begin)
-        timings["scores"].append(float(found[:, 0].mean()))
+        notes["reward_s"].append(time.perf_counter() - begin)
+        notes["scores"].append(float(found[:, 0].mean()))
         return found
 
     GRPOTrainer._generate_completions = generated
     GRPOTrainer._compute_rewards_per_func = scored
 
 
-def watcher(timings: dict[str, list[float]], target: float | None) -> Any:
+def watcher(notes: dict[str, list[float]], target: float | None) -> Any:
     """A callback that notes the end of every step, and stops where the target is reached."""
     import transformers
 
     class Watch(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            timings["ends"].append(time.perf_counter())
-            latest = timings["scores"][-10:]
+            notes["ends"].append(time.perf_counter())
+            latest = notes["scores"][-10:]
             if target is not None and len(latest) == 10 and sum(latest) / 10 >= target:
                 control.should_training_stop = True
 

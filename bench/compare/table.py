@@ -8,9 +8,9 @@ from cases import Case
 from runs import NAMES, Measured
 
 HEAD = (
-    "| case | | side | s/step | of it rollout | of it update | completions/s | tokens/s | peak GB "
+    "| case | | side | s/step | rollout | rewards | update | completions/s | tokens/s | peak GB "
     "| s/step over covey's |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
 )
 TARGET_HEAD = ("| side | seconds | steps | s/step | over covey's seconds |", "|---|---|---|---|---|")
 
@@ -21,10 +21,10 @@ def rows(case: Case, found: Mapping[str, Measured]) -> list[str]:
     for side, measured in found.items():
         first = (case.name, case.says) if side == "covey" else ("", "")
         if measured.failed:
-            cells = ["–"] * 7
+            cells = ["–"] * 8
         else:
             cells = [
-                *(f"{measured.median(n):.3f}" for n in ("step_s", "rollout_s", "update_s")),
+                *(f"{measured.median(n):.3f}" for n in ("step_s", "rollout_s", "reward_s", "update_s")),
                 *(f"{measured.median(n):,.0f}" for n in ("completions_per_s", "tokens_per_s")),
                 f"{measured.median('peak_gb'):.2f}",
                 _ratio(measured, found["covey"], "step_s"),
