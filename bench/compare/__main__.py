@@ -2,8 +2,8 @@
 
 Each side runs in a process of its own and in its own environment, in turns; figures are medians over the
 runs. A side whose Python is not named is left out. Parts: equal-work, floor (of the cases named),
-lengths, accumulation, memory, soak. Nothing named: every case and every part. `--write FILE` keeps it all as a
-Markdown page.
+lengths, accumulation, memory, soak. Nothing named: every case and every part. `--write FILE` keeps it all as
+a Markdown page.
 """
 
 from __future__ import annotations

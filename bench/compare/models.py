@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-VOCABULARIES = (32_768, 65_536, 151_936)
+VOCABULARIES = (32_768, 151_936)
 
 
 def _prompt(text: str) -> list[dict[str, str]]:

@@ -30,7 +30,7 @@ _LENGTHS = (64, 128, 256, 512)
 _LONGEST = 4
 _MAX_LENGTH = 1900
 _SPLITS = ((64, 1), (16, 4), (2, 32))
-_MEMORY = replace(_BASE, per_device_train_batch_size=16, max_completion_length=128, steps=1)
+_MEMORY = replace(_BASE, per_device_train_batch_size=16, max_completion_length=64, steps=1)
 
 
 def length_table(work: Path) -> list[str]:
@@ -85,7 +85,7 @@ def memory_table(work: Path) -> list[str]:
     ]
     for vocabulary in VOCABULARIES:
         lines.append(_memory_row(replace(_MEMORY, model=f"vocabulary-{vocabulary}"), vocabulary, work))
-    for length in (256, 512):
+    for length in (128, 256):
         case = replace(_MEMORY, model=f"vocabulary-{VOCABULARIES[0]}", max_completion_length=length)
         lines.append(_memory_row(case, VOCABULARIES[0], work))
     return lines
