@@ -40,6 +40,7 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
 
 def settings(case: dict[str, Any], work: Path, **changes: Any) -> Any:
     """TRL's options of a case."""
+    import torch
     import trl
 
     options = {
