@@ -14,7 +14,7 @@ from covey.models.linear import FastLinear, linear, transposed_product, use_fast
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product takes the path that is the faster one on some machines."""
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(module, "_SMALL", 0)
+    monkeypatch.setattr(module, "_SMALL", 1)
 
 
 def leaves(rows: tuple[int, ...], width: int, out: int) -> list[torch.Tensor]:

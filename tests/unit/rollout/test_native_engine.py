@@ -303,7 +303,7 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
         return hidden(tokens, positions, layout)
 
     def counting_step(self, tokens, positions, layout):
-        decoded.append(tokens.numel())
+        (prefilled if isinstance(layout, PrefillLayout) else decoded).append(tokens.numel())
         return step(self, tokens, positions, layout)
 
     monkeypatch.setattr(policy, "hidden", counting)

@@ -100,6 +100,18 @@ class PrefillLayout:
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Attention output (1, H, T, D) of the prompts."""
+        return self._attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
+
+    def attend_rows(
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float
+    ) -> Tensor:
+        """The same as (T, H, D), for plain attention."""
+        streams = (x.transpose(0, 1)[None] for x in (query_THD, key_TKD, value_TKD))
+        return self._attend(layer, *streams, AttentionOptions(scaling=scaling))[0].transpose(0, 1)
+
+    def _attend(
+        self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
+    ) -> Tensor:
         keys, values = self._cache.layer(layer, key_1KTD)
         keys[self._slot_T, :, self._column_T] = key_1KTD[0].transpose(0, 1)
         values[self._slot_T, :, self._column_T] = value_1KTD[0].transpose(0, 1)
