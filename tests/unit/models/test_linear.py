@@ -13,7 +13,7 @@ from covey.models.linear import FastLinear, linear, transposed_product, use_fast
 @pytest.fixture(autouse=True)
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product takes the path that is the faster one on some machines."""
-    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(module, "_ONEDNN", True)
     monkeypatch.setattr(module, "_SMALL", 1)
 
 
@@ -77,7 +77,7 @@ def test_plain_layers_are_made_fast_and_no_others():
 
 
 def test_a_machine_that_gains_nothing_is_left_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(module, "_ONEDNN", False)
     model = nn.Sequential(nn.Linear(3, 4))
     use_fast_products(model)
     assert type(model[0]) is nn.Linear
