@@ -106,8 +106,9 @@ class PrefillLayout:
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float
     ) -> Tensor:
         """The same as (T, H, D), for plain attention."""
-        streams = (x.transpose(0, 1)[None] for x in (query_THD, key_TKD, value_TKD))
-        return self._attend(layer, *streams, AttentionOptions(scaling=scaling))[0].transpose(0, 1)
+        query_1HTD, key_1KTD, value_1KTD = (x.transpose(0, 1)[None] for x in (query_THD, key_TKD, value_TKD))
+        options = AttentionOptions(scaling=scaling)
+        return self._attend(layer, query_1HTD, key_1KTD, value_1KTD, options)[0].transpose(0, 1)
 
     def _attend(
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
