@@ -100,7 +100,10 @@ class PrefillLayout:
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Attention output (1, H, T, D) of the prompts."""
-        return self._attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
+        keys, values = self._cache.layer(layer, key_1KTD)
+        keys[self._slot_T, :, self._column_T] = key_1KTD[0].transpose(0, 1)
+        values[self._slot_T, :, self._column_T] = value_1KTD[0].transpose(0, 1)
+        return self._stream.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
 
     def attend_rows(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float
@@ -108,15 +111,7 @@ class PrefillLayout:
         """The same as (T, H, D), for plain attention."""
         query_1HTD, key_1KTD, value_1KTD = (x.transpose(0, 1)[None] for x in (query_THD, key_TKD, value_TKD))
         options = AttentionOptions(scaling=scaling)
-        return self._attend(layer, query_1HTD, key_1KTD, value_1KTD, options)[0].transpose(0, 1)
-
-    def _attend(
-        self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        keys, values = self._cache.layer(layer, key_1KTD)
-        keys[self._slot_T, :, self._column_T] = key_1KTD[0].transpose(0, 1)
-        values[self._slot_T, :, self._column_T] = value_1KTD[0].transpose(0, 1)
-        return self._stream.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
+        return self.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)[0].transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
