@@ -16,6 +16,7 @@ from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME, Layout
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
+from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
 from covey.types import MicroBatch, TokenStats
 
@@ -67,6 +68,9 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
+        num_trained = micro.target_N.shape[0]
+        if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
+            micro = in_few_sizes(micro)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
             if micro.num_rows == 1 and self.stream != "padded":
                 layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device)
@@ -82,7 +86,7 @@ class Policy(nn.Module):
             micro.temperature_N,
             self.head,
         )
-        return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
+        return TokenStats(logprob_N=logprob_N[:num_trained], entropy_N=entropy_N[:num_trained])
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""

@@ -45,7 +45,7 @@ from covey.training.facts import Survey, fetch_model, model_dir, survey
 from covey.training.facts.model import lora_settings
 from covey.training.job import Job
 from covey.training.loop import run
-from covey.training.process import SIGNAL_CODES, handlers, own_device, ranks, world_size
+from covey.training.process import SIGNAL_CODES, handlers, keep_freed_memory, own_device, ranks, world_size
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring
@@ -120,6 +120,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     plan = batch_plan(config, comm.world, facts.num_prompts)
     settled = needs(beta=config.beta, steps_per_rollout=plan.steps_per_rollout)
     device = own_device()
+    keep_freed_memory(device)
     backend = _backend(config, device, resume, comm, reference=settled.reference)
     policy = backend.policy
     choose_stream(policy, config.attn_impl)

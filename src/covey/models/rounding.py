@@ -1,0 +1,39 @@
+"""Streams of few sizes, for libraries that compile a kernel for each size that they meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from covey.types import MicroBatch, StreamSegment
+
+
+def in_few_sizes(micro: MicroBatch) -> MicroBatch:
+    """The same stream with a segment of padding behind it, and trained tokens that nobody asked for, so that
+    few sizes ever occur.
+
+    On a CPU oneDNN compiles a kernel for each new size of a product, which takes ten times as long as a
+    product of a small model, and keeps it. Nothing sees the padding, and its gradient is exactly zero.
+    """
+    length, trained = micro.tokens_T.shape[0], micro.target_N.shape[0]
+    room, spare = _step_up(length) - length, _step_up(trained) - trained if trained else 0
+    segments = micro.segments
+    if room:
+        segments = (*segments, StreamSegment(start=length, length=room))
+    return replace(
+        micro,
+        tokens_T=F.pad(micro.tokens_T, (0, room)),
+        positions_T=torch.cat([micro.positions_T, torch.arange(room)]),
+        segments=segments,
+        predictor_N=F.pad(micro.predictor_N, (0, spare)),
+        target_N=F.pad(micro.target_N, (0, spare)),
+        temperature_N=F.pad(micro.temperature_N, (0, spare), value=1.0),
+    )
+
+
+def _step_up(size: int) -> int:
+    """The next of thirty-two sizes between two powers of two, in steps of 64 at least."""
+    step = max(64, 1 << max(0, size.bit_length() - 6))
+    return -(-size // step) * step
