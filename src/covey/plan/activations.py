@@ -41,14 +41,14 @@ class PassSize:
     trained  tokens that are predicted
     keys     that attention gathers: every row has its prompt's beside its own
     cells    query-key pairs of the completions' masks
-    passes   forward passes of an optimizer step
+    later    whether an earlier pass of the same step has left gradients
     """
 
     tokens: int
     trained: int
     keys: int
     cells: int
-    passes: int
+    later: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,12 @@ def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSi
 
     Short completions leave room for more rows, each with the keys of its whole prompt.
     """
-    lengths = [max(1, config.max_completion_length >> n) for n in range(32)]
-    return [_pass_size(config, facts, longest_prompt, length) for length in dict.fromkeys(lengths)]
+    lengths = dict.fromkeys(max(1, config.max_completion_length >> n) for n in range(32))
+    return [size for length in lengths for size in _passes(config, facts, longest_prompt, length)]
 
 
-def _pass_size(config: Config, facts: Facts, prompt: int, completion: int) -> PassSize:
+def _passes(config: Config, facts: Facts, prompt: int, completion: int) -> list[PassSize]:
+    """The fullest pass of a step of such rows, and the smaller one after it where there are only the two."""
     model = facts.model_sizes
     on_cpu = None if facts.cuda or model is None else (model.hidden, model.layers)
     budget = tokens_per_pass(config, longest_prompt=prompt, cpu_model=on_cpu)
@@ -87,14 +88,20 @@ def _pass_size(config: Config, facts: Facts, prompt: int, completion: int) -> Pa
     family = prompt + group * completion
     rows = budget // family * group + max(0, budget % family - prompt) // completion
     rows = min(max(1, rows), of_step)
-    prompts = -(-rows // group)
-    return PassSize(
-        tokens=prompts * prompt + rows * completion,
-        trained=rows * completion,
-        keys=prompts * prompt + rows * (prompt + completion),
-        cells=rows * completion * (prompt + completion),
-        passes=-(-of_step // rows),
-    )
+
+    def holding(rows: int, *, later: bool) -> PassSize:
+        prompts = -(-rows // group)
+        return PassSize(
+            tokens=prompts * prompt + rows * completion,
+            trained=rows * completion,
+            keys=prompts * prompt + rows * (prompt + completion),
+            cells=rows * completion * (prompt + completion),
+            later=later,
+        )
+
+    if of_step >= 2 * rows or of_step == rows:
+        return [holding(rows, later=of_step > rows)]
+    return [holding(rows, later=False), holding(of_step - rows, later=True)]
 
 
 def kept_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:

@@ -45,13 +45,15 @@ _FORWARD_BLOCKS, _BACKWARD_BLOCKS = 3, 4
 # token ids, their noise in two int64 arrays, and scores.
 _SAMPLING_BYTES, _NOISE_BYTES = 3 * FLOAT, 3 * 8 + 2 * FLOAT
 _TABLE_BYTES = 8
+# What torch and oneDNN load and set aside on a CPU once they compute.
+_AT_WORK = 90_000_000
 # On a CPU, oneDNN compiles a bfloat16 product for each shape, keeps up to 1,024 of them, and a decoding step
 # has two of new shapes.
 _KERNEL_BYTES, _MAX_KERNELS, _KERNELS_PER_STEP = 550_000, 1024, 2
 # Of the activations of all layers, what the C library's heap keeps of blocks freed between them: glibc before
 # 2.38 seldom fits aligned blocks, as torch asks for, into freed ones. Measured with 2.36 on models of 58 and
 # 119 M weights; what an adapter adds to a layer's output is freed at once, hence the more.
-_FRAGMENTED_FULL, _FRAGMENTED_LORA = 0.0, 0.0
+_FRAGMENTED_FULL, _FRAGMENTED_LORA = 0.6, 0.85
 _SHOWN = 0.02
 
 
@@ -207,6 +209,8 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
     phases = [Phase(name="load", parts=start)]
     cache, rollout = _rollout(config, facts, how, model, prompt, sum(held.values()))
     held["moments"] = _MOMENTS * weights.trained
+    if not how.cuda:
+        held["libraries at work"] = _AT_WORK
     if rollout and how.element != FLOAT and not facts.cuda:
         num_kernels = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)
         held["compiled kernels"] = _KERNEL_BYTES * num_kernels
@@ -267,7 +271,7 @@ def _rollout(
     own = config.max_completion_length + (prompt if prompt <= FLAT_PROMPT else 0)
     cache = {"KV cache": key * (rows * own + slots * prompt)}
     prefill = min(slots * prompt, max(PREFILL_TOKENS, prompt))
-    alone = PassSize(tokens=prefill, trained=0, keys=prefill, cells=0, passes=1)
+    alone = PassSize(tokens=prefill, trained=0, keys=prefill, cells=0, later=False)
     low = how.element if how.element != FLOAT else 0
     sampling = rows * (model.vocabulary * (_SAMPLING_BYTES + low) + NOISE_BLOCK * _NOISE_BYTES)
     sampling += model.vocabulary * _TABLE_BYTES
@@ -300,7 +304,7 @@ def _annotation(model: ModelSizes, size: PassSize, how: Training) -> dict[str, i
 def _update(model: ModelSizes, size: PassSize, how: Training, weights: _Weights) -> dict[str, int]:
     """The fullest moment of a backward pass: at its start all activations are held, at its end all
     gradients."""
-    before = FLOAT * weights.trained if size.passes > 1 else 0
+    before = FLOAT * weights.trained if size.later else 0
     of_head = _of_head(model, how)
     kept = kept_bytes(model, size, how)
     layer = working_bytes(model, size, how)
