@@ -5,6 +5,7 @@ Axes: N trained tokens, C tokens of a block, D hidden width, V vocabulary, B the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,12 @@ class _Head:
         """Whether one block holds everything, so that the backward pass need not compute it again."""
         return len(self.token_blocks) == len(self.vocab_blocks) == 1 and self.spec.softcap is None
 
+    @property
+    def cells(self) -> int:
+        """Logits of the largest block."""
+        sizes = ([s.stop - s.start for s in blocks] for blocks in (self.token_blocks, self.vocab_blocks))
+        return math.prod(max(size, default=0) for size in sizes)
+
     def logits(self, hidden_CD: Tensor, vocab: slice) -> Tensor:
         """Float32 logits (C, B) of a block before any temperature."""
         bias_B = None if self.bias_V is None else self.bias_V[vocab]
@@ -101,19 +108,21 @@ class _Softmax:
     """Softmax statistics of some tokens over the blocks of the vocabulary that were added.
 
     `peak` is the largest logit, `mass` the sum of exp(logit - peak), `moment` that sum weighted with (logit -
-    peak), `chosen` the logit of the target; each (C, 1).
+    peak), `chosen` the logit of the target; each (C, 1). `scratch` is flat and has room for a block: on a CPU
+    fresh memory for each would take longer to get than to fill.
     """
 
     peak: Tensor
     mass: Tensor
     moment: Tensor
     chosen: Tensor
+    scratch: Tensor
 
     @classmethod
-    def empty(cls, num_tokens: int, device: torch.device) -> _Softmax:
-        zero = torch.zeros(num_tokens, 1, device=device)
+    def empty(cls, num_tokens: int, scratch: Tensor) -> _Softmax:
+        zero = scratch.new_zeros(num_tokens, 1)
         # The least number and not -inf, of which a difference with itself would be NaN.
-        return cls(torch.full_like(zero, torch.finfo(zero.dtype).min), zero, zero, zero)
+        return cls(torch.full_like(zero, torch.finfo(zero.dtype).min), zero, zero, zero, scratch)
 
     def add(self, logits_CB: Tensor, target_C: Tensor, vocab: slice) -> None:
         """Take a block in; it is left holding its values less the new peak."""
@@ -122,10 +131,11 @@ class _Softmax:
         peak = torch.maximum(self.peak, logits_CB.amax(dim=1, keepdim=True))
         fall = self.peak - peak
         logits_CB -= peak
-        weight_CB = logits_CB.exp()
-        moment = torch.linalg.vecdot(weight_CB, logits_CB)[:, None]
+        weight_CB = torch.exp(logits_CB, out=self.scratch[: logits_CB.numel()].view_as(logits_CB))
+        mass = weight_CB.sum(dim=1, keepdim=True)
+        moment = weight_CB.mul_(logits_CB).sum(dim=1, keepdim=True)
         self.moment = fall.exp() * (self.moment + self.mass * fall) + moment
-        self.mass = fall.exp() * self.mass + weight_CB.sum(dim=1, keepdim=True)
+        self.mass = fall.exp() * self.mass + mass
         self.peak = peak
 
     def results(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,9 +165,10 @@ class _ChunkedStats(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         head = _Head.over(hidden_ND.shape[0], weight_VD, bias_V, spec)
         stats_3N = torch.empty((3, hidden_ND.shape[0]), dtype=torch.float32, device=hidden_ND.device)
+        scratch = stats_3N.new_empty(head.cells)
         kept_NV: Tensor | None = None
         for rows in head.token_blocks:
-            softmax = _Softmax.empty(rows.stop - rows.start, hidden_ND.device)
+            softmax = _Softmax.empty(rows.stop - rows.start, scratch)
             for vocab in head.vocab_blocks:
                 kept_NV = _divide(head.logits(hidden_ND[rows], vocab), temperature_N[rows])
                 softmax.add(kept_NV, target_N[rows], vocab)
@@ -218,15 +229,12 @@ def _slope(
         if spec.softcap is not None:
             damping_CB = 1.0 - (logits_CB / spec.softcap) ** 2
         logprobs_CB = _divide(logits_CB, temperature_N[rows]).sub_(normaliser_N[rows, None])
-    probs_CB = logprobs_CB.exp()
-    factor_C1 = probs_CB.new_zeros(probs_CB.shape[0], 1)
+    factor = logprobs_CB.new_zeros(logprobs_CB.shape[0], 1)
     if grad_logprob_N is not None:
-        factor_C1 = -grad_logprob_N[rows, None]
-    if grad_entropy_N is None:
-        slope_CB = probs_CB.mul_(factor_C1)
-    else:
-        bent_CB = (logprobs_CB + entropy_N[rows, None]) * -grad_entropy_N[rows, None]
-        slope_CB = probs_CB.mul_(bent_CB.add_(factor_C1))
+        factor = -grad_logprob_N[rows, None]
+    if grad_entropy_N is not None:
+        factor = (logprobs_CB + entropy_N[rows, None]).mul_(-grad_entropy_N[rows, None]).add_(factor)
+    slope_CB = (logprobs_CB.exp() if kept_NV is not None else logprobs_CB.exp_()).mul_(factor)
     if grad_logprob_N is not None:
         place_C1, is_inside_C1 = _places(target_N[rows], vocab)
         slope_CB.scatter_add_(1, place_C1, grad_logprob_N[rows, None] * is_inside_C1)
