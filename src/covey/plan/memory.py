@@ -40,7 +40,7 @@ TIGHT = 0.9
 """The share of free memory that a run may take without a word."""
 
 _LOW, _MOMENTS = 2, 2 * FLOAT
-_FORWARD_BLOCKS, _BACKWARD_BLOCKS = 3, 4
+_HEAD_BLOCKS = 3
 # Of a sampled row: logits, scaled logits and what their sum of exp takes; and of a block of the vocabulary
 # token ids, their noise in two int64 arrays, and scores.
 _SAMPLING_BYTES, _NOISE_BYTES = 3 * FLOAT, 3 * 8 + 2 * FLOAT
@@ -297,7 +297,7 @@ def _requests(config: Config, facts: Facts) -> list[tuple[int, int]]:
 def _annotation(model: ModelSizes, size: PassSize, how: Training) -> dict[str, int]:
     """A forward pass of which nothing is kept."""
     block = head_block(model, size.trained, cuda=how.cuda)
-    work = max(working_bytes(model, size, how), _FORWARD_BLOCKS * block.num_bytes)
+    work = max(working_bytes(model, size, how), _HEAD_BLOCKS * block.num_bytes)
     return {"forward pass": mask_bytes(size, how) + work}
 
 
@@ -335,7 +335,7 @@ def _head(model: ModelSizes, size: PassSize, how: Training) -> int:
     """The head's backward pass: blocks of logits, the gradient of the hidden states and its own."""
     block = head_block(model, size.trained, cuda=how.cuda)
     low = how.element if how.element != FLOAT else 0
-    found = _BACKWARD_BLOCKS * block.num_bytes + size.trained * model.hidden * (FLOAT + low)
+    found = _HEAD_BLOCKS * block.num_bytes + size.trained * model.hidden * (FLOAT + low)
     if _trains_head(model, how):
         found += _of_head(model, how) + block.words * model.hidden * (FLOAT + how.element)
     return found
