@@ -109,6 +109,7 @@ AGAIN, PARTLY = {"gradient_checkpointing": "true"}, {"gradient_checkpointing": "
         (SMALL, 256, AGAIN | LOW),
         (SMALL, 256, PARTLY),
         (SMALL, 128, PARTLY | LORA),
+        (SMALL, 128, AGAIN | LORA),
         (SMALL, 256, LORA),
         (SMALL, 256, LORA | LOW),
         (SMALL, 128, {"gradient_accumulation_steps": 2}),

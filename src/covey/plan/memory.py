@@ -52,8 +52,9 @@ _AT_WORK = 90_000_000
 _KERNEL_BYTES, _MAX_KERNELS, _KERNELS_PER_STEP = 550_000, 1024, 2
 # Of the activations of all layers, what the C library's heap keeps of blocks freed between them: glibc before
 # 2.38 seldom fits aligned blocks, as torch asks for, into freed ones. Measured with 2.36 on models of 58 and
-# 119 M weights; what an adapter adds to a layer's output is freed at once, hence the more.
-_FRAGMENTED_FULL, _FRAGMENTED_LORA = 0.6, 0.85
+# 119 M weights, where all are kept and where some are computed again; what an adapter adds to a layer's output
+# is freed at once, hence the more.
+_FRAGMENTED_FULL, _FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.42)
 _SHOWN = 0.02
 
 
@@ -320,7 +321,7 @@ def _update(model: ModelSizes, size: PassSize, how: Training, weights: _Weights)
     end["head"] = of_head * (2 if before and not weights.low else 1) + adding
     fullest = max((start, inside, end), key=lambda parts: sum(parts.values()))
     if not how.cuda:
-        share = _FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA
+        share = (_FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA)[how.recompute != "none"]
         fullest["fragmentation"] = round(share * model.layers * layer_bytes(model, size, how))
     return fullest
 

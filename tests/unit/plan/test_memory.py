@@ -46,7 +46,7 @@ MODEL = ModelSizes(
     adapter_parameters=50,
 )
 AT_WORK = {"libraries at work": 90_000_000}
-FRAGMENTED, FRAGMENTED_LORA = 0.6, 0.85
+FRAGMENTED, FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.42)
 FACTS = facts(model_sizes=MODEL, longest_prompt=10, cuda=False, free_memory_bytes=10**10)
 RUN = {
     "num_generations": 2,
@@ -207,7 +207,7 @@ def test_phases_of_full_training_in_float32() -> None:
     # At the start of the backward pass: the activations, and of the head 3 blocks of logits, the gradient of
     # the hidden states, its own and a block's share of that in float32, as it comes and as a sum.
     work = {"gradients": 0, "activations": 2 * FULL_LAYER + LAST, "head": HEAD}
-    assert found["update"] == held | work | {"fragmentation": round(FRAGMENTED * 2 * FULL_LAYER)}
+    assert found["update"] == held | work | {"fragmentation": round(FRAGMENTED[0] * 2 * FULL_LAYER)}
     there = phases(replace(FACTS, cuda=True), torch_dtype="float32")["update"]
     assert {n: b for n, b in there.items() if n not in held} == work
     assert AT_WORK.keys().isdisjoint(there)
@@ -252,7 +252,12 @@ def test_auto_computes_nothing_again_where_nothing_is_known(unknown: dict[str, A
 
 def test_adapters_leave_more_on_the_heap() -> None:
     layer = layer_bytes(MODEL, SIZE, replace(LORA, rank=16))
-    assert phases(tuner_type="lora")["update"]["fragmentation"] == round(FRAGMENTED_LORA * 2 * layer)
+    for number, asked in enumerate(("false", "true")):
+        found = phases(tuner_type="lora", gradient_checkpointing=asked)["update"]
+        assert found["fragmentation"] == round(FRAGMENTED_LORA[number] * 2 * layer)
+        assert phases(gradient_checkpointing=asked)["update"]["fragmentation"] == round(
+            FRAGMENTED[number] * 2 * FULL_LAYER
+        )
 
 
 def test_gradients_of_earlier_passes_are_held() -> None:
