@@ -52,8 +52,8 @@ _AT_WORK = 90_000_000
 _KERNEL_BYTES, _MAX_KERNELS, _KERNELS_PER_STEP = 550_000, 1024, 2
 # Of the activations of all layers, what the C library's heap keeps of blocks freed between them: glibc before
 # 2.38 seldom fits aligned blocks, as torch asks for, into freed ones. Measured with 2.36 on models of 58 and
-# 119 M weights, where all are kept and where some are computed again; what an adapter adds to a layer's output
-# is freed at once, hence the more.
+# 119 M weights, where all are kept and where some are computed again; what an adapter adds to a layer's
+# output is freed at once, hence the more.
 _FRAGMENTED_FULL, _FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.42)
 _SHOWN = 0.02
 

@@ -367,6 +367,7 @@ def test_words() -> None:
     assert plan(given).in_words() == [
         "load 4 GB, rollout 12.09 GB, update 16.09 GB, step 16.09 GB, save 12.09 GB",
         "the most in update: moments 8 GB + weights 4 GB + gradients 4 GB",
+        IN_WORDS["selective"],
         "about 16.59 GB with Python and its libraries; 10 GB are free",
     ]
     guessed = replace(given, model_sizes=replace(MODEL, family="rwkv"), free_memory_bytes=None)
