@@ -39,8 +39,14 @@ test-slow: test-install ## the tests that take minutes: learning curves, wheel i
 	@.bench/trl/bin/python -m pip --disable-pip-version-check install -qq --requirement bench/trl.txt
 	@touch $@
 
-bench: test-install .bench/trl/.installed ## covey and TRL on the same work, in turns (the better part of an hour)
-	@$(VENV)/bin/python bench/compare --trl .bench/trl/bin/python
+.bench/swift/.installed: bench/swift.txt
+	@$(PYTHON) -m venv .bench/swift
+	@.bench/swift/bin/python -m pip --disable-pip-version-check install -qq --requirement bench/swift.txt
+	@touch $@
+
+bench: test-install .bench/trl/.installed .bench/swift/.installed ## write docs/performance.md: covey, TRL and ms-swift in turns (over an hour)
+	@$(VENV)/bin/python bench/compare --trl .bench/trl/bin/python --swift .bench/swift/bin/python \
+		--write docs/performance.md
 
 lint: test-install ## ruff: rules and format
 	@$(VENV)/bin/ruff check .

@@ -1,147 +1,123 @@
-"""Compare covey with TRL on the same work: `python bench/compare [CASE ...] --trl PYTHON`.
+"""Compare covey with TRL and ms-swift on the same work: `python bench/compare [CASE or PART ...]`.
 
-Each side runs in a process of its own, in turns; the table has the median of each side over its runs, and the
-ratio of the medians. `--write FILE` keeps the table as Markdown, with the machine and the versions.
+Each side runs in a process of its own and in its own environment, in turns; figures are medians over the
+runs. A side whose Python is not named is left out. Parts: equal-work, floor (of the cases named),
+lengths, accumulation, memory, soak. Nothing named: every case and every part. `--write FILE` keeps it all as
+a Markdown page.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from cases import CASES, Case, prepare  # noqa: E402
+import equal_work  # noqa: E402
+import floor  # noqa: E402
+import scaling  # noqa: E402
+import soak  # noqa: E402
+import table  # noqa: E402
+from cases import CASES, Case  # noqa: E402
+from page import page  # noqa: E402
+from runs import Measured, SideFailed, measure  # noqa: E402
 
-THREADS = str(min(2, os.cpu_count() or 1))
+PARTS = ("equal-work", "floor", "lengths", "accumulation", "memory", "soak")
 
 
 def main() -> None:
-    """Run the cases and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(c.name for c in CASES)}; none: all")
-    parser.add_argument("--trl", required=True, help="the Python of an environment with TRL")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
-    parser.add_argument("--write", type=Path, help="a Markdown file for the table")
-    arguments = parser.parse_args()
-    chosen = [c for c in CASES if not arguments.cases or c.name in arguments.cases]
-    pythons = {"covey": sys.executable, "trl": arguments.trl}
-    lines = list(HEAD)
-    sys.stdout.write("\n".join(lines) + "\n")
+    """Run what was asked for, print it, and write it where that was asked for too."""
+    arguments = _arguments()
+    names = arguments.names or [*(c.name for c in CASES), *PARTS]
+    pythons = {"covey": sys.executable}
+    pythons |= {side: python for side in ("trl", "swift") if (python := getattr(arguments, side))}
     with tempfile.TemporaryDirectory() as work:
-        for case in chosen:
-            row = _row(case, _measured(case, Path(work), pythons, arguments.repeats))
-            lines.append(row)
-            sys.stdout.write(f"{row}\n")
-            sys.stdout.flush()
+        try:
+            report = _report(names, pythons, Path(work), arguments.repeats)
+        except SideFailed as error:
+            sys.exit(str(error))
     if arguments.write is not None:
-        arguments.write.write_text("\n".join([*_preface(pythons), *lines, ""]), encoding="utf-8")
+        arguments.write.write_text(page(report, pythons), encoding="utf-8")
 
 
-HEAD = (
-    "| case | | covey s/step | TRL s/step | ratio | rollout s, both | tokens/s, both | peak GB, both |",
-    "|---|---|---|---|---|---|---|---|",
-)
-
-
-def _measured(
-    case: Case, work: Path, pythons: dict[str, str], repeats: int
-) -> dict[str, list[dict[str, float]]]:
-    spec = work / f"{case.name}.json"
-    spec.write_text(json.dumps(prepare(case, work)))
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in pythons}
-    for number in range(repeats):
-        # In turns, and in the other order each time: the machine's speed drifts.
-        for side in list(pythons)[:: 1 if number % 2 else -1]:
-            found[side].append(_once(case, spec, side, pythons[side], work))
+def _arguments() -> argparse.Namespace:
+    known = [*(c.name for c in CASES), *PARTS]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="CASE or PART", help=f"of {', '.join(known)}; none: all")
+    parser.add_argument("--trl", help="the Python of an environment with TRL")
+    parser.add_argument("--swift", help="the Python of an environment with ms-swift")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
+    parser.add_argument("--write", type=Path, help="a Markdown file for the whole")
+    found = parser.parse_args()
+    if unknown := [name for name in found.names if name not in known]:
+        parser.error(f"{', '.join(unknown)}: not among {', '.join(known)}")
     return found
 
 
-def _once(case: Case, spec: Path, side: str, python: str, work: Path) -> dict[str, float]:
-    folder = work / "run"
-    subprocess.run(["rm", "-rf", str(folder)], check=True)
-    folder.mkdir()
-    result = folder / "result.json"
-    environment = {
-        **os.environ,
-        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), THREADS),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = subprocess.run(
-        [python, str(HERE / f"side_{side}.py"), str(spec), str(result)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        sys.exit(f"{side} failed on case {case.name}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return _figures(case, json.loads(result.read_text()))
+Report = dict[str, list[str]]
+# What grows with what, of covey alone.
+_GROWTH: Mapping[str, Callable[[Path], list[str]]] = {
+    "lengths": scaling.length_table,
+    "accumulation": scaling.accumulation_table,
+    "memory": scaling.memory_table,
+    "soak": soak.lines,
+}
 
 
-def _figures(case: Case, result: dict[str, Any]) -> dict[str, float]:
-    """What one run comes to: the steps behind the warm-up, or all of them on the way to a target."""
-    ends, skipped = result["ends"], case.warmup
-    seconds = (ends[-1] - ends[skipped - 1]) / (len(ends) - skipped)
-    rollouts = result["rollout_s"][skipped:]
-    return {
-        "step_s": ends[-1] - result["started"] if case.target is not None else seconds,
-        "rollout_s": statistics.mean(rollouts),
-        "tokens_per_s": sum(result["tokens"][skipped:]) / (ends[-1] - ends[skipped - 1]),
-        "peak_gb": result["peak_bytes"] / 1e9,
-        "steps": len(ends),
-    }
+def _report(names: list[str], pythons: Mapping[str, str], work: Path, repeats: int) -> Report:
+    """The lines of every section that was asked for; each is printed as soon as it is there."""
+    report: Report = {}
+
+    def say(section: str, lines: list[str]) -> None:
+        report.setdefault(section, []).extend(lines)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+
+    chosen = [case for case in CASES if case.name in names]
+    _cases(chosen, pythons, work, repeats, say, with_floor="floor" in names)
+    if "equal-work" in names:
+        say("equal-work", [*equal_work.HEAD, *equal_work.rows(pythons, work)])
+    for part in _GROWTH:
+        if part in names:
+            say(part, _GROWTH[part](work))
+    return report
 
 
-def _row(case: Case, found: dict[str, list[dict[str, float]]]) -> str:
-    def median(side: str, name: str) -> float:
-        return statistics.median(run[name] for run in found[side])
-
-    def pair(name: str, form: str) -> str:
-        return ", ".join(format(median(side, name), form) for side in ("covey", "trl"))
-
-    covey, trl = median("covey", "step_s"), median("trl", "step_s")
-    says = case.says
-    if case.target is not None:
-        says += f" (steps: {pair('steps', '.0f')})"
-    cells = [case.name, says, f"{covey:.3f}", f"{trl:.3f}", f"{covey / trl:.2f}", pair("rollout_s", ".3f")]
-    return f"| {' | '.join([*cells, pair('tokens_per_s', ',.0f'), pair('peak_gb', '.2f')])} |"
-
-
-def _preface(pythons: dict[str, str]) -> list[str]:
-    versions = {side: _version(python, side) for side, python in pythons.items()}
-    return [
-        "# Performance",
-        "",
-        "Written by `make bench`. Medians of runs in turns; a ratio below 1: covey takes less time.",
-        "",
-        f"- machine: {platform.machine()}, {_processor()}, {THREADS} threads",
-        *(f"- {side}: {text}" for side, text in versions.items()),
-        "",
-    ]
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "an unknown processor"
-
-
-def _version(python: str, side: str) -> str:
-    names = [side, "torch", "transformers"]
-    code = f"from importlib.metadata import version as v; print(', '.join(n + ' ' + v(n) for n in {names}))"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+def _cases(
+    chosen: list[Case],
+    pythons: Mapping[str, str],
+    work: Path,
+    repeats: int,
+    say: Callable[[str, list[str]], None],
+    *,
+    with_floor: bool,
+) -> None:
+    """The table of the cases, the way to the target, why sides are missing, and the floors."""
+    found: dict[str, dict[str, Measured]] = {}
+    steady = [case for case in chosen if case.target is None]
+    for section, head, part in (
+        ("table", table.HEAD, steady),
+        ("target", table.TARGET_HEAD, [case for case in chosen if case.target is not None]),
+    ):
+        if part:
+            say(section, list(head))
+        for case in part:
+            found[case.name] = measure(case, work, pythons, repeats)
+            make = table.rows if case.target is None else table.target_rows
+            say(section, make(case, found[case.name]))
+    if why := table.reasons(found):
+        say("why", why)
+    if with_floor:
+        rates = floor.measured_rates(work)
+        say("rates", floor.rates_table(rates))
+        if steady:
+            say("floor", list(floor.HEAD))
+        for case in steady:
+            say("floor", floor.rows(case, found[case.name]["covey"], work / "models" / case.model, rates))
 
 
 if __name__ == "__main__":

@@ -3,44 +3,52 @@
 from __future__ import annotations
 
 import json
-import resource
+import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memory import children_peak_bytes, gpu_peak_bytes, peak_bytes, resident_bytes
+
+# The lengths of so many steps, from the end, are handed on for the count of operations.
+_COUNTED = 10
+
 
 def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
-    """Train, and return seconds of every step, of its rollout, generated tokens and peak memory."""
+    """Train, and return seconds of every step and of its parts, what was generated, and memory."""
     from covey.config.resolve import from_dict
-    from covey.training import parts
     from covey.training.facts import survey
-    from covey.training.job import Job
     from covey.training.run import train
 
-    ends: list[float] = []
-    finish = Job.finish_step
-    scores: list[float] = []
+    notes: dict[str, list[float]] = {"ends": [], "scores": [], "resident_bytes": [], "children": []}
+    watch_steps(notes, case)
+    if case["mean_length"] is not None:
+        draw_lengths(case["mean_length"], case["max_completion_length"])
+    elif case["forced"]:
+        ignore_end_tokens()
+    resolved = from_dict(options(case, work))
+    with survey(resolved.config, 1) as found:
+        started = time.perf_counter()
+        train(resolved, found)
+    run = work / "covey"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "started": started,
+        "rollout_s": [line["time/rollout_s"] for line in lines],
+        "reward_s": [line["time/reward_s"] for line in lines],
+        "tokens": [line["completions/mean_length"] * line["n"]["completions/mean_length"] for line in lines],
+        "lengths": lengths(run / "rollouts"),
+        "own_peak_bytes": peak_bytes(),
+        "peak_bytes": gpu_peak_bytes() or peak_bytes() + int(notes["children"][0]),
+        **{name: notes[name] for name in ("ends", "scores", "resident_bytes")},
+    }
 
-    def timed(self: Job, *arguments: Any) -> None:
-        rewards = self.buffer.metrics[f"rewards/{case['reward']}/mean"].value
-        finish(self, *arguments)
-        ends.append(time.perf_counter())
-        scores.append(float(rewards or 0.0))
-        if case["target"] is not None and len(scores) >= 10 and sum(scores[-10:]) / 10 >= case["target"]:
-            self.ended_by = "the target"
 
-    Job.finish_step = timed  # type: ignore[method-assign]
-    if case["forced"]:
-        sampling = parts.sampling
-
-        def endless(*arguments: Any) -> Any:
-            from dataclasses import replace
-
-            return replace(sampling(*arguments), stop_token_ids=())
-
-        parts.sampling = endless  # type: ignore[assignment]
-    options = {
+def options(case: dict[str, Any], work: Path) -> dict[str, Any]:
+    """covey's options of a case."""
+    return {
         "model": case["model_dir"],
         "dataset": [case["data_file"]],
         "reward_funcs": [f"{Path(__file__).with_name('rewards.py')}:{case['reward']}"],
@@ -58,27 +66,77 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
         "logging_steps": 50,
         **case["options"],
     }
-    resolved = from_dict(options)
-    with survey(resolved.config, 1) as found:
-        started = time.perf_counter()
-        train(resolved, found)
-    lines = [json.loads(line) for line in (work / "covey" / "metrics.jsonl").read_text().splitlines()]
-    return {
-        "started": started,
-        "ends": ends,
-        "rollout_s": [line["time/rollout_s"] for line in lines],
-        "tokens": [line["completions/mean_length"] * line["n"]["completions/mean_length"] for line in lines],
-        "scores": scores,
-        "peak_bytes": _peak_bytes(),
-    }
 
 
-def _peak_bytes() -> int:
-    import torch
+def watch_steps(notes: dict[str, list[float]], case: dict[str, Any]) -> None:
+    """Note memory before the first step, and time, reward and memory at the end of each; stop at a target."""
+    from covey.training.job import Job
 
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    begin, finish = Job.begin, Job.finish_step
+    scores = notes["scores"]
+
+    def began(self: Job) -> None:
+        notes["resident_bytes"].append(resident_bytes())
+        begin(self)
+
+    def finished(self: Job, *arguments: Any) -> None:
+        rewards = self.buffer.metrics[f"rewards/{case['reward']}/mean"].value
+        finish(self, *arguments)
+        notes["ends"].append(time.perf_counter())
+        notes["resident_bytes"].append(resident_bytes())
+        if not notes["children"]:
+            notes["children"].append(children_peak_bytes())
+        scores.append(float(rewards or 0.0))
+        if case["target"] is not None and len(scores) >= 10 and sum(scores[-10:]) / 10 >= case["target"]:
+            self.ended_by = "the target"
+
+    Job.begin, Job.finish_step = began, finished  # type: ignore[method-assign,assignment]
+
+
+def ignore_end_tokens() -> None:
+    """Let every completion run to the limit."""
+    from covey.training import parts
+
+    sampling = parts.sampling
+
+    def endless(*arguments: Any) -> Any:
+        return replace(sampling(*arguments), stop_token_ids=())
+
+    parts.sampling = endless
+
+
+def draw_lengths(mean: int, longest: int) -> None:
+    """Give each completion a length of its own, exponential around `mean` and at most `longest`."""
+    from covey.rollout.native.engine import NativeEngine
+
+    chance = random.Random(0)
+    submit = NativeEngine.submit
+
+    def submitted(self: NativeEngine, request: Any) -> int:
+        length = min(longest, 1 + int(chance.expovariate(1 / mean)))
+        sampling = replace(request.sampling, max_new_tokens=length, stop_token_ids=())
+        return submit(self, replace(request, sampling=sampling))
+
+    NativeEngine.submit = submitted  # type: ignore[method-assign,assignment]
+
+
+def lengths(rollouts: Path) -> list[list[dict[str, Any]]]:
+    """Of each of the last rollouts its groups: tokens of the prompt, of each completion, and which of these
+    have an advantage other than 0."""
+    from covey.telemetry.rollouts import read_rollouts
+
+    found: list[list[dict[str, Any]]] = []
+    for _, records in read_rollouts(rollouts):
+        groups: dict[int, dict[str, Any]] = {}
+        for record in records:
+            prompt = len(record["prompt_ids"])
+            group = groups.setdefault(
+                record["group"], {"prompt": prompt, "completions": [], "has_gradient": []}
+            )
+            group["completions"].append(len(record["completion_ids"]))
+            group["has_gradient"].append(record["advantage"] != 0)
+        found = [*found[1 - _COUNTED :], list(groups.values())]
+    return found
 
 
 if __name__ == "__main__":

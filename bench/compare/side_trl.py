@@ -3,77 +3,28 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from memory import children_peak_bytes, gpu_peak_bytes, peak_bytes
+
 
 def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
-    """Train, and return seconds of every step, of its rollout, generated tokens and peak memory."""
+    """Train, and return seconds of every step and of its parts, generated tokens and peak memory."""
     import datasets
     import peft
     import rewards
-    import torch
-    import transformers
-    import trl
 
-    settings = trl.GRPOConfig(
-        output_dir=str(work / "trl"),
-        num_generations=case["num_generations"],
-        per_device_train_batch_size=case["per_device_train_batch_size"],
-        gradient_accumulation_steps=case["gradient_accumulation_steps"],
-        max_completion_length=case["max_completion_length"],
-        learning_rate=case["learning_rate"],
-        lr_scheduler_type="constant",
-        beta=0.0,
-        epsilon_high=0.28,
-        temperature=1.0,
-        max_steps=case["steps"] + case["warmup"],
-        bf16=case["dtype"] == "bfloat16",
-        use_cpu=not torch.cuda.is_available(),
-        gradient_checkpointing=False,
-        save_strategy="no",
-        report_to="none",
-        logging_steps=1 if case["target"] is not None else 50,
-        disable_tqdm=True,
-        seed=42,
-        generation_kwargs={"min_new_tokens": case["max_completion_length"]} if case["forced"] else None,
-        model_init_kwargs={"dtype": "float32"},
-        **case["options"],
-    )
     rows = [json.loads(line) for line in Path(case["data_file"]).read_text().splitlines()]
-    ends: list[float] = []
-    scores: list[float] = []
-    rollout_s: list[float] = []
-    tokens: list[float] = []
-
-    class Watch(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            ends.append(time.perf_counter())
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            if case["target"] is None or "reward" not in (logs or {}):
-                return
-            scores.append(float(logs["reward"]))
-            if len(scores) >= 10 and sum(scores[-10:]) / 10 >= case["target"]:
-                control.should_training_stop = True
-
-    class Timed(trl.GRPOTrainer):
-        def _generate(self, *arguments: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            made = super()._generate(*arguments, **kwargs)
-            rollout_s.append(time.perf_counter() - begin)
-            tokens.append(float(sum(len(ids) for ids in made[1])))
-            return made
-
-    trainer = Timed(
+    notes: dict[str, list[float]] = {"rollout_s": [], "reward_s": [], "tokens": [], "ends": [], "scores": []}
+    trainer = timed_trainer(notes)(
         model=case["model_dir"],
         reward_funcs=getattr(rewards, case["reward"]),
-        args=settings,
+        args=settings(case, work),
         train_dataset=datasets.Dataset.from_list(rows),
-        callbacks=[Watch()],
+        callbacks=[watcher(notes, case["target"])],
         peft_config=peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
         if case["lora"]
         else None,
@@ -81,21 +32,81 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
     started = time.perf_counter()
     trainer.train()
     return {
+        **notes,
         "started": started,
-        "ends": ends,
-        "rollout_s": rollout_s,
-        "tokens": tokens,
-        "scores": scores,
-        "peak_bytes": _peak_bytes(),
+        "peak_bytes": gpu_peak_bytes() or peak_bytes() + children_peak_bytes(),
     }
 
 
-def _peak_bytes() -> int:
+def settings(case: dict[str, Any], work: Path, **changes: Any) -> Any:
+    """TRL's options of a case."""
     import torch
+    import trl
 
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    options = {
+        "output_dir": str(work / "trl"),
+        "num_generations": case["num_generations"],
+        "per_device_train_batch_size": case["per_device_train_batch_size"],
+        "gradient_accumulation_steps": case["gradient_accumulation_steps"],
+        "max_completion_length": case["max_completion_length"],
+        "learning_rate": case["learning_rate"],
+        "lr_scheduler_type": "constant",
+        "loss_type": "dapo",
+        "beta": 0.0,
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "temperature": 1.0,
+        "max_steps": case["steps"] + case["warmup"],
+        "bf16": case["dtype"] == "bfloat16",
+        "use_cpu": not torch.cuda.is_available(),
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "logging_steps": 50,
+        "disable_tqdm": True,
+        "seed": 42,
+        "generation_kwargs": {"min_new_tokens": case["max_completion_length"]} if case["forced"] else None,
+        "model_init_kwargs": {"dtype": "float32"},
+        **case["options"],
+        **changes,
+    }
+    return trl.GRPOConfig(**options)
+
+
+def timed_trainer(notes: dict[str, list[float]]) -> Any:
+    """TRL's trainer, which also times its rollouts and rewards and counts what it generates."""
+    import trl
+
+    class Timed(trl.GRPOTrainer):
+        def _generate(self, *arguments: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            made = super()._generate(*arguments, **kwargs)
+            notes["rollout_s"].append(time.perf_counter() - begin)
+            notes["tokens"].append(float(sum(len(ids) for ids in made[1])))
+            return made
+
+        def _calculate_rewards(self, *arguments: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            found = super()._calculate_rewards(*arguments, **kwargs)
+            notes["reward_s"].append(time.perf_counter() - begin)
+            notes["scores"].append(float(found[:, 0].mean()))
+            return found
+
+    return Timed
+
+
+def watcher(notes: dict[str, list[float]], target: float | None) -> Any:
+    """A callback that notes the end of every step, and stops where the target is reached."""
+    import transformers
+
+    class Watch(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            notes["ends"].append(time.perf_counter())
+            latest = notes["scores"][-10:]
+            if target is not None and len(latest) == 10 and sum(latest) / 10 >= target:
+                control.should_training_stop = True
+
+    return Watch()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ computes in full float32; sums are added in another order, as between any two sh
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from torch.autograd.function import once_differentiable
 _SMALL = 1 << 21
 
 
-@cache
-def onednn_is_faster() -> bool:
-    """Whether this machine is one on which it was measured: AMD with AVX-512.
+def _is_measured() -> bool:
+    """Whether this is a machine on which oneDNN was found to be faster: AMD with AVX-512.
 
     A rule and not a trial at start: a resumed run has to take the same path.
     """
@@ -32,6 +30,9 @@ def onednn_is_faster() -> bool:
     return info.is_file() and "AuthenticAMD" in info.read_text()
 
 
+_ONEDNN = _is_measured()
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, as `torch.nn.functional.linear`, by the faster library."""
     if (
@@ -39,7 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         or weight.dtype != torch.float32
         or x.device.type != "cpu"
         or x.numel() * weight.shape[0] < _SMALL
-        or not onednn_is_faster()
+        or not _ONEDNN
     ):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -49,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def transposed_product(left_TN: Tensor, right_TK: Tensor) -> Tensor:
     """left.T @ right, the gradient of a weight (N, K)."""
-    if left_TN.dtype != torch.float32 or left_TN.device.type != "cpu" or not onednn_is_faster():
+    if left_TN.dtype != torch.float32 or left_TN.device.type != "cpu" or not _ONEDNN:
         return left_TN.t() @ right_TK
     # oneDNN copies its first operand into rows, so that is the narrower one.
     if left_TN.shape[1] <= right_TK.shape[1]:
@@ -92,7 +93,7 @@ class FastLinear(nn.Linear):
 
 def use_fast_products(module: nn.Module) -> None:
     """Make every plain linear layer below `module` a `FastLinear`, in place, where that is faster."""
-    if not onednn_is_faster():
+    if not _ONEDNN:
         return
     for layer in module.modules():
         if type(layer) is nn.Linear:

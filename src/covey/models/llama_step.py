@@ -1,11 +1,11 @@
-"""One decoding step of a model of the Llama family in few kernel calls.
+"""A sampler's forward pass through a model of the Llama family in few kernel calls.
 
 For a small batch the calls of transformers' modules cost more than their arithmetic. Here the same weights go
 through the same formulas without them: RMSNorm in one call, queries and keys rotated together, nothing
-wrapped. It serves what it recognises and nothing else; every other model, prefill and training take the
-general path, to which a test holds this one.
+wrapped. It serves what it recognises and nothing else; every other model and training take the general path,
+to which a test holds this one.
 
-Axes: n rows, H query heads, K key heads, D head width, E model width.
+Axes: n rows, or tokens of prompts, H query heads, K key heads, D head width, E model width.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 class RowLayout(Protocol):
-    """Attention of one new token a row, as (n, heads, D) tensors."""
+    """Attention of new tokens, as (n, heads, D) tensors."""
 
     def attend_rows(
         self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, scaling: float
@@ -70,7 +70,7 @@ class LlamaStep:
     rotary: Any
 
     def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: RowLayout) -> Tensor:
-        """Last hidden states (n, E) of one new token a row."""
+        """Last hidden states (n, E) of the new tokens."""
         x_nE = F.embedding(tokens_n, self.embedding)
         cos_n1D, sin_n1D = self._turns(x_nE, positions_n)
         for number, layer in enumerate(self.layers):

@@ -119,6 +119,34 @@ def test_ranks_together_have_what_one_has(world, collected):
     assert seen[0] == seen[1]
 
 
+def test_groups_are_scored_while_others_decode(quickstart_policy, quickstart_codec):
+    table = prompt_table(task.training_rows()[:8], quickstart_codec, max_length=None)
+    prompts = [table.take(i, Draw(epoch=0, rollout=0)) for i in range(8)]
+    stop = quickstart_codec.stop_token_ids
+    plan = CollectPlan(
+        num_generations=2,
+        sampling=SamplingParams(temperature=1.0, max_new_tokens=16, stop_token_ids=stop),
+        seed=11,
+    )
+    # Three groups decode side by side, so that the first have ended long before the last begin.
+    engine = NativeEngine(quickstart_policy, max_rows=6)
+    running, handed = [], []
+
+    def score(rows):
+        running.append(len(engine._rows) + len(engine._requests))
+        handed.append([r.prompt.id for r in rows])
+        return lambda: score_rows(build(["accuracy"]), [1.0], rows)
+
+    groups = collect(prompts, engine, score, quickstart_codec, plan, LocalComm()).groups
+    assert len(running) > 2
+    assert running[0] > 0
+    assert sorted(i for part in handed for i in part) == sorted([*range(8)] * 2)
+    assert all(part.count(i) == 2 for part in handed for i in part)
+    for scored in groups:
+        for t, s in zip(scored.group.trajectories, scored.scores, strict=True):
+            assert s.total == float(f"<answer>{scored.group.prompt.columns['solution']}</answer>" in t.text)
+
+
 def test_a_prompt_keeps_its_messages_on_any_number_of_ranks(collected):
     left: dict[int, str] = {}
     for rank in range(2):

@@ -13,8 +13,16 @@ from covey.models.adapter_shapes import LoraSettings
 from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.lora import add_adapter, merged
 from covey.models.policy import Policy
+from covey.rollout.native import engine as native_engine
 from covey.rollout.native.engine import NativeEngine
 from support.models import config_of, random_model
+
+
+@pytest.fixture(autouse=True, params=["flat", "shared"])
+def layout(request, monkeypatch):
+    """Every test runs with prompts copied to their rows and with prompts read where they are."""
+    if request.param == "shared":
+        monkeypatch.setattr(native_engine, "_FLAT_PROMPT", 0)
 
 
 def policy_of(family: str, **changes: object) -> Policy:

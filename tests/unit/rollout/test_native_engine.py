@@ -10,6 +10,7 @@ import torch
 from covey.models.llama_step import LlamaStep
 from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
+from covey.rollout.native import engine as native_engine
 from covey.rollout.native.cache import PrefillLayout
 from covey.rollout.native.engine import NativeEngine
 from covey.types import Finish
@@ -20,6 +21,13 @@ def quickstart_prompts(quickstart_codec):
     """The first prompts of the embedded task."""
     rows = task.training_rows()[:8]
     return quickstart_codec.encode([quickstart_codec.render(r["messages"]) for r in rows])
+
+
+@pytest.fixture(autouse=True, params=["flat", "shared"])
+def layout(request, monkeypatch):
+    """Every test runs with prompts copied to their rows and with prompts read where they are."""
+    if request.param == "shared":
+        monkeypatch.setattr(native_engine, "_FLAT_PROMPT", 0)
 
 
 def flips(one, two) -> int:
@@ -295,7 +303,7 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
         return hidden(tokens, positions, layout)
 
     def counting_step(self, tokens, positions, layout):
-        decoded.append(tokens.numel())
+        (prefilled if isinstance(layout, PrefillLayout) else decoded).append(tokens.numel())
         return step(self, tokens, positions, layout)
 
     monkeypatch.setattr(policy, "hidden", counting)

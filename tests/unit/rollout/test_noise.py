@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from covey.rollout import noise as noise_module
 from covey.rollout.noise import gumbel, row_key, sample, token_table
 from covey.types import NoiseKey
 
@@ -74,12 +75,13 @@ def test_noise_depends_on_nothing_but_its_key(vocab):
     assert torch.equal(noise(keys, positions, vocab + 13)[:, :vocab], whole)
 
 
-def test_draws_do_not_depend_on_the_batch():
+@pytest.mark.parametrize("vocab", [501, 1501, 1536])
+def test_draws_do_not_depend_on_the_batch(vocab):
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(33, 501, generator=generator)
+    logits = torch.randn(33, vocab, generator=generator)
     temperature = 0.5 + torch.rand(33, generator=generator)
     keys, positions = torch.tensor(keys_of(33)), torch.arange(33)
-    table = token_table(501, CPU)
+    table = token_table(vocab, CPU)
     token, logprob = sample(logits, temperature, keys, positions, table)
     order = torch.randperm(33, generator=generator)
     again, again_logprob = sample(logits[order], temperature[order], keys[order], positions[order], table)
@@ -91,8 +93,10 @@ def test_draws_do_not_depend_on_the_batch():
         assert int(alone) == int(token[i])
 
 
+@pytest.mark.parametrize("block", [512, 3, 4, 1])  # the whole vocabulary of 8 at once, or 3, 2 and 8 blocks
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_the_draws_follow_the_softmax(temperature):
+def test_the_draws_follow_the_softmax(temperature, block, monkeypatch):
+    monkeypatch.setattr(noise_module, "_BLOCK", block)
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0, 1.5, 0.0])
     num = 40_000
     keys = torch.tensor(keys_of(num // 8)).repeat_interleave(8)
@@ -112,12 +116,13 @@ def test_the_draws_follow_the_softmax(temperature):
         assert chi_square((logits / wrong).softmax(-1)) > 40.5
 
 
-def test_logprobs_are_of_the_scaled_softmax():
+@pytest.mark.parametrize("vocab", [50, 1300])
+def test_logprobs_are_of_the_scaled_softmax(vocab):
     generator = torch.Generator().manual_seed(1)
-    logits = 5 * torch.randn(200, 50, generator=generator)
+    logits = 5 * torch.randn(200, vocab, generator=generator)
     temperature = 0.3 + torch.rand(200, generator=generator)
     token, logprob = sample(
-        logits, temperature, torch.tensor(keys_of(200)), torch.zeros(200).long(), token_table(50, CPU)
+        logits, temperature, torch.tensor(keys_of(200)), torch.zeros(200).long(), token_table(vocab, CPU)
     )
     expected = (
         (logits.double() / temperature.double()[:, None]).log_softmax(-1).gather(1, token[:, None])[:, 0]
@@ -126,6 +131,20 @@ def test_logprobs_are_of_the_scaled_softmax():
     assert float((logprob - expected).abs().max()) < 2e-5
     unscaled = logits.double().log_softmax(-1).gather(1, token[:, None])[:, 0]
     assert float((logprob - unscaled).abs().max()) > 0.1
+
+
+def test_a_token_that_cannot_be_is_never_drawn_from_any_block():
+    # All but one token of the last, shorter block are impossible; places behind the vocabulary are no tokens.
+    logits = torch.full((400, 1300), float("-inf"))
+    logits[:, [3, 700, 1290]] = torch.tensor([0.0, 1.0, 2.0])
+    keys, zeros = torch.tensor(keys_of(400)), torch.zeros(400).long()
+    token, logprob = sample(logits, torch.ones(400), keys, zeros, token_table(1300, CPU))
+    share = torch.tensor([0.0, 1.0, 2.0]).softmax(0)
+    counts = torch.stack([(token == t).sum() for t in (3, 700, 1290)])
+    assert int(counts.sum()) == 400
+    # Two degrees of freedom: 27.6 is passed with a chance of 1e-6.
+    assert float(((counts - 400 * share).square() / (400 * share)).sum()) < 27.6
+    assert bool(logprob.isfinite().all())
 
 
 def test_half_precision_logits_are_drawn_from_in_float32():

@@ -105,6 +105,14 @@ class PrefillLayout:
         values[self._slot_T, :, self._column_T] = value_1KTD[0].transpose(0, 1)
         return self._stream.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
 
+    def attend_rows(
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float
+    ) -> Tensor:
+        """The same as (T, H, D), for plain attention."""
+        query_1HTD, key_1KTD, value_1KTD = (x.transpose(0, 1)[None] for x in (query_THD, key_TKD, value_TKD))
+        options = AttentionOptions(scaling=scaling)
+        return self.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)[0].transpose(0, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Families:

@@ -238,7 +238,7 @@ class NativeEngine:
                 - torch.tensor(lengths).repeat_interleave(torch.tensor(lengths)).to(device)
             )
         layout = PrefillLayout(self._cache, StreamLayout(segments, device), slot_T, column_T)
-        hidden_TD = self._policy.hidden(tokens_T, position_T, layout)
+        hidden_TD = self._hidden(tokens_T, position_T, layout)
         last = torch.tensor([s + n - 1 for s, n in zip(starts, lengths, strict=True)], device=device)
         wanted = (self._cache.shape.slots, hidden_TD.shape[1])
         if self._last_hidden_FD is None or self._last_hidden_FD.shape != wanted:
@@ -260,9 +260,15 @@ class NativeEngine:
         else:
             layout = DecodeLayout(self._cache, self._arrangement, own_n, max(own))
         positions_n = self._arrangement.prompt_length_n + own_n
+        return self._hidden(tokens_n, positions_n, layout)
+
+    def _hidden(
+        self, tokens_T: Tensor, positions_T: Tensor, layout: PrefillLayout | DecodeLayout | FlatLayout
+    ) -> Tensor:
+        """Last hidden states by the short step where there is one, else by the modules."""
         if self._step is not None:
-            return self._step.hidden(tokens_n, positions_n, layout)
-        return self._policy.hidden(tokens_n, positions_n, layout)
+            return self._step.hidden(tokens_T, positions_T, layout)
+        return self._policy.hidden(tokens_T, positions_T, layout)
 
     def _arrange(self, device: torch.device) -> Families | FlatRows:
         lengths = [len(row.family.prompt) for row in self._rows]

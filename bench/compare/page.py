@@ -1,0 +1,96 @@
+"""The page of the comparison: what was measured, on what, and how it is to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from machine import facts
+
+_TITLE = """\
+# Performance
+
+Written by `make bench`, which runs [bench/compare](../bench/compare/cases.py): covey, TRL and ms-swift on the
+same model directory, rows, rewards, group size, batch, lengths, loss (dapo, beta 0, clip range 0.2 and 0.28),
+learning rate, dtype and seed, in turns, each in a process and an environment of its own. Figures are medians
+over the runs. Another machine gives other seconds; `make bench` gives its own page."""
+
+_TABLE = """\
+## Seconds, throughput, memory
+
+Over the steps behind a warm-up. *Rollout* is generation; *update* is what of a step is neither generation nor
+rewards. Memory is the peak of the process and of those that it starts. The last column is how many times
+covey's seconds a side takes. Unless a case says otherwise: the built-in model of 0.8 M parameters, 64
+completions a step, 8 of each prompt, at most 64 tokens, float32."""
+
+_TARGET = """\
+## Time to a score
+
+From the first step until the mean reward of ten steps in a row reaches 0.80."""
+
+_EQUAL = """\
+## Equal work
+
+covey samples a rollout with the rewards it really gets and writes it. Each side then takes its first step on
+these very tokens: scores them, and takes its own advantages, denominators and loss. The whole gradient before
+clipping is compared with covey's."""
+
+_FLOOR = """\
+## How far from the floor
+
+The least that covey's steps can take on this machine: floating-point operations and bytes, each counted once,
+over the best rates below; in each phase the slower of the two. Counted are matrix products and attention, and
+the bytes of weights, keys and values, gradients and optimizer state. A prompt counts once a group; rows whose
+advantage is 0 have no gradient and do not count in the update; the head counts for trained tokens alone. Not
+counted: activations, norms, the softmax, sampling, rewards, records, Python. The share is floor over
+measured."""
+
+_RATES = """\
+What the machine does at best. A model of up to 32 MB is held to the cache's rates, a larger one to memory's,
+and to the fastest of its row."""
+
+_LENGTHS = """\
+## Cost by real tokens
+
+32 completions a step: all of one length, or each with a length of its own, exponential around the mean. With
+padding the update of ragged rows would cost as much as *if padded* says. The rollout of ragged rows takes as
+many decoding steps as its longest row has tokens. Attention is in the seconds: per token it grows with
+length."""
+
+_ACCUMULATION = """\
+## Cost by accumulation
+
+The same 64 completions of 32 tokens in 1, 4 and 32 micro-batches."""
+
+_MEMORY = """\
+## Memory by vocabulary and length
+
+A narrow model under several vocabularies, 16 completions of equal length; megabytes. *Rest* is the peak less
+what was there before training and less gradient and moments: what the step itself takes. It does not follow
+the logits, which never exist all at once."""
+
+_SOAK = """\
+## Memory by steps
+
+The built-in model, 64 completions a step, natural lengths; resident after each step."""
+
+_SECTIONS: Sequence[tuple[str, str]] = (
+    ("table", _TABLE),
+    ("why", "A dash has a reason:"),
+    ("target", _TARGET),
+    ("equal-work", _EQUAL),
+    ("floor", _FLOOR),
+    ("rates", _RATES),
+    ("lengths", _LENGTHS),
+    ("accumulation", _ACCUMULATION),
+    ("memory", _MEMORY),
+    ("soak", _SOAK),
+)
+
+
+def page(report: Mapping[str, Sequence[str]], pythons: Mapping[str, str]) -> str:
+    """The Markdown page of a report: its sections, in their order, under what was measured on what."""
+    parts = [_TITLE, "\n".join(facts(pythons))]
+    for name, text in _SECTIONS:
+        if name in report:
+            parts += [text, "\n".join(report[name])]
+    return "\n\n".join(parts) + "\n"

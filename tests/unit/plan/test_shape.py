@@ -1,0 +1,35 @@
+"""How many tokens a forward pass holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from covey.config.resolve import from_dict
+from covey.config.schema import Config
+from covey.plan.shape import tokens_per_pass
+
+
+def config_of(**options: object) -> Config:
+    base = {"model": "m", "dataset": ["d"], "reward_funcs": ["accuracy"]}
+    sizes = {"per_device_train_batch_size": 8, "max_completion_length": 500}
+    return from_dict({**base, **sizes, **options}).config
+
+
+@pytest.mark.parametrize(
+    ("cpu_model", "tokens"),
+    [
+        (None, 8 * 520),
+        ((128, 4), 8 * 520),  # a CPU gains from passes of up to 16,384 tokens of such a model
+        ((512, 12), 2**23 // 6144),
+        ((2**24, 1), 1),
+    ],
+)
+def test_rows_of_the_longest_prompt_and_completion_or_fewer_on_a_cpu(cpu_model, tokens):
+    assert tokens_per_pass(config_of(), longest_prompt=20, cpu_model=cpu_model) == tokens
+
+
+@pytest.mark.parametrize("cpu_model", [None, (512, 12)])
+@pytest.mark.parametrize("typed", [1, 100_000])
+def test_what_is_typed_holds(cpu_model, typed):
+    config = config_of(max_tokens_per_micro_batch=typed)
+    assert tokens_per_pass(config, longest_prompt=20, cpu_model=cpu_model) == typed
