@@ -28,8 +28,8 @@ def _small_disk(patch: pytest.MonkeyPatch, here: Path) -> None:
 
 
 def _little_memory(patch: pytest.MonkeyPatch, here: Path) -> None:
-    """A machine with 2 GB to have."""
-    patch.setattr(run, "free_memory", lambda **_: 2 * 10**9)
+    """A machine with 1.2 GB to have."""
+    patch.setattr(run, "free_memory", lambda **_: 12 * 10**8)
 
 
 def _no_wandb(patch: pytest.MonkeyPatch, here: Path) -> None:

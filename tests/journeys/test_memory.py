@@ -67,6 +67,7 @@ def peaks(place: Path, model: Path, **options: Any) -> tuple[int, int]:
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 1,
         "torch_dtype": "float32",
+        "gradient_checkpointing": "false",
         "learning_rate": 1e-5,
         "max_steps": 2,
         "save_steps": 1000,
@@ -94,7 +95,7 @@ def test_forecast(tmp_path: Path, models: dict[int, Path]) -> None:
 
 
 LOW, LORA = {"torch_dtype": "bfloat16"}, {"tuner_type": "lora"}
-AGAIN = {"gradient_checkpointing": True}
+AGAIN, PARTLY = {"gradient_checkpointing": "true"}, {"gradient_checkpointing": "selective"}
 
 
 @pytest.mark.slow
@@ -106,6 +107,9 @@ AGAIN = {"gradient_checkpointing": True}
         (SMALL, 256, LOW),
         (SMALL, 256, AGAIN),
         (SMALL, 256, AGAIN | LOW),
+        (SMALL, 256, PARTLY),
+        (SMALL, 128, PARTLY | LORA),
+        (SMALL, 128, AGAIN | LORA),
         (SMALL, 256, LORA),
         (SMALL, 256, LORA | LOW),
         (SMALL, 128, {"gradient_accumulation_steps": 2}),

@@ -11,17 +11,21 @@ from dataclasses import dataclass
 
 from covey.config.schema import Config
 from covey.plan.facts import Facts, ModelSizes
+from covey.plan.recompute import Recompute
 from covey.plan.shape import tokens_per_pass
 
 FLOAT = 4
 CLOSED_FORM = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Families whose layers are known by the line; of any other twice their activations are counted."""
 
-CHUNK_CELLS = 1 << 24
+HEAD_BLOCK = {"cpu": (512, 1 << 21), "gpu": (4096, 1 << 26)}
 PREFILL_TOKENS = 16384
 MAX_ROWS = 256
+FLAT_PROMPT = 64
+NOISE_BLOCK = 512
 CACHE_SHARE = 0.3
-"""The limits of models/head.py, of rollout/native/engine.py (two) and of rollout/native/budget.py."""
+"""The limits of models/head.py, of rollout/native/engine.py (three), of rollout/noise.py and of
+rollout/native/budget.py."""
 
 _UNKNOWN_FAMILY = 2.0
 _QUERY_NORMS = frozenset({"qwen3"})
@@ -37,28 +41,31 @@ class PassSize:
     trained  tokens that are predicted
     keys     that attention gathers: every row has its prompt's beside its own
     cells    query-key pairs of the completions' masks
-    passes   forward passes of an optimizer step
+    later    whether an earlier pass of the same step has left gradients
     """
 
     tokens: int
     trained: int
     keys: int
     cells: int
-    passes: int
+    later: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """What of the configuration decides which activations are kept.
 
-    `element` are the bytes of an element in the dtype that is computed in.
+    `element` are the bytes of an element in the dtype that is computed in; `cuda` says where; `offload`
+    that what is kept leaves the GPU.
     """
 
     element: int
     full: bool
-    checkpointing: bool
+    recompute: Recompute
     rank: int
     dora: bool
+    cuda: bool
+    offload: bool
 
 
 def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSize]:
@@ -67,11 +74,12 @@ def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSi
 
     Short completions leave room for more rows, each with the keys of its whole prompt.
     """
-    lengths = [max(1, config.max_completion_length >> n) for n in range(32)]
-    return [_pass_size(config, facts, longest_prompt, length) for length in dict.fromkeys(lengths)]
+    lengths = dict.fromkeys(max(1, config.max_completion_length >> n) for n in range(32))
+    return [size for length in lengths for size in _passes(config, facts, longest_prompt, length)]
 
 
-def _pass_size(config: Config, facts: Facts, prompt: int, completion: int) -> PassSize:
+def _passes(config: Config, facts: Facts, prompt: int, completion: int) -> list[PassSize]:
+    """The fullest pass of a step of such rows, and the smaller one after it where there are only the two."""
     model = facts.model_sizes
     on_cpu = None if facts.cuda or model is None else (model.hidden, model.layers)
     budget = tokens_per_pass(config, longest_prompt=prompt, cpu_model=on_cpu)
@@ -80,24 +88,45 @@ def _pass_size(config: Config, facts: Facts, prompt: int, completion: int) -> Pa
     family = prompt + group * completion
     rows = budget // family * group + max(0, budget % family - prompt) // completion
     rows = min(max(1, rows), of_step)
-    prompts = -(-rows // group)
-    return PassSize(
-        tokens=prompts * prompt + rows * completion,
-        trained=rows * completion,
-        keys=prompts * prompt + rows * (prompt + completion),
-        cells=rows * completion * (prompt + completion),
-        passes=-(-of_step // rows),
-    )
+
+    def holding(rows: int, *, later: bool) -> PassSize:
+        prompts = -(-rows // group)
+        return PassSize(
+            tokens=prompts * prompt + rows * completion,
+            trained=rows * completion,
+            keys=prompts * prompt + rows * (prompt + completion),
+            cells=rows * completion * (prompt + completion),
+            later=later,
+        )
+
+    if of_step >= 2 * rows or of_step == rows:
+        return [holding(rows, later=of_step > rows)]
+    return [holding(rows, later=False), holding(of_step - rows, later=True)]
 
 
 def kept_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
-    """Return what autograd holds of a forward pass when the head has been computed."""
-    if not training.checkpointing:
-        layers = model.layers * layer_bytes(model, size, training)
-    else:
-        layers = model.layers * size.tokens * model.hidden * training.element
-    last = size.tokens * _norm(model.hidden, training) + size.trained * model.hidden * training.element
-    return layers + last
+    """Return what the device holds for the backward pass when the head has been computed."""
+    read = size.trained * model.hidden * training.element
+    if training.offload:
+        return read
+    layers = model.layers * kept_of_layer(model, size, training)
+    return layers + mask_bytes(size, training) + size.tokens * _norm(model.hidden, training) + read
+
+
+def kept_of_layer(model: ModelSizes, size: PassSize, training: Training) -> int:
+    """Return what is held of one decoder layer until its backward pass."""
+    if training.recompute == "none":
+        return layer_bytes(model, size, training)
+    found = size.tokens * model.hidden * training.element
+    if training.recompute == "selective":
+        found += _product_bytes(model, size, training)
+    return found
+
+
+def mask_bytes(size: PassSize, training: Training) -> int:
+    """Return what attention adds to the scores of completions, once for all layers, with what it is made
+    of: a bool and an int64 a cell."""
+    return size.cells * (training.element + 1 + 8)
 
 
 def layer_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
@@ -109,8 +138,28 @@ def layer_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
         per_token += _norm(query + key, training)
     per_token += 3 * model.intermediate * e  # gate, silu(gate), up
     per_token += 2 * query * e + FLOAT * model.heads  # attention: gathered queries, output, log-sum-exp
-    found = size.tokens * per_token + 2 * size.keys * key * e + size.cells * e
+    found = size.tokens * per_token + 2 * size.keys * key * e
     return found if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * found)
+
+
+def _product_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
+    """Outputs of a layer's matrix products and of its attention, which selective recomputation keeps."""
+    query = model.heads * model.head_width
+    outputs = _outputs(model)
+    per_token = (sum(outputs.values()) + query) * training.element + FLOAT * model.heads
+    if not training.full:
+        adapted = [name for name in outputs if name in model.adapted]
+        per_token += FLOAT * sum(outputs[name] + training.rank for name in adapted)
+    found = size.tokens * per_token
+    return found if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * found)
+
+
+def _outputs(model: ModelSizes) -> dict[str, int]:
+    """Widths of what the linear layers of a decoder layer give."""
+    query, key = model.heads * model.head_width, model.kv_heads * model.head_width
+    outputs = {"q_proj": query, "o_proj": model.hidden, "down_proj": model.hidden}
+    outputs |= dict.fromkeys(("k_proj", "v_proj"), key)
+    return outputs | dict.fromkeys(_FROM_SECOND_NORM, model.intermediate)
 
 
 def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
@@ -119,7 +168,7 @@ def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     query, key = model.heads * model.head_width, model.kv_heads * model.head_width
     mlp = size.tokens * (2 * model.hidden + 3 * model.intermediate) * e
     attention = size.tokens * (2 * model.hidden + 4 * query + 2 * key) * e
-    attention += 2 * size.keys * key * e + size.cells * e
+    attention += 2 * size.keys * key * e
     found = max(mlp, attention)
     return found if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * found)
 
@@ -150,14 +199,26 @@ def _inputs(model: ModelSizes, training: Training) -> int:
         copies = min(adapted, 1) if training.element == FLOAT else adapted
         found += FLOAT * (copies * width + adapted * training.rank)
     if training.dora:
-        outputs = {"q_proj": query, "o_proj": model.hidden, "down_proj": model.hidden}
-        outputs |= dict.fromkeys(("k_proj", "v_proj"), model.kv_heads * model.head_width)
-        outputs |= dict.fromkeys(_FROM_SECOND_NORM, model.intermediate)
-        found += 2 * FLOAT * sum(width for name, width in outputs.items() if name in model.adapted)
+        outputs = _outputs(model).items()
+        found += 2 * FLOAT * sum(width for name, width in outputs if name in model.adapted)
     return found
 
 
-def chunk_bytes(model: ModelSizes, trained: int) -> int:
-    """Return the float32 logits of one chunk of the head."""
-    rows = min(trained, max(1, CHUNK_CELLS // model.vocabulary))
-    return rows * model.vocabulary * FLOAT
+@dataclass(frozen=True, slots=True)
+class HeadBlock:
+    """The logits that the head holds at once: of `tokens` tokens and `words` words of the vocabulary."""
+
+    tokens: int
+    words: int
+
+    @property
+    def num_bytes(self) -> int:
+        """One block in float32."""
+        return self.tokens * self.words * FLOAT
+
+
+def head_block(model: ModelSizes, trained: int, *, cuda: bool) -> HeadBlock:
+    """Return the block that models/head.py chooses for so many trained tokens."""
+    tokens, cells = HEAD_BLOCK["gpu" if cuda else "cpu"]
+    tokens = max(1, min(trained, max(tokens, cells // model.vocabulary)))
+    return HeadBlock(tokens, min(model.vocabulary, max(1, cells // tokens)))

@@ -10,12 +10,13 @@ from covey.config.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
-from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.memory import TIGHT, MemoryPlan, memory_plan, recompute_of
 from covey.plan.problem import problem, warning
+from covey.plan.recompute import KINDS
 from covey.plan.shape import COUNTS, counted, faults, shape_of, with_product
 from covey.types import Fix, Problem
 
-_REFUSED, _TIGHT = 0.97, 0.9
+_REFUSED = 0.97
 _SHOWN = 3
 _SHORTEST = 16
 
@@ -30,7 +31,7 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     if faults(shape_of(config, facts.num_processes), facts.num_prompts) or not _is_planned(config):
         return []
     plan = memory_plan(config, facts)
-    if plan.free_bytes is None or plan.share <= _TIGHT:
+    if plan.free_bytes is None or plan.share <= TIGHT:
         return []
     say = problem if plan.share > _REFUSED and plan.is_exact else warning
     fixes = _fixes(config, facts, typed)
@@ -70,7 +71,7 @@ def _cause(plan: MemoryPlan) -> str:
 def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
     """The first ways out that the same arithmetic finds to fit with room to spare; those that leave the run
     what it is come first, and two together where neither is enough."""
-    again: Edits = {"gradient_checkpointing": True}
+    again = _again(config, facts)
     low: Edits = {"torch_dtype": "bfloat16"}
     lora: Edits = {"tuner_type": "lora"}
     smaller = list(_smaller(config, facts, typed))
@@ -80,26 +81,44 @@ def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple
         return [Fix(text=text, edits=edits) for edits in islice(fits, 1)]
 
     fixes = [
-        *fitting("the same run, whose backward pass computes activations again", (again, again)),
+        *fitting("the same run, whose backward pass computes activations again", *again),
         *fitting("the same run in smaller forward passes", *smaller),
     ]
-    if not fixes:
+    # What leaves the fewest activations, where that alone is not enough.
+    least: Edits = again[-1][0] if again else {}
+    if not fixes and least:
         fixes += fitting(
             "the same run in smaller forward passes, with activations computed again",
-            *((again | edits, again | change) for edits, change in smaller),
+            *((least | edits, least | change) for edits, change in smaller),
         )
     if facts.cuda:
         fixes += fitting("half the bytes for weights and activations", (low, low))
-    both = [] if fixes else [(again | lora, again | lora)]
+    both = [] if fixes else [(least | lora, least | lora)]
     fixes += fitting("adapters alone are trained", (lora, lora), *both)
     lengths = ({"max_completion_length": n} for n in _shorter(config.max_completion_length))
     fixes += fitting("shorter completions", *((short, short) for short in lengths))
     return tuple(fixes[:_SHOWN])
 
 
+def _again(config: Config, facts: Facts) -> list[tuple[Edits, Edits]]:
+    """The ways to compute more activations again than the run does, that which costs the least time first;
+    `auto` has tried them."""
+    if config.gradient_checkpointing == "auto":
+        return []
+    kinds = KINDS[KINDS.index(recompute_of(config, facts)) + 1 :]
+    values: list[Edits] = [{"gradient_checkpointing": "true" if k == "full" else k} for k in kinds]
+    return [(value, value) for value in values]
+
+
 def _smaller(config: Config, facts: Facts, typed: Collection[str] | None) -> Iterator[tuple[Edits, Edits]]:
     """Forward passes of fewer rows, largest first, with as many more of them: what is typed, and all counts
     that follow."""
+    tokens = config.max_tokens_per_micro_batch
+    while tokens is not None and tokens > _SHORTEST:
+        tokens //= 2
+        yield {"max_tokens_per_micro_batch": tokens}, {"max_tokens_per_micro_batch": tokens}
+    if tokens is not None:
+        return
     shape = shape_of(config, facts.num_processes)
     rows = shape.per_device_train_batch_size
     for fewer in (n for n in range(rows - 1, 0, -1) if rows % n == 0):
@@ -121,4 +140,4 @@ def _shorter(length: int) -> Iterator[int]:
 def _fits(config: Config, facts: Facts, change: Edits) -> bool:
     if all(getattr(config, name) == value for name, value in change.items()):
         return False
-    return memory_plan(config.model_copy(update=change), facts).share <= _TIGHT
+    return memory_plan(config.model_copy(update=change), facts).share <= TIGHT

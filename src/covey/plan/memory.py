@@ -15,35 +15,46 @@ from covey.config.schema import Config
 from covey.plan.activations import (
     CACHE_SHARE,
     CLOSED_FORM,
+    FLAT_PROMPT,
     FLOAT,
     MAX_ROWS,
+    NOISE_BLOCK,
     PREFILL_TOKENS,
     PassSize,
     Training,
-    chunk_bytes,
+    head_block,
     kept_bytes,
     layer_bytes,
+    mask_bytes,
     pass_sizes,
     working_bytes,
 )
 from covey.plan.disk import size
 from covey.plan.facts import Facts, ModelSizes
+from covey.plan.recompute import IN_WORDS, KINDS, Recompute, choose_recompute
 
 LIBRARIES = 500_000_000
 """Python, torch and transformers in one process."""
 
+TIGHT = 0.9
+"""The share of free memory that a run may take without a word."""
+
 _LOW, _MOMENTS = 2, 2 * FLOAT
-_FORWARD_CHUNKS, _BACKWARD_CHUNKS = 4, 7
-# Of a sampled row: logits, scaled logits, and three int64 arrays that noise is mixed in.
-_NOISE_BYTES = 2 * FLOAT + 3 * 8
+_HEAD_BLOCKS = 3
+# Of a sampled row: logits, scaled logits and what their sum of exp takes; and of a block of the vocabulary
+# token ids, their noise in two int64 arrays, and scores.
+_SAMPLING_BYTES, _NOISE_BYTES = 3 * FLOAT, 3 * 8 + 2 * FLOAT
 _TABLE_BYTES = 8
+# What torch and oneDNN load and set aside on a CPU once they compute.
+_AT_WORK = 90_000_000
 # On a CPU, oneDNN compiles a bfloat16 product for each shape, keeps up to 1,024 of them, and a decoding step
 # has two of new shapes.
 _KERNEL_BYTES, _MAX_KERNELS, _KERNELS_PER_STEP = 550_000, 1024, 2
 # Of the activations of all layers, what the C library's heap keeps of blocks freed between them: glibc before
 # 2.38 seldom fits aligned blocks, as torch asks for, into freed ones. Measured with 2.36 on models of 58 and
-# 119 M weights; what an adapter adds to a layer's output is freed at once, hence the more.
-_FRAGMENTED_FULL, _FRAGMENTED_LORA = 0.35, 1.0
+# 119 M weights, where all are kept and where some are computed again; what an adapter adds to a layer's
+# output is freed at once, hence the more.
+_FRAGMENTED_FULL, _FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.42)
 _SHOWN = 0.02
 
 
@@ -65,13 +76,15 @@ class MemoryPlan:
     """The phases of a run in one process; none where model or prompts are not known.
 
     `needed_bytes` are those of all processes that share the memory of which `free_bytes` are free: one on a
-    GPU, all of them on a CPU, each with its libraries. `is_exact` is False for a family of models whose
-    layers are not known by the line; its activations are counted twice.
+    GPU, all of them on a CPU, each with its libraries. `recompute` says which activations are computed again.
+    `is_exact` is False for a family of models whose layers are not known by the line; its activations are
+    counted twice.
     """
 
     phases: tuple[Phase, ...]
     needed_bytes: int
     free_bytes: int | None
+    recompute: Recompute
     is_exact: bool
 
     @property
@@ -92,6 +105,7 @@ class MemoryPlan:
             "peak_bytes": self.binding.num_bytes if self.phases else None,
             "needed_bytes": self.needed_bytes if self.phases else None,
             "free_bytes": self.free_bytes,
+            "recompute": self.recompute,
             "is_exact": self.is_exact,
         }
 
@@ -105,7 +119,8 @@ class MemoryPlan:
         parts = " + ".join(
             f"{name} {size(b)}" for name, b in sorted(large.items(), key=lambda part: -part[1])
         )
-        return [phases, f"the most in {binding.name}: {parts}", self.total_in_words()]
+        again = [] if self.recompute == "none" else [IN_WORDS[self.recompute]]
+        return [phases, f"the most in {binding.name}: {parts}", *again, self.total_in_words()]
 
     def total_in_words(self) -> str:
         """Return the peak, and what is free, as one line."""
@@ -116,32 +131,50 @@ class MemoryPlan:
 
 def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
     """Return what the phases of a configuration take."""
-    model, prompt = facts.model_sizes, facts.longest_prompt
-    if prompt is None and facts.num_rows is None:
-        prompt = config.max_length
-    free = facts.free_memory_bytes
-    if model is None or prompt is None:
-        return MemoryPlan(phases=(), needed_bytes=0, free_bytes=free, is_exact=True)
-    phases = _phases(config, facts, model, prompt)
-    sharing = 1 if facts.cuda else facts.num_processes
+    recompute = recompute_of(config, facts)
+    phases = _phases(config, facts, training_of(config, facts, recompute))
     return MemoryPlan(
         phases=phases,
-        needed_bytes=sharing * (max(p.num_bytes for p in phases) + LIBRARIES),
-        free_bytes=free,
-        is_exact=model.family in CLOSED_FORM,
+        needed_bytes=_needed(facts, max(p.num_bytes for p in phases)) if phases else 0,
+        free_bytes=facts.free_memory_bytes,
+        recompute=recompute,
+        is_exact=facts.model_sizes is None or facts.model_sizes.family in CLOSED_FORM,
     )
 
 
-def training_of(config: Config, facts: Facts) -> Training:
+def recompute_of(config: Config, facts: Facts) -> Recompute:
+    """Return which activations a run computes again: what the plan counts on, and what the run does.
+
+    `gradient_checkpointing` auto goes by the phase `update` beside the memory that is free.
+    """
+    needed: dict[Recompute, int] = {}
+    for kind in KINDS:
+        for phase in _phases(config, facts, training_of(config, facts, kind)):
+            if phase.name == "update":
+                needed[kind] = _needed(facts, phase.num_bytes)
+    free = facts.free_memory_bytes
+    limit = None if free is None else int(TIGHT * free)
+    return choose_recompute(config.gradient_checkpointing, needed or None, limit)
+
+
+def _needed(facts: Facts, num_bytes: int) -> int:
+    """The bytes of all processes that share the memory, with their libraries."""
+    sharing = 1 if facts.cuda else facts.num_processes
+    return sharing * (num_bytes + LIBRARIES)
+
+
+def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
     """Return what of a configuration decides the bytes of weights and activations; `torch_dtype` auto is
     bfloat16 on a GPU."""
     is_low = config.torch_dtype == "bfloat16" or (config.torch_dtype == "auto" and bool(facts.cuda))
     return Training(
         element=_LOW if is_low else FLOAT,
         full=config.tuner_type != "lora",
-        checkpointing=config.gradient_checkpointing == "true",
+        recompute=recompute,
         rank=config.lora_rank,
         dora=config.use_dora,
+        cuda=bool(facts.cuda),
+        offload=config.activation_offloading and bool(facts.cuda),
     )
 
 
@@ -157,9 +190,14 @@ class _Weights:
         return self.low + self.single
 
 
-def _phases(config: Config, facts: Facts, model: ModelSizes, prompt: int) -> tuple[Phase, ...]:
-    """The phases in the order of a run; what one leaves behind is held by those that follow."""
-    how = training_of(config, facts)
+def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
+    """The phases in the order of a run; what one leaves behind is held by those that follow. None where
+    model or prompts are not known."""
+    model, prompt = facts.model_sizes, facts.longest_prompt
+    if prompt is None and facts.num_rows is None:
+        prompt = config.max_length
+    if model is None or prompt is None:
+        return ()
     weights = _weights(model, how)
     held = _held(config, model, how, weights)
     start = {"weights in float32": FLOAT * model.parameters}
@@ -168,10 +206,12 @@ def _phases(config: Config, facts: Facts, model: ModelSizes, prompt: int) -> tup
     if how.element != FLOAT:
         start["weights"] = how.element * model.parameters
     # A few rows go forward and backward to prove the layout; of the weights the head alone gets a gradient.
-    start["probe"] = _head_gradient(model, how)
+    start["probe"] = _of_head(model, how)
     phases = [Phase(name="load", parts=start)]
-    cache, rollout = _rollout(config, facts, model, prompt, sum(held.values()))
+    cache, rollout = _rollout(config, facts, how, model, prompt, sum(held.values()))
     held["moments"] = _MOMENTS * weights.trained
+    if not how.cuda:
+        held["libraries at work"] = _AT_WORK
     if rollout and how.element != FLOAT and not facts.cuda:
         num_kernels = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)
         held["compiled kernels"] = _KERNEL_BYTES * num_kernels
@@ -185,7 +225,7 @@ def _phases(config: Config, facts: Facts, model: ModelSizes, prompt: int) -> tup
         phases.append(Phase(name="annotate", parts=held | work))
     if facts.num_processes > 1:
         held["DDP buckets"] = how.element * weights.low + FLOAT * weights.single
-    works = [_update(model, p, how, weights, on_heap=not facts.cuda) for p in passes]
+    works = [_update(model, p, how, weights) for p in passes]
     phases.append(Phase(name="update", parts=held | max(works, key=lambda parts: sum(parts.values()))))
     phases.append(Phase(name="step", parts=held | {"gradients": FLOAT * weights.trained}))
     phases.append(Phase(name="save", parts=held))
@@ -215,14 +255,13 @@ def _steps_per_rollout(config: Config) -> int:
 
 
 def _rollout(
-    config: Config, facts: Facts, model: ModelSizes, prompt: int, held: int
+    config: Config, facts: Facts, how: Training, model: ModelSizes, prompt: int, held: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The cache, which the native engine keeps, and what sampling works with beside it; both empty where
     nothing is sampled."""
     asked = _requests(config, facts)
     if not asked:
         return {}, {}
-    how = training_of(config, facts)
     key = 2 * model.layers * model.kv_heads * model.head_width * how.element
     row = key * (prompt + config.max_completion_length)
     rows, slots = min(max(r for r, _ in asked), MAX_ROWS), max(s for _, s in asked)
@@ -230,10 +269,13 @@ def _rollout(
         # Moments are made by the first step, after the cache.
         rows = min(rows, max(1, int(CACHE_SHARE * max(0, facts.free_memory_bytes - held)) // max(1, row)))
     slots = min(slots, rows) if config.engine == "native" else rows
-    cache = {"KV cache": key * (rows * config.max_completion_length + slots * prompt)}
+    own = config.max_completion_length + (prompt if prompt <= FLAT_PROMPT else 0)
+    cache = {"KV cache": key * (rows * own + slots * prompt)}
     prefill = min(slots * prompt, max(PREFILL_TOKENS, prompt))
-    alone = PassSize(tokens=prefill, trained=0, keys=prefill, cells=0, passes=1)
-    sampling = rows * model.vocabulary * _NOISE_BYTES + model.vocabulary * _TABLE_BYTES
+    alone = PassSize(tokens=prefill, trained=0, keys=prefill, cells=0, later=False)
+    low = how.element if how.element != FLOAT else 0
+    sampling = rows * (model.vocabulary * (_SAMPLING_BYTES + low) + NOISE_BLOCK * _NOISE_BYTES)
+    sampling += model.vocabulary * _TABLE_BYTES
     work = {"sampling": max(sampling, working_bytes(model, alone, how))}
     if not how.full and how.element == FLOAT:
         work["merged weights"] = FLOAT * model.adapted_parameters
@@ -255,46 +297,55 @@ def _requests(config: Config, facts: Facts) -> list[tuple[int, int]]:
 
 def _annotation(model: ModelSizes, size: PassSize, how: Training) -> dict[str, int]:
     """A forward pass of which nothing is kept."""
-    chunks = _FORWARD_CHUNKS * chunk_bytes(model, size.trained)
-    return {"forward pass": max(working_bytes(model, size, how), chunks)}
+    block = head_block(model, size.trained, cuda=how.cuda)
+    work = max(working_bytes(model, size, how), _HEAD_BLOCKS * block.num_bytes)
+    return {"forward pass": mask_bytes(size, how) + work}
 
 
-def _update(
-    model: ModelSizes, size: PassSize, how: Training, weights: _Weights, *, on_heap: bool
-) -> dict[str, int]:
+def _update(model: ModelSizes, size: PassSize, how: Training, weights: _Weights) -> dict[str, int]:
     """The fullest moment of a backward pass: at its start all activations are held, at its end all
     gradients."""
-    before = FLOAT * weights.trained if size.passes > 1 else 0
-    new = how.element * weights.low + FLOAT * weights.single
-    matrix = model.vocabulary * model.hidden
+    before = FLOAT * weights.trained if size.later else 0
+    of_head = _of_head(model, how)
     kept = kept_bytes(model, size, how)
-    head = _BACKWARD_CHUNKS * chunk_bytes(model, size.trained)
-    head += 2 * size.trained * model.hidden * how.element
-    head += _head_gradient(model, how)
-    of_head = matrix * how.element if _trains_head(model, how) else 0
     layer = working_bytes(model, size, how)
-    if how.checkpointing:
+    if how.recompute != "none":
         layer += layer_bytes(model, size, how)
-    start = {"gradients": before, "activations": kept, "head": head}
+    if how.offload:
+        layer += mask_bytes(size, how)
+    start = {"gradients": before, "activations": kept, "head": _head(model, size, how)}
     inside = {"gradients": before + of_head, "activations": kept + layer}
-    # A gradient of lower precision is added to the float32 one of its master, the largest as a whole.
-    adding = matrix * FLOAT if weights.low else 0
-    end = {"gradients": before + new + (0 if before else FLOAT * weights.low)}
-    end["head"] = of_head + adding
+    end = {"gradients": _gradients(how, weights, before)}
+    # Of a tied head the gradient waits for that of the embedding, and both are added to that of a master.
+    adding = model.vocabulary * model.hidden * FLOAT if weights.low else 0
+    end["head"] = of_head * (2 if before and not weights.low else 1) + adding
     fullest = max((start, inside, end), key=lambda parts: sum(parts.values()))
-    if on_heap:
-        share = _FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA
+    if not how.cuda:
+        share = (_FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA)[how.recompute != "none"]
         fullest["fragmentation"] = round(share * model.layers * layer_bytes(model, size, how))
     return fullest
+
+
+def _gradients(how: Training, weights: _Weights, before: int) -> int:
+    """What is held of gradients at the end of a backward pass: float32 sums, and those of lower precision
+    that come to them."""
+    return (before or FLOAT * weights.trained) + how.element * weights.low
+
+
+def _head(model: ModelSizes, size: PassSize, how: Training) -> int:
+    """The head's backward pass: blocks of logits, the gradient of the hidden states and its own."""
+    block = head_block(model, size.trained, cuda=how.cuda)
+    low = how.element if how.element != FLOAT else 0
+    found = _HEAD_BLOCKS * block.num_bytes + size.trained * model.hidden * (FLOAT + low)
+    if _trains_head(model, how):
+        found += _of_head(model, how) + block.words * model.hidden * (FLOAT + how.element)
+    return found
 
 
 def _trains_head(model: ModelSizes, how: Training) -> bool:
     return how.full or (bool(model.saved_parameters) and not model.tied)
 
 
-def _head_gradient(model: ModelSizes, how: Training) -> int:
-    """The sum of the head's gradient in float32 and a chunk's share of it, as it comes and in float32."""
-    if not _trains_head(model, how):
-        return 0
-    share = FLOAT if how.element == FLOAT else how.element + FLOAT
-    return model.vocabulary * model.hidden * (FLOAT + share)
+def _of_head(model: ModelSizes, how: Training) -> int:
+    """The gradient of the head."""
+    return model.vocabulary * model.hidden * how.element if _trains_head(model, how) else 0

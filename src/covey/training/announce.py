@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from covey.config.schema import Config
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan
 from covey.plan.facts import Facts
-from covey.plan.recompute import Recompute
+from covey.plan.recompute import IN_WORDS
 from covey.plan.report import report_lines
 from covey.plan.words import note_lines
 from covey.rollout.engine import Engine
@@ -45,13 +45,6 @@ def _engine(engine: Engine, policy: Policy) -> str:
     return f"{name} in {dtype} on {policy.device}"
 
 
-_KEPT: Mapping[Recompute, str] = {
-    "none": "activations are kept",
-    "selective": "activations are computed again, but for matrix products and attention",
-    "full": "activations are computed again, layer by layer",
-}
-
-
 def _kernels(config: Config, policy: Policy) -> str:
     """What computes the forward pass of training, and why where that is not what the option says."""
     attention: str = policy.attention
@@ -63,7 +56,7 @@ def _kernels(config: Config, policy: Policy) -> str:
         attention = "sdpa (flex does not compile here)"
     away = ", and wait in the machine's memory" if policy.offload else ""
     norms = "; norms and gated layers: liger-kernel" if policy.has_liger else ""
-    return f"attention: {attention}{norms}; {_KEPT[policy.recompute]}{away}"
+    return f"attention: {attention}{norms}; {IN_WORDS[policy.recompute]}{away}"
 
 
 def closing(job: Job, verb: str) -> list[str]:

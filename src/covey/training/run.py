@@ -26,7 +26,8 @@ from covey.models.load import choose_kernels, choose_stream, load_adapted, load_
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.checks import refuse_faults
-from covey.plan.recompute import choose_recompute
+from covey.plan.facts import Facts
+from covey.plan.memory import recompute_of
 from covey.plan.report import report_json
 from covey.rewards.registry import build
 from covey.rollout.collect import CollectPlan
@@ -121,7 +122,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     settled = needs(beta=config.beta, steps_per_rollout=plan.steps_per_rollout)
     device = own_device()
     keep_freed_memory(device)
-    backend = _backend(config, device, resume, comm, reference=settled.reference)
+    backend = _backend(config, facts, device, comm, reference=settled.reference)
     policy = backend.policy
     choose_stream(policy, config.attn_impl)
     engine = engine_for(config, policy)
@@ -192,9 +193,8 @@ def _recorder(config: Config, files: RunFiles | None, total_steps: int) -> Recor
     )
 
 
-def _backend(
-    config: Config, device: torch.device, resume: Path | None, comm: Comm, *, reference: bool
-) -> Backend:
+def _backend(config: Config, facts: Facts, device: torch.device, comm: Comm, *, reference: bool) -> Backend:
+    resume = None if facts.resume is None else Path(facts.resume.path)
     dtype = parts.compute_dtype(config, device)
     lora = lora_settings(config)
     if lora is None:
@@ -218,9 +218,7 @@ def _backend(
             trust_remote_code=config.trust_remote_code,
         )
     choose_kernels(policy, config.use_liger_kernel)
-    policy.keep_activations(
-        choose_recompute(config.gradient_checkpointing), offload=config.activation_offloading
-    )
+    policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
     settings = parts.optimizer(config)
     # A policy with an adapter is its own reference: the same weights with the adapter off.
     frozen = _reference(config, device, dtype) if reference and lora is None else None

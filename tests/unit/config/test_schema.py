@@ -178,6 +178,7 @@ DEFAULTS = {
     "max_grad_norm": 1.0,
     "num_train_epochs": 1.0,
     "max_steps": -1,
+    "max_tokens_per_micro_batch": None,
     "stop_after_steps": None,
     "max_minutes": None,
     "seed": 42,

@@ -8,7 +8,7 @@ import pytest
 from covey.plan import Facts
 from covey.plan.facts import ModelSizes
 from covey.plan.memory import memory_plan
-from covey.types import Severity
+from covey.types import Problem, Severity
 from support.checks import config, edits_of, facts, found, one
 
 MODEL = ModelSizes(
@@ -29,6 +29,10 @@ MODEL = ModelSizes(
 GPU = facts(model_sizes=MODEL, free_memory_bytes=80 * 10**9)
 
 
+KEPT = {"gradient_checkpointing": "false"}
+"""Activations are kept whatever they take, as `auto` would not."""
+
+
 def with_share(given: Facts, share: float, **options: Any) -> Facts:
     """The facts on a machine of which the run takes this share."""
     needed = memory_plan(config(**options), given).needed_bytes
@@ -39,14 +43,15 @@ def with_share(given: Facts, share: float, **options: Any) -> Facts:
     ("share", "codes"), [(0.5, []), (0.899, []), (0.91, ["W114"]), (0.969, ["W114"]), (0.98, ["E211"])]
 )
 def test_limits(share: float, codes: list[str]) -> None:
-    given = with_share(GPU, share)
-    assert [p.code for p in found(given)] == codes
+    given = with_share(GPU, share, **KEPT)
+    assert [p.code for p in found(given, **KEPT)] == codes
 
 
 def test_what_is_said() -> None:
-    problem = one(with_share(GPU, 2.0))
+    given = with_share(GPU, 2.0, **KEPT)
+    problem = one(given, **KEPT)
     assert problem.option == "per_device_train_batch_size"
-    needed, free = memory_plan(config(), GPU).needed_bytes, with_share(GPU, 2.0).free_memory_bytes
+    needed, free = memory_plan(config(**KEPT), GPU).needed_bytes, given.free_memory_bytes
     assert free is not None
     assert problem.seen == (
         f"The run takes about {needed / 1e9:.4g} GB in the phase update, Python and its libraries included; "
@@ -57,7 +62,9 @@ def test_what_is_said() -> None:
 
 @pytest.mark.parametrize("share", [1.0, 1.5, 2.0, 2.5])
 @pytest.mark.parametrize("options", [{}, {"torch_dtype": "float32"}, {"beta": 0.04}])
-def test_each_fix_fits(share: float, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["false", "selective"])
+def test_each_fix_fits(share: float, options: dict[str, Any], kind: str) -> None:
+    options = {**options, "gradient_checkpointing": kind}
     given = with_share(GPU, share, **options)
     problem = one(given, **options)
     assert edits_of(problem)
@@ -66,11 +73,41 @@ def test_each_fix_fits(share: float, options: dict[str, Any]) -> None:
 
 
 def test_smaller_passes_are_the_same_run() -> None:
-    given = with_share(GPU, 1.3)
-    splits = [e for e in edits_of(one(given)) if "per_device_train_batch_size" in e]
+    given = with_share(GPU, 1.3, **KEPT)
+    splits = [e for e in edits_of(one(given, **KEPT)) if "per_device_train_batch_size" in e]
     assert splits
     for split in splits:
         assert split["per_device_train_batch_size"] * split["gradient_accumulation_steps"] == 64
+
+
+def test_smaller_passes_where_their_tokens_are_set() -> None:
+    options = {**KEPT, "max_tokens_per_micro_batch": 20_000}
+    edits = edits_of(one(with_share(GPU, 1.3, **options), **options))
+    assert {"max_tokens_per_micro_batch": 10_000} in edits
+    assert not any("per_device_train_batch_size" in e for e in edits)
+
+
+def again(problem: Problem) -> list[Any]:
+    """The values of gradient_checkpointing that are offered."""
+    return [e["gradient_checkpointing"] for e in edits_of(problem) if "gradient_checkpointing" in e]
+
+
+def test_what_is_computed_again_costs_as_little_as_fits() -> None:
+    """As a user types it."""
+    assert again(one(with_share(GPU, 1.0, **KEPT), **KEPT)) == ["selective"]
+    assert again(one(with_share(GPU, 1.8, **KEPT), **KEPT)) == ["true"]
+    selective = {"gradient_checkpointing": "selective"}
+    assert again(one(with_share(GPU, 1.2, **selective), **selective)) == ["true"]
+    whole = {"gradient_checkpointing": "true"}
+    assert again(one(with_share(GPU, 1.2, **whole), **whole)) == []
+
+
+def test_auto_has_tried_what_is_offered_otherwise() -> None:
+    given = with_share(GPU, 1.5, **KEPT)
+    assert one(given, **KEPT).severity is Severity.ERROR
+    assert found(given) == []
+    least = with_share(GPU, 1.2, gradient_checkpointing="true")
+    assert again(one(least)) == []
 
 
 def test_nothing_fits() -> None:
@@ -80,14 +117,15 @@ def test_nothing_fits() -> None:
 
 
 def test_a_guess_refuses_nothing() -> None:
-    given = with_share(replace(GPU, model_sizes=replace(MODEL, family="rwkv")), 3.0)
-    problem = one(given)
+    given = with_share(replace(GPU, model_sizes=replace(MODEL, family="rwkv")), 3.0, **KEPT)
+    problem = one(given, **KEPT)
     assert (problem.code, problem.severity) == ("W114", Severity.WARNING)
 
 
 def test_processes_of_a_cpu_add_up() -> None:
     given = replace(GPU, cuda=False, num_processes=2, nproc_available=8)
-    sizes = {"gradient_accumulation_steps": 8, "steps_per_generation": 8, "generation_batch_size": 128}
+    sizes: dict[str, Any] = {"gradient_accumulation_steps": 8, "steps_per_generation": 8}
+    sizes |= {"generation_batch_size": 128, **KEPT}
     problem = one(with_share(given, 1.2, **sizes), **sizes)
     assert problem.seen.startswith("2 processes take about ")
     assert problem.seen.endswith("are free on this machine.")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from covey.plan.recompute import SELECTIVE_SHARE, choose_recompute
+from covey.plan.recompute import KINDS, choose_recompute
 from support.checks import Case, assert_fixes_mend, assert_says, facts, found
 
 CPU = facts(cuda=False)
@@ -70,16 +70,19 @@ def test_what_a_gpu_can_do() -> None:
     ("asked", "needed", "free", "wanted"),
     [
         ("true", None, None, "full"),
-        ("false", 100, 1, "none"),
+        ("false", (100, 60, 8), 1, "none"),
         ("selective", None, None, "selective"),
         ("auto", None, None, "none"),
         ("auto", None, 100, "none"),
-        ("auto", 100, None, "none"),
-        ("auto", 100, 100, "none"),
-        ("auto", 101, 100, "selective"),
-        ("auto", 1000, int(1000 * SELECTIVE_SHARE), "selective"),
-        ("auto", 1000, int(1000 * SELECTIVE_SHARE) - 1, "full"),
+        ("auto", (100, 60, 8), None, "none"),
+        ("auto", (100, 60, 8), 100, "none"),
+        ("auto", (100, 60, 8), 99, "selective"),
+        ("auto", (100, 60, 8), 60, "selective"),
+        ("auto", (100, 60, 8), 59, "full"),
+        ("auto", (100, 60, 8), 1, "full"),
+        ("auto", (100, 100, 100), 1, "none"),
     ],
 )
-def test_recomputation(asked: str, needed: int | None, free: int | None, wanted: str) -> None:
-    assert choose_recompute(asked, needed_bytes=needed, free_bytes=free) == wanted
+def test_recomputation(asked: str, needed: tuple[int, ...] | None, free: int | None, wanted: str) -> None:
+    by_kind = None if needed is None else dict(zip(KINDS, needed, strict=True))
+    assert choose_recompute(asked, by_kind, free) == wanted

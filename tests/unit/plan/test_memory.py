@@ -12,18 +12,21 @@ import pytest
 from covey.plan import Facts, batch_plan
 from covey.plan.activations import (
     CACHE_SHARE,
-    CHUNK_CELLS,
+    FLAT_PROMPT,
+    HEAD_BLOCK,
     MAX_ROWS,
+    NOISE_BLOCK,
     PREFILL_TOKENS,
     PassSize,
     Training,
-    chunk_bytes,
+    head_block,
     kept_bytes,
     layer_bytes,
     pass_sizes,
 )
 from covey.plan.facts import EvalSet, ModelSizes
-from covey.plan.memory import LIBRARIES, MemoryPlan, memory_plan
+from covey.plan.memory import LIBRARIES, TIGHT, MemoryPlan, memory_plan, recompute_of
+from covey.plan.recompute import IN_WORDS, KINDS
 from covey.plan.report import report_json, report_lines
 from support.checks import config, facts
 
@@ -42,6 +45,8 @@ MODEL = ModelSizes(
     adapted_parameters=300,
     adapter_parameters=50,
 )
+AT_WORK = {"libraries at work": 90_000_000}
+FRAGMENTED, FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.42)
 FACTS = facts(model_sizes=MODEL, longest_prompt=10, cuda=False, free_memory_bytes=10**10)
 RUN = {
     "num_generations": 2,
@@ -50,10 +55,10 @@ RUN = {
     "max_completion_length": 6,
     "torch_dtype": "float32",
 }
-FULL = Training(element=4, full=True, checkpointing=False, rank=3, dora=False)
+FULL = Training(element=4, full=True, recompute="none", rank=3, dora=False, cuda=False, offload=False)
 LORA = replace(FULL, full=False)
 # Two prompts of 10 and four completions of 6; each completion attends to its prompt and to itself.
-SIZE = PassSize(tokens=44, trained=24, keys=84, cells=4 * 6 * 16, passes=1)
+SIZE = PassSize(tokens=44, trained=24, keys=84, cells=4 * 6 * 16, later=False)
 
 
 def plan(given: Facts = FACTS, **options: Any) -> MemoryPlan:
@@ -69,7 +74,7 @@ def test_pass_of_full_length() -> None:
     sizes = pass_sizes(config(**RUN), FACTS, 10)
     assert sizes[0] == SIZE
     # Half as long: 2 families of 10 + 2 x 3 tokens are below the budget of 64, and the step has no more rows.
-    assert sizes[1] == PassSize(tokens=32, trained=12, keys=72, cells=4 * 3 * 13, passes=1)
+    assert sizes[1] == PassSize(tokens=32, trained=12, keys=72, cells=4 * 3 * 13, later=False)
     assert [s.trained for s in sizes] == [24, 12, 4]
 
 
@@ -77,16 +82,26 @@ def test_pass_is_bounded_by_its_budget() -> None:
     """With A = 4 a step has 16 rows. The budget is 4 x 16 = 64 tokens: two families of 22, and of the third
     its prompt and one row."""
     size = pass_sizes(config(**{**RUN, "gradient_accumulation_steps": 4}), FACTS, 10)[0]
-    assert size == PassSize(tokens=60, trained=30, keys=3 * 10 + 5 * 16, cells=5 * 6 * 16, passes=4)
+    assert size == PassSize(tokens=60, trained=30, keys=3 * 10 + 5 * 16, cells=5 * 6 * 16, later=True)
+
+
+def test_the_smaller_of_two_passes_comes_after_the_fuller_one() -> None:
+    """Of 8 rows five and three; gradients are held by the second alone."""
+    run = config(**{**RUN, "gradient_accumulation_steps": 2})
+    first, second = pass_sizes(run, FACTS, 10)[:2]
+    assert first == PassSize(tokens=60, trained=30, keys=3 * 10 + 5 * 16, cells=5 * 6 * 16, later=False)
+    assert second == PassSize(tokens=38, trained=18, keys=2 * 10 + 3 * 16, cells=3 * 6 * 16, later=True)
 
 
 # Full: two norms 2 x 8 x (4 + 4), inputs of the linear layers 4 x (8 + 8 + 8 + 16), gate, silu and up
 # 3 x 16 x 4, queries and output of attention 2 x 8 x 4 and its log-sum-exp 2 x 4: 552 bytes a token.
-FULL_LAYER = 44 * 552 + 84 * 2 * 4 * 4 + 384 * 4
+FULL_LAYER = 44 * 552 + 84 * 2 * 4 * 4
+# What is added to the scores of 384 cells in float32, once for all layers, with its mask and its ages.
+MASK = 384 * (4 + 1 + 8)
 
 
 def test_a_layer() -> None:
-    assert layer_bytes(MODEL, SIZE, FULL) == FULL_LAYER == 28512
+    assert layer_bytes(MODEL, SIZE, FULL) == FULL_LAYER == 26976
 
 
 @pytest.mark.parametrize(
@@ -108,7 +123,7 @@ def test_a_layer() -> None:
     ],
 )
 def test_a_layer_of_other_kinds(training: Training, model: ModelSizes, per_token: int, element: int) -> None:
-    expected = 44 * per_token + 84 * 2 * 4 * element + 384 * element
+    expected = 44 * per_token + 84 * 2 * 4 * element
     assert layer_bytes(model, SIZE, training) == expected
 
 
@@ -116,55 +131,133 @@ def test_an_unknown_family_counts_twice() -> None:
     assert layer_bytes(replace(MODEL, family="rwkv"), SIZE, FULL) == 2 * FULL_LAYER
 
 
+# 3 blocks of 24 x 100, the gradient of 24 hidden states, that of the weight, and twice a block's share of it.
+HEAD = 3 * 9600 + 24 * 8 * 4 + 3 * 100 * 8 * 4
+# Beside the layers: the mask, the last norm and the hidden states that the head reads.
+LAST = MASK + 44 * 8 * 8 + 24 * 8 * 4
+
+
 def test_what_is_kept_of_all_layers() -> None:
-    """The last norm and the hidden states that the head reads come on top; with checkpointing a layer keeps
-    its input alone."""
-    last = 44 * 8 * 8 + 24 * 8 * 4
-    assert kept_bytes(MODEL, SIZE, FULL) == 2 * FULL_LAYER + last
-    assert kept_bytes(MODEL, SIZE, replace(FULL, checkpointing=True)) == 2 * 44 * 8 * 4 + last
+    """Computed again as a whole, a layer keeps its input alone."""
+    assert kept_bytes(MODEL, SIZE, FULL) == 2 * FULL_LAYER + LAST
+    assert kept_bytes(MODEL, SIZE, replace(FULL, recompute="full")) == 2 * 44 * 8 * 4 + LAST
 
 
-def test_a_chunk_of_the_head() -> None:
-    assert chunk_bytes(MODEL, 24) == 24 * 100 * 4
+def test_what_selective_recomputation_keeps() -> None:
+    """A layer's input, what its products give (q 8, k and v 4 each, o, down 8 each, gate and up 16 each) and
+    attention's output with its log-sum-exp; an adapter's two products on q, v and down beside it."""
+    selective = replace(FULL, recompute="selective")
+    products = 8 + 2 * 4 + 2 * 8 + 2 * 16
+    layer = 44 * (8 * 4 + (products + 8) * 4 + 2 * 4)
+    assert kept_bytes(MODEL, SIZE, selective) == 2 * layer + LAST
+    adapters = 44 * 4 * (8 + 4 + 8 + 3 * 3)
+    last = LAST - 44 * 8 * 4
+    assert kept_bytes(MODEL, SIZE, replace(selective, full=False)) == 2 * (layer + adapters) + last
+    low = 44 * (8 * 2 + (products + 8) * 2 + 2 * 4)
+    assert kept_bytes(MODEL, SIZE, replace(selective, element=2)) == 2 * low + 384 * 11 + 44 * 8 * 6 + 24 * 16
+
+
+def test_offloaded_activations_leave_the_gpu() -> None:
+    """But for the hidden states that the head reads."""
+    assert kept_bytes(MODEL, SIZE, replace(FULL, cuda=True, offload=True)) == 24 * 8 * 4
+    on_gpu = replace(FACTS, cuda=True)
+    there = phases(on_gpu, activation_offloading=True)["update"]
+    assert there["activations"] < phases(on_gpu)["update"]["activations"]
+    assert phases(activation_offloading=True) == phases()
+
+
+def test_a_block_of_the_head() -> None:
+    """Everything where that is small; else 512 tokens, or more of a small vocabulary, and a part of it."""
+    assert head_block(MODEL, 24, cuda=False).num_bytes == 24 * 100 * 4
+    assert head_block(MODEL, 10**6, cuda=False).tokens == (1 << 21) // 100
     large = replace(MODEL, vocabulary=151_936)
-    assert chunk_bytes(large, 4096) == (2**24 // 151_936) * 151_936 * 4
+    block = head_block(large, 4096, cuda=False)
+    assert (block.tokens, block.words, block.num_bytes) == (512, 4096, 8 << 20)
+    assert head_block(large, 10_000, cuda=True).num_bytes == 256 << 20
+    assert head_block(large, 100, cuda=True).num_bytes == 100 * 151_936 * 4
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("trained", [1, 24, 700, 5000])
+def test_blocks_are_those_of_the_head(trained: int, cuda: bool) -> None:
+    import torch
+
+    from covey.models.head import HeadSpec, _Head
+
+    for vocabulary in (100, 32_768, 151_936):
+        device = torch.device("meta" if cuda else "cpu")
+        weight = torch.empty(vocabulary, 1, device=device)
+        head = _Head.over(trained, weight, None, HeadSpec())
+        first = [blocks[0].stop for blocks in (head.token_blocks, head.vocab_blocks)]
+        block = head_block(replace(MODEL, vocabulary=vocabulary), trained, cuda=cuda)
+        assert [block.tokens, block.words] == first
 
 
 def test_phases_of_full_training_in_float32() -> None:
     found = phases()
     assert list(found) == ["load", "rollout", "update", "step", "save"]
-    assert found["load"] == {"weights in float32": 4000, "probe": 2 * 100 * 8 * 4}
-    # 2 layers x 1 key head x 4 x 2 tensors x 4 bytes for 4 completions of 6 and 2 prompts of 10
-    held = {"weights": 4000, "moments": 8000, "KV cache": 64 * (4 * 6 + 2 * 10)}
+    assert found["load"] == {"weights in float32": 4000, "probe": 100 * 8 * 4}
+    # 2 layers x 1 key head x 4 x 2 tensors x 4 bytes for 2 prompts of 10 and 4 completions of 6, each with
+    # room for its prompt
+    held = {"weights": 4000, "moments": 8000, "KV cache": 64 * (4 * 16 + 2 * 10)}
+    held |= AT_WORK
     assert {n: found["rollout"][n] for n in held} == held
     assert found["step"] == held | {"gradients": 4000}
     assert found["save"] == held
-    # At the start of the backward pass: the activations, and of the head 7 chunks of logits, the hidden
-    # states it reads and their gradient, the sum of its own gradient and a chunk's share of that.
-    kept = 2 * FULL_LAYER + 44 * 8 * 8 + 24 * 8 * 4
-    head = 7 * 24 * 100 * 4 + 2 * 24 * 8 * 4 + 2 * 100 * 8 * 4
-    work = {"gradients": 0, "activations": kept, "head": head}
-    assert found["update"] == held | work | {"fragmentation": round(0.35 * 2 * FULL_LAYER)}
-    on_gpu = replace(FACTS, cuda=True)
-    assert phases(on_gpu)["update"] == held | work
+    # At the start of the backward pass: the activations, and of the head 3 blocks of logits, the gradient of
+    # the hidden states, its own and a block's share of that in float32, as it comes and as a sum.
+    work = {"gradients": 0, "activations": 2 * FULL_LAYER + LAST, "head": HEAD}
+    assert found["update"] == held | work | {"fragmentation": round(FRAGMENTED[0] * 2 * FULL_LAYER)}
+    there = phases(replace(FACTS, cuda=True), torch_dtype="float32")["update"]
+    assert {n: b for n, b in there.items() if n not in held} == work
+    assert AT_WORK.keys().isdisjoint(there)
 
 
-def test_checkpointing_holds_one_layer_more_than_what_it_keeps() -> None:
+def test_what_is_computed_again_holds_one_layer_more_than_it_keeps() -> None:
     """Its backward pass is fullest inside the first layer that is computed again, or in the head."""
-    found = phases(gradient_checkpointing=True)["update"]
-    kept = 2 * 44 * 8 * 4 + 44 * 8 * 8 + 24 * 8 * 4
-    # the layer, and what its attention works with: 8 x 2 + 8 x 4 + 4 x 2 elements a token, keys and cells
-    working = 44 * (2 * 8 + 4 * 8 + 2 * 4) * 4 + 84 * 2 * 4 * 4 + 384 * 4
+    found = phases(gradient_checkpointing="true")["update"]
+    kept = 2 * 44 * 8 * 4 + LAST
+    # the layer, and what its attention works with: 8 x 2 + 8 x 4 + 4 x 2 elements a token, and keys
+    working = 44 * (2 * 8 + 4 * 8 + 2 * 4) * 4 + 84 * 2 * 4 * 4
     mlp = 44 * (2 * 8 + 3 * 16) * 4
     inside = {"gradients": 100 * 8 * 4, "activations": kept + FULL_LAYER + max(working, mlp)}
-    head = {"gradients": 0, "activations": kept, "head": 7 * 9600 + 2 * 768 + 2 * 3200}
+    head = {"gradients": 0, "activations": kept, "head": HEAD}
     expected = max(inside, head, key=lambda parts: sum(parts.values()))
     assert {name: found[name] for name in expected} == expected
 
 
+def test_auto_gives_up_as_little_speed_as_fits() -> None:
+    given = replace(FACTS, model_sizes=replace(MODEL, layers=1000), free_memory_bytes=None)
+    needed = {
+        kind: LIBRARIES + sum(phases(given, gradient_checkpointing=asked)["update"].values())
+        for kind, asked in zip(KINDS, ("false", "selective", "true"), strict=True)
+    }
+    assert list(needed.values()) == sorted(needed.values(), reverse=True)
+    for kind in KINDS:
+        room = replace(given, free_memory_bytes=round((needed[kind] + 1000) / TIGHT))
+        assert recompute_of(config(**RUN), room) == kind
+        found = plan(room)
+        assert (found.recompute, found.as_dict()["recompute"]) == (kind, kind)
+        assert (IN_WORDS[kind] in found.in_words()) is (kind != "none")
+    none = replace(given, free_memory_bytes=1)
+    assert recompute_of(config(**RUN), none) == "full"
+    for asked, kind in (("false", "none"), ("selective", "selective"), ("true", "full")):
+        assert recompute_of(config(**RUN, gradient_checkpointing=asked), none) == kind
+
+
+@pytest.mark.parametrize("unknown", [{"model_sizes": None}, {"free_memory_bytes": None}])
+def test_auto_computes_nothing_again_where_nothing_is_known(unknown: dict[str, Any]) -> None:
+    assert recompute_of(config(**RUN), replace(FACTS, **unknown)) == "none"
+
+
 def test_adapters_leave_more_on_the_heap() -> None:
     layer = layer_bytes(MODEL, SIZE, replace(LORA, rank=16))
-    assert phases(tuner_type="lora")["update"]["fragmentation"] == 2 * layer
+    for number, asked in enumerate(("false", "true")):
+        found = phases(tuner_type="lora", gradient_checkpointing=asked)["update"]
+        assert found["fragmentation"] == round(FRAGMENTED_LORA[number] * 2 * layer)
+        assert phases(gradient_checkpointing=asked)["update"]["fragmentation"] == round(
+            FRAGMENTED[number] * 2 * FULL_LAYER
+        )
 
 
 def test_gradients_of_earlier_passes_are_held() -> None:
@@ -176,10 +269,10 @@ def test_phases_in_bfloat16() -> None:
     """Weights in 2 bytes, their masters in 4; the gradient of the step is the masters'. A CPU compiles two
     products for each of 6 tokens."""
     found = phases(torch_dtype="bfloat16")
-    probe = 100 * 8 * (4 + 2 + 4)
+    probe = 100 * 8 * 2
     assert found["load"] == {"weights in float32": 4000, "weights": 2000, "probe": probe}
-    held = {"weights": 2000, "masters": 4000, "moments": 8000, "KV cache": 32 * 44}
-    kernels = {"compiled kernels": 2 * 6 * 550_000}
+    held = {"weights": 2000, "masters": 4000, "moments": 8000, "KV cache": 32 * 84}
+    kernels = {"compiled kernels": 2 * 6 * 550_000} | AT_WORK
     assert found["save"] == held | kernels
     assert found["step"] == held | kernels | {"gradients": 4000}
     long = phases(torch_dtype="bfloat16", max_completion_length=4000)["save"]
@@ -194,18 +287,18 @@ def test_auto_is_bfloat16_on_a_gpu() -> None:
 
 def test_lora_trains_little_and_merges_for_rollouts() -> None:
     found = phases(tuner_type="lora")
-    assert found["save"] == {"weights": 4000, "adapters": 200, "moments": 400, "KV cache": 2816}
+    assert found["save"] == {"weights": 4000, "adapters": 200, "moments": 400, "KV cache": 64 * 84} | AT_WORK
     assert found["rollout"]["merged weights"] == 1200
     assert found["step"]["gradients"] == 200
     # A frozen head has no gradient.
     assert found["load"]["probe"] == 0
-    assert found["update"]["head"] == 7 * 9600 + 2 * 768
+    assert found["update"]["head"] == 3 * 9600 + 768
     assert "merged weights" not in phases(tuner_type="lora", torch_dtype="bfloat16")["rollout"]
 
 
 def test_a_reference_is_held_where_the_loss_has_one() -> None:
     found = phases(beta=0.04)
-    assert found["load"] == {"weights in float32": 4000, "reference in float32": 4000, "probe": 6400}
+    assert found["load"] == {"weights in float32": 4000, "reference in float32": 4000, "probe": 3200}
     assert "annotate" in found
     assert all(found[name]["reference"] == 4000 for name in ("rollout", "annotate", "update", "step", "save"))
     assert "reference" not in phases(beta=0.04, tuner_type="lora")["save"]
@@ -231,21 +324,25 @@ def test_rows_of_the_cache() -> None:
     many = {"per_device_train_batch_size": 1000, "num_generations": 2}
     run = config(**{**RUN, **many})
     cache = {p.name: p.parts for p in memory_plan(run, FACTS).phases}["save"]["KV cache"]
-    assert cache == 64 * (256 * 6 + 256 * 10)
+    assert cache == 64 * (256 * 16 + 256 * 10)
     # 0.3 x (24,000 - 4,000) = 6,000 bytes are 5 rows of 64 x 16 bytes
     tight = {p.name: p.parts for p in memory_plan(run, replace(FACTS, free_memory_bytes=24_000)).phases}
-    assert tight["save"]["KV cache"] == 64 * 5 * 16
+    assert tight["save"]["KV cache"] == 64 * 5 * 26
+
+
+def test_a_long_prompt_is_in_the_cache_once() -> None:
+    assert phases(replace(FACTS, longest_prompt=65))["save"]["KV cache"] == 64 * (4 * 6 + 2 * 65)
 
 
 def test_an_evaluation_may_need_the_larger_cache() -> None:
     given = replace(FACTS, eval_sets=(EvalSet(name="v", num_prompts=30),))
-    assert phases(given, val_dataset=["v.jsonl"])["save"]["KV cache"] == 64 * 30 * 16
-    assert phases(given, val_dataset=["v.jsonl"], eval_strategy="no")["save"]["KV cache"] == 64 * 44
+    assert phases(given, val_dataset=["v.jsonl"])["save"]["KV cache"] == 64 * 30 * 26
+    assert phases(given, val_dataset=["v.jsonl"], eval_strategy="no")["save"]["KV cache"] == 64 * 84
 
 
 def test_the_cache_of_generate_does_not_stay() -> None:
     found = phases(engine="generate")
-    assert found["rollout"]["KV cache"] == 64 * 4 * 16
+    assert found["rollout"]["KV cache"] == 64 * 4 * 26
     assert "KV cache" not in found["save"]
 
 
@@ -268,12 +365,13 @@ def test_a_stream_takes_the_cap_for_its_longest_prompt() -> None:
 def test_words() -> None:
     given = replace(FACTS, model_sizes=replace(MODEL, parameters=10**9))
     assert plan(given).in_words() == [
-        "load 4 GB, rollout 12 GB, update 16 GB, step 16 GB, save 12 GB",
+        "load 4 GB, rollout 12.09 GB, update 16.09 GB, step 16.09 GB, save 12.09 GB",
         "the most in update: moments 8 GB + weights 4 GB + gradients 4 GB",
-        "about 16.5 GB with Python and its libraries; 10 GB are free",
+        IN_WORDS["selective"],
+        "about 16.59 GB with Python and its libraries; 10 GB are free",
     ]
     guessed = replace(given, model_sizes=replace(MODEL, family="rwkv"), free_memory_bytes=None)
-    assert plan(guessed).in_words()[-1].startswith("at most, for a model of an unknown family, about 500.")
+    assert plan(guessed).in_words()[-1].startswith("at most, for a model of an unknown family, about 590.")
 
 
 def test_report() -> None:
@@ -291,9 +389,12 @@ def test_report() -> None:
 
 def test_limits_are_those_of_the_code() -> None:
     from covey.models import head
+    from covey.rollout import noise
     from covey.rollout.native import budget, engine
 
-    assert head._CHUNK_CELLS == CHUNK_CELLS
+    assert head._BLOCK == HEAD_BLOCK
     assert engine._PREFILL_TOKENS == PREFILL_TOKENS
+    assert engine._FLAT_PROMPT == FLAT_PROMPT
+    assert noise._BLOCK == NOISE_BLOCK
     assert budget._SHARE == CACHE_SHARE
     assert engine.NativeEngine.__init__.__kwdefaults__["max_rows"] == MAX_ROWS

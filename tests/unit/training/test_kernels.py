@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.models.policy import Policy
+from covey.plan.memory import TIGHT, memory_plan, recompute_of
 from covey.training.announce import _kernels
 from covey.training.facts import survey
 from covey.training.facts.run import run_facts
@@ -67,6 +69,21 @@ def test_options_reach_the_policy(tmp_path: Path) -> None:
         "attention: eager; activations are computed again, but for matrix products and attention, and wait "
         "in the machine's memory"
     )
+
+
+def test_what_is_planned_of_activations_is_what_runs(tmp_path: Path) -> None:
+    """On a machine on which keeping them does not fit."""
+    model = save_model("qwen3", tmp_path / "model")
+    replay = write_rollouts(tmp_path / "replay", rollouts=1)
+    changes = {"max_length": 4096, "max_completion_length": 2048, "per_device_train_batch_size": 4}
+    resolved = from_dict(options(model, tmp_path / "out", replay, **changes))
+    with survey(resolved.config, 1) as found:
+        needed = memory_plan(resolved.config, found.facts).needed_bytes
+        tight = replace(found, facts=replace(found.facts, free_memory_bytes=round((needed - 1000) / TIGHT)))
+        job = build_job(resolved, tight, LocalComm())
+    assert recompute_of(resolved.config, found.facts) == "none"
+    assert job.backend.policy.recompute == recompute_of(resolved.config, tight.facts) == "selective"
+    assert memory_plan(resolved.config, tight.facts).recompute == "selective"
 
 
 def test_the_line_says_why() -> None:
