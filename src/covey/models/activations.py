@@ -72,7 +72,8 @@ def offloaded(model: nn.Module) -> Iterator[None]:
         is_small = kept.numel() * kept.element_size() < _MOVED_BYTES
         if is_small or kept.is_sparse or kept.untyped_storage().data_ptr() in weights:
             return kept.device, kept
-        away = torch.empty(kept.shape, dtype=kept.dtype, device="cpu", pin_memory=kept.is_cuda)
+        # With the strides of the original, so that products add in the same order.
+        away = torch.empty_like(kept, device="cpu", pin_memory=kept.is_cuda)
         return kept.device, away.copy_(kept, non_blocking=kept.is_cuda)
 
     def unpack(packed: tuple[torch.device, Tensor]) -> Tensor:

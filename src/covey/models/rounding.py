@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 import torch.nn.functional as F
 
 from covey.types import MicroBatch, StreamSegment
@@ -25,7 +24,7 @@ def in_few_sizes(micro: MicroBatch) -> MicroBatch:
     return replace(
         micro,
         tokens_T=F.pad(micro.tokens_T, (0, room)),
-        positions_T=torch.cat([micro.positions_T, torch.arange(room)]),
+        positions_T=F.pad(micro.positions_T, (0, room)),
         segments=segments,
         predictor_N=F.pad(micro.predictor_N, (0, spare)),
         target_N=F.pad(micro.target_N, (0, spare)),

@@ -1,0 +1,58 @@
+"""Padding behind a stream: few sizes, and nothing of it in what comes out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from covey.models.policy import Policy
+from covey.models.probe import micro_of
+from covey.models.rounding import _step_up, in_few_sizes
+from covey.models.stream import Row
+from support.models import random_model
+
+
+def rows_of(*lengths: int) -> list[Row]:
+    return [
+        Row(
+            token_ids=[1 + (i + n) % 90 for i in range(5 + n)],
+            is_trained=[False] * 5 + [True] * n,
+            prompt_length=5,
+            prompt_key=number,
+        )
+        for number, n in enumerate(lengths)
+    ]
+
+
+def test_sizes_are_few_and_little_is_padded():
+    sizes = {_step_up(n) for n in range(1, 16_385)}
+    assert len(sizes) < 200
+    assert all(n <= _step_up(n) < n + max(64, n / 16) for n in range(1, 16_385))
+    assert _step_up(64) == 64 and _step_up(4096) == 4096
+
+
+def test_the_padding_is_a_segment_of_its_own_and_trains_nothing():
+    micro = micro_of(rows_of(7, 3), "prefix", torch.device("cpu"))
+    padded = in_few_sizes(micro)
+    length = micro.tokens_T.shape[0]
+    assert padded.tokens_T.shape == padded.positions_T.shape == padded.predictor_N.shape == (64,)
+    assert torch.equal(padded.tokens_T[:length], micro.tokens_T)
+    assert padded.segments[:-1] == micro.segments
+    last = padded.segments[-1]
+    assert (last.start, last.length, last.parent) == (length, 64 - length, None)
+    assert in_few_sizes(padded).segments == padded.segments
+
+
+def test_a_stream_that_trains_nothing_still_trains_nothing():
+    micro = micro_of(rows_of(0), "prefix", torch.device("cpu"))
+    assert in_few_sizes(micro).target_N.shape == (0,)
+
+
+@pytest.mark.parametrize("stream", ["prefix", "packed"])
+def test_no_gradient_reaches_the_padding(stream):
+    policy = Policy(random_model("llama"), stream=stream)
+    stats = policy(micro_of(rows_of(7, 3), stream, torch.device("cpu")))
+    assert stats.logprob_N.shape == stats.entropy_N.shape == (10,)
+    (stats.logprob_N.sum() + stats.entropy_N.sum()).backward()
+    # The padding is token 0, which is in no row, and is predicted by nobody's head but as one of all tokens.
+    assert policy.model.get_input_embeddings().weight.grad[0].count_nonzero() == 0
