@@ -36,7 +36,8 @@ CASES = {
 
 
 def rows() -> list[Row]:
-    # With bfloat16 weights one rounding that falls the other way moves a gradient by 0.5 %: with seed 4 one does.
+    # With bfloat16 weights one rounding that falls the other way moves a gradient by 0.5 %, as it does with
+    # seed 4.
     generator = torch.Generator().manual_seed(5)
     made = []
     for number, length in enumerate((9, 14, 21, 6)):
