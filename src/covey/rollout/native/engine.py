@@ -36,6 +36,8 @@ _PREFILL_TOKENS = 16384
 # Prompts up to this length are copied to their rows: attention then takes half the calls (measured on a CPU
 # with 64 rows; at 100 tokens the two cost the same).
 _FLAT_PROMPT = 64
+# Tokens: 64 bytes of the narrowest heads in the lowest precision.
+_LINE = 16
 
 
 @dataclass(slots=True)
@@ -81,6 +83,7 @@ class NativeEngine:
         self._families: list[_Family] = []
         self._rows: list[_Row] = []
         self._aborted: list[Completion] = []
+        self._caches: dict[bool, KVCache] = {}
         self._cache: KVCache | None = None
         self._last_hidden_FD: Tensor | None = None
         self._table_V: Tensor | None = None
@@ -162,13 +165,18 @@ class NativeEngine:
         prompt = max(len(r.prompt_token_ids) for r in queued)
         rows = min(len(queued), self._max_rows, rows_that_fit(self._policy, prompt + completion))
         slots = min(len(self._prompts) + len(self._families), rows)
-        held = self._cache.shape.prompt if self._cache else 0
-        flat = max(prompt, held) <= _FLAT_PROMPT
+        # How things lie in memory must not follow from what came before, as products round by it: a resumed
+        # run has another past.
+        flat = prompt <= _FLAT_PROMPT
+        prompt = _FLAT_PROMPT if flat else _aligned(prompt)
+        completion = _aligned(completion)
         wanted = CacheShape(rows=rows, completion=completion, slots=slots, prompt=prompt, flat=flat)
-        if self._cache is None or not self._cache.shape.covers(wanted):
-            assert not self._rows, "requests that need a larger cache wait for the running ones"
-            old = self._cache.shape if self._cache else wanted
-            self._cache = KVCache(
+        held = self._caches.get(flat)
+        if held is not self._cache or held is None or not held.shape.covers(wanted):
+            assert not self._rows, "requests that need another cache wait for the running ones"
+        if held is None or not held.shape.covers(wanted):
+            old = held.shape if held else wanted
+            held = self._caches[flat] = KVCache(
                 CacheShape(
                     rows=max(old.rows, wanted.rows),
                     completion=max(old.completion, wanted.completion),
@@ -177,6 +185,7 @@ class NativeEngine:
                     flat=flat,
                 )
             )
+        self._cache = held
 
     def _admit(self) -> list[Completion]:
         """Prefill prompts into free slots and start their siblings on free rows."""
@@ -345,3 +354,8 @@ class NativeEngine:
         del self._rows[remaining:]
         self._families = [f for f in self._families if f.running or f.waiting]
         self._arrangement = None
+
+
+def _aligned(tokens: int) -> int:
+    """A length whose keys and values fill whole cache lines."""
+    return -(-tokens // _LINE) * _LINE
