@@ -112,7 +112,8 @@ def start(words: list[str], place: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "covey", *words],
         cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # MKL has a number of its own, by which products round.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
