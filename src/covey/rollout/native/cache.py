@@ -137,18 +137,8 @@ def _attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: A
     return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
 
 
-class DecodeLayout:
-    """One new token of every active row: attention over its prompt's slot and its own tokens.
-
-    The queries of a slot's siblings are stacked, so that its keys are read once for all of them. `own_n`
-    counts the tokens a row has in its own slot before this one.
-    """
-
-    def __init__(self, cache: KVCache, families: Families, own_n: Tensor, longest_own: int) -> None:
-        self._cache, self._families = cache, families
-        self._own_n, self._longest = own_n, longest_own + 1
-        self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
-        self._bias: dict[int | None, Tensor] = {}
+class _RowLayout:
+    """One new token of every active row, by whichever way `_attend` reads the cache."""
 
     def attend(
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
@@ -162,6 +152,25 @@ class DecodeLayout:
     ) -> Tensor:
         """The same as (n, H, D), for plain attention."""
         return self._attend(layer, query_nHD, key_nKD, value_nKD, AttentionOptions(scaling=scaling))
+
+    def _attend(
+        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        raise NotImplementedError
+
+
+class DecodeLayout(_RowLayout):
+    """One new token of every active row: attention over its prompt's slot and its own tokens.
+
+    The queries of a slot's siblings are stacked, so that its keys are read once for all of them. `own_n`
+    counts the tokens a row has in its own slot before this one.
+    """
+
+    def __init__(self, cache: KVCache, families: Families, own_n: Tensor, longest_own: int) -> None:
+        self._cache, self._families = cache, families
+        self._own_n, self._longest = own_n, longest_own + 1
+        self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
+        self._bias: dict[int | None, Tensor] = {}
 
     def _attend(
         self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, options: AttentionOptions
@@ -227,7 +236,7 @@ class FlatRows:
     shortest_prompt: int
 
 
-class FlatLayout:
+class FlatLayout(_RowLayout):
     """One new token of every active row, whose slot begins with its prompt.
 
     Prompts end in one column, so rows that started together write and read the same columns. `own_n` counts
@@ -245,19 +254,6 @@ class FlatLayout:
         self._is_full = self._is_even and rows.longest_prompt == rows.shortest_prompt
         self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
         self._bias: dict[int | None, Tensor | None] = {}
-
-    def attend(
-        self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        """Attention output (1, H, n, D): the active rows are the tokens of the stream."""
-        query_nHD, key_nKD, value_nKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
-        return self._attend(layer, query_nHD, key_nKD, value_nKD, options).transpose(0, 1)[None]
-
-    def attend_rows(
-        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, scaling: float
-    ) -> Tensor:
-        """The same as (n, H, D), for plain attention."""
-        return self._attend(layer, query_nHD, key_nKD, value_nKD, AttentionOptions(scaling=scaling))
 
     def _attend(
         self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, options: AttentionOptions
