@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import children_peak_bytes, peak_bytes
+from watch import watcher
 
 
 def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
@@ -139,20 +140,6 @@ def watch_trainer(notes: dict[str, list[float]]) -> None:
 
     GRPOTrainer._generate_completions = generated
     GRPOTrainer._compute_rewards_per_func = scored
-
-
-def watcher(notes: dict[str, list[float]], target: float | None) -> Any:
-    """A callback that notes the end of every step, and stops where the target is reached."""
-    import transformers
-
-    class Watch(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            notes["ends"].append(time.perf_counter())
-            latest = notes["scores"][-10:]
-            if target is not None and len(latest) == 10 and sum(latest) / 10 >= target:
-                control.should_training_stop = True
-
-    return Watch()
 
 
 def force_length(length: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import children_peak_bytes, gpu_peak_bytes, peak_bytes
+from watch import watcher
 
 
 def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
@@ -93,20 +94,6 @@ def timed_trainer(notes: dict[str, list[float]]) -> Any:
             return found
 
     return Timed
-
-
-def watcher(notes: dict[str, list[float]], target: float | None) -> Any:
-    """A callback that notes the end of every step, and stops where the target is reached."""
-    import transformers
-
-    class Watch(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            notes["ends"].append(time.perf_counter())
-            latest = notes["scores"][-10:]
-            if target is not None and len(latest) == 10 and sum(latest) / 10 >= target:
-                control.should_training_stop = True
-
-    return Watch()
 
 
 if __name__ == "__main__":

@@ -376,3 +376,19 @@ def test_generate_takes_at_most_max_rows_at_a_time(tiny_policy, random_prompts, 
     few = run_engine(GenerateEngine(policy, max_rows=3), requests)
     assert contents(few) == contents(run_engine(GenerateEngine(policy), requests))
     assert policy.stream == stream
+
+
+def test_how_the_cache_lies_does_not_follow_from_earlier_rounds(
+    tiny_policy, random_prompts, requests_of, run_engine
+):
+    """A resumed run has another past, and products round by where things lie."""
+    policy = tiny_policy("llama")
+    requests = requests_of(random_prompts(9, 3), 4, max_new_tokens=10)
+    fresh, used = NativeEngine(policy), NativeEngine(policy)
+    for longer in (20, 70):
+        run_engine(used, requests_of(random_prompts(longer), 2, max_new_tokens=3, rollout=1))
+    ours, theirs = run_engine(used, requests), run_engine(fresh, requests)
+    assert used._cache.shape.flat == fresh._cache.shape.flat
+    assert used._cache.start == fresh._cache.start
+    assert contents(ours) == contents(theirs)
+    assert [c.logprobs for c in ours] == [c.logprobs for c in theirs]
