@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from covey.models import llama_step as llama_step_module
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.lora import add_adapter, merged
@@ -96,7 +97,7 @@ def test_an_adapter_has_to_be_merged(random_prompts, requests_of, run_engine, mo
     for name, parameter in policy.named_parameters():
         if ".lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.2)
-    assert llama_step(policy) is None
+    assert llama_step(policy, 64) is None
     requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=4)
     with merged(policy):
         found = gaps(policy, requests, run_engine, monkeypatch)
@@ -106,12 +107,36 @@ def test_an_adapter_has_to_be_merged(random_prompts, requests_of, run_engine, mo
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt2", "mixtral"])
 def test_what_it_does_not_know_it_leaves_alone(family):
     """Sliding windows, soft-capping, other modules, experts."""
-    assert llama_step(policy_of(family)) is None
+    assert llama_step(policy_of(family), 64) is None
 
 
 def test_another_activation_takes_the_modules():
-    assert llama_step(policy_of("llama")) is not None
-    assert llama_step(policy_of("llama", hidden_act="gelu")) is None
+    assert llama_step(policy_of("llama"), 64) is not None
+    assert llama_step(policy_of("llama", hidden_act="gelu"), 64) is None
+
+
+def test_turns_that_follow_from_the_longest_row_take_the_modules():
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    assert llama_step(policy_of("llama", rope_parameters=dynamic), 64) is None
+
+
+def test_a_module_that_somebody_listens_to_is_called():
+    policy = policy_of("llama")
+    handle = policy.model.base_model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    assert llama_step(policy, 64) is None
+    handle.remove()
+    assert llama_step(policy, 64) is not None
+
+
+def test_a_large_model_is_not_copied(monkeypatch):
+    policy = policy_of("llama")
+    layers = policy.model.base_model.layers
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    copied = sum(4 * layer.get_submodule(name).weight.numel() for layer in layers for name in names)
+    monkeypatch.setattr(llama_step_module, "_MOST_COPIED", copied)
+    assert llama_step(policy, 64) is not None
+    monkeypatch.setattr(llama_step_module, "_MOST_COPIED", copied - 1)
+    assert llama_step(policy, 64) is None
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])

@@ -137,6 +137,21 @@ def test_refilled_rows_give_the_same_completions(
     assert len({len(c.token_ids) for c in whole}) >= 3  # rows end at different times
 
 
+@pytest.mark.parametrize("max_rows", [5, 256])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("stride", [2, 8, 40])
+def test_how_seldom_the_host_looks_does_not_matter(
+    stride, family, max_rows, tiny_policy, random_prompts, requests_of, run_engine
+):
+    policy = tiny_policy(family)
+    requests = requests_of(random_prompts(9, 3, 14), 4, stop=(5, 17, 40), max_new_tokens=16)
+    each = run_engine(NativeEngine(policy, max_rows=max_rows, stride=1), requests)
+    seldom = run_engine(NativeEngine(policy, max_rows=max_rows, stride=stride), requests)
+    assert contents(seldom) == contents(each)
+    assert largest_logprob_gap(seldom, each) < 1e-4
+    assert {c.finish for c in each} == {Finish.STOP, Finish.LENGTH}
+
+
 @pytest.mark.parametrize("max_rows", [3, 256])
 def test_the_order_of_submission_does_not_matter(
     max_rows, tiny_policy, random_prompts, requests_of, run_engine

@@ -52,18 +52,17 @@ class KVCache:
 
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
-        self.prefix: dict[int, tuple[Tensor, Tensor]] = {}
-        self.own: dict[int, tuple[Tensor, Tensor]] = {}
+        self.prefix: dict[int, Tensor] = {}
+        self.own: dict[int, Tensor] = {}
 
-    def layer(self, layer: int, key_1KTD: Tensor) -> tuple[Tensor, Tensor]:
-        """The prefix keys and values of a layer."""
+    def layer(self, layer: int, key_1KTD: Tensor) -> Tensor:
+        """The prefix keys and values (2, slots, K, P, D) of a layer."""
         if layer not in self.prefix:
             heads, width = key_1KTD.shape[1], key_1KTD.shape[3]
-            prefix = (self.shape.slots, heads, self.shape.prompt, width)
-            own = (self.shape.rows, heads, self.start + self.shape.completion, width)
             # Zeros, not empty: a masked score times a NaN of uninitialised memory would be NaN.
-            self.prefix[layer] = (key_1KTD.new_zeros(prefix), key_1KTD.new_zeros(prefix))
-            self.own[layer] = (key_1KTD.new_zeros(own), key_1KTD.new_zeros(own))
+            self.prefix[layer] = key_1KTD.new_zeros(2, self.shape.slots, heads, self.shape.prompt, width)
+            columns = self.start + self.shape.completion
+            self.own[layer] = key_1KTD.new_zeros(2, self.shape.rows, heads, columns, width)
         return self.prefix[layer]
 
     @property
@@ -71,47 +70,45 @@ class KVCache:
         """The column of a row's own slot at which its completion begins."""
         return self.shape.prompt if self.shape.flat else 0
 
-    def start_rows(self, first: int, slot_n: Tensor) -> None:
-        """Copy the prompts of `slot_n` to the rows from number `first` on, where the cache is flat."""
+    def start_rows(self, first: int, slot_n: Tensor, longest: int) -> None:
+        """Copy the prompts of `slot_n`, of `longest` tokens at most, to the rows from number `first` on,
+        where the cache is flat."""
         if not self.shape.flat:
             return
-        rows = slice(first, first + slot_n.shape[0])
-        for layer, pair in self.own.items():
-            for own, prefix in zip(pair, self.prefix[layer], strict=True):
-                own[rows, :, : self.start] = prefix[slot_n]
+        rows, columns = slice(first, first + slot_n.shape[0]), slice(self.start - longest, self.start)
+        for layer, own in self.own.items():
+            own[:, rows, :, columns] = self.prefix[layer][:, :, :, columns].index_select(1, slot_n)
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy rows `sources`, which have `length` tokens at most, onto rows `targets`."""
         columns = self.start + length
-        for tensors in self.own.values():
-            for tensor in tensors:
-                tensor[list(targets), :, :columns] = tensor[list(sources), :, :columns]
+        for own in self.own.values():
+            own[:, list(targets), :, :columns] = own[:, list(sources), :, :columns]
 
 
 class PrefillLayout:
     """A stream of whole prompts: plain stream attention, whose keys and values go to the prefix slots, token
-    by token to `slot_T` and `position_T`."""
+    by token to `slot_T` and `column_T`."""
 
-    def __init__(self, cache: KVCache, stream: StreamLayout, slot_T: Tensor, position_T: Tensor) -> None:
+    def __init__(self, cache: KVCache, stream: StreamLayout, slot_T: Tensor, column_T: Tensor) -> None:
         self._cache, self._stream = cache, stream
-        self._slot_T, self._column_T = slot_T, position_T
+        self._slot_T, self._column_T = slot_T, column_T
 
     def attend(
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Attention output (1, H, T, D) of the prompts."""
-        keys, values = self._cache.layer(layer, key_1KTD)
-        keys[self._slot_T, :, self._column_T] = key_1KTD[0].transpose(0, 1)
-        values[self._slot_T, :, self._column_T] = value_1KTD[0].transpose(0, 1)
+        pair_2TKD = torch.cat([key_1KTD, value_1KTD]).transpose(1, 2)
+        self._cache.layer(layer, key_1KTD)[:, self._slot_T, :, self._column_T] = pair_2TKD.transpose(0, 1)
         return self._stream.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
 
-    def attend_rows(
-        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float
-    ) -> Tensor:
-        """The same as (T, H, D), for plain attention."""
-        query_1HTD, key_1KTD, value_1KTD = (x.transpose(0, 1)[None] for x in (query_THD, key_TKD, value_TKD))
-        options = AttentionOptions(scaling=scaling)
-        return self.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)[0].transpose(0, 1)
+    def attend_heads(self, layer: int, heads_TXD: Tensor, queries: int, scaling: float) -> Tensor:
+        """The same as (T, H, D), for plain attention of `queries` heads with the keys and values behind
+        them."""
+        query_1HTD, pair_1XTD = heads_TXD.transpose(0, 1)[None].tensor_split([queries], dim=1)
+        return self.attend(layer, query_1HTD, *pair_1XTD.chunk(2, dim=1), AttentionOptions(scaling=scaling))[
+            0
+        ].transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ def _attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: A
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     if bias_n11L is not None:
-        scores = scores + bias_n11L
+        scores += bias_n11L
     if options.sinks_H is None:
         return scores.softmax(dim=-1)
     sinks = options.sinks_H.float().view(1, *scores.shape[1:3], 1).expand(scores.shape[0], -1, -1, -1)
@@ -144,18 +141,16 @@ class _RowLayout:
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Attention output (1, H, n, D): the active rows are the tokens of the stream."""
-        query_nHD, key_nKD, value_nKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
-        return self._attend(layer, query_nHD, key_nKD, value_nKD, options).transpose(0, 1)[None]
+        pair_n2KD = torch.cat([key_1KTD, value_1KTD]).permute(2, 0, 1, 3)
+        return self._attend(layer, query_1HTD[0].transpose(0, 1), pair_n2KD, options).transpose(0, 1)[None]
 
-    def attend_rows(
-        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, scaling: float
-    ) -> Tensor:
-        """The same as (n, H, D), for plain attention."""
-        return self._attend(layer, query_nHD, key_nKD, value_nKD, AttentionOptions(scaling=scaling))
+    def attend_heads(self, layer: int, heads_nXD: Tensor, queries: int, scaling: float) -> Tensor:
+        """The same as (n, H, D), for plain attention of `queries` heads with the keys and values behind
+        them."""
+        pair_n2KD = heads_nXD[:, queries:].unflatten(1, (2, -1))
+        return self._attend(layer, heads_nXD[:, :queries], pair_n2KD, AttentionOptions(scaling=scaling))
 
-    def _attend(
-        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, options: AttentionOptions
-    ) -> Tensor:
+    def _attend(self, layer: int, query_nHD: Tensor, pair_n2KD: Tensor, options: AttentionOptions) -> Tensor:
         raise NotImplementedError
 
 
@@ -172,27 +167,24 @@ class DecodeLayout(_RowLayout):
         self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
         self._bias: dict[int | None, Tensor] = {}
 
-    def _attend(
-        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        own_key, own_value = self._cache.own[layer]
-        own_key[self._row_n, :, self._own_n] = key_nKD
-        own_value[self._row_n, :, self._own_n] = value_nKD
+    def _attend(self, layer: int, query_nHD: Tensor, pair_n2KD: Tensor, options: AttentionOptions) -> Tensor:
+        own = self._cache.own[layer]
+        own[:, self._row_n, :, self._own_n] = pair_n2KD
         num_rows, width = query_nHD.shape[0], query_nHD.shape[2]
-        query_nKRD = query_nHD.unflatten(1, (key_nKD.shape[1], -1)) * options.scaling
+        query_nKRD = query_nHD.unflatten(1, (pair_n2KD.shape[2], -1)) * options.scaling
         repeats = query_nKRD.shape[2]
 
         row_FM = self._families.row_FM
         num_slots, fullest = row_FM.shape
-        prefix_key, prefix_value = (
-            t[:num_slots, :, : self._families.longest_prompt] for t in self._cache.prefix[layer]
-        )
+        prefix_key, prefix_value = self._cache.prefix[layer][
+            :, :num_slots, :, : self._families.longest_prompt
+        ]
         stacked_FKXD = query_nKRD[row_FM].transpose(1, 2).flatten(2, 3)
         scores_FKXP = stacked_FKXD @ prefix_key.transpose(-1, -2)
         scores_nKRP = (
             scores_FKXP.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[self._families.place_n]
         )
-        own_key, own_value = own_key[:num_rows, :, : self._longest], own_value[:num_rows, :, : self._longest]
+        own_key, own_value = own[:, :num_rows, :, : self._longest]
         scores_nKRC = query_nKRD @ own_key.transpose(-1, -2)
         weights = self._softmax(torch.cat([scores_nKRP, scores_nKRC], dim=-1), options).to(own_value.dtype)
         prefix_nKRP, own_nKRC = weights.split([scores_nKRP.shape[-1], self._longest], dim=-1)
@@ -255,27 +247,19 @@ class FlatLayout(_RowLayout):
         self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
         self._bias: dict[int | None, Tensor | None] = {}
 
-    def _attend(
-        self, layer: int, query_nHD: Tensor, key_nKD: Tensor, value_nKD: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        num_rows, key_heads, width = key_nKD.shape
-        keys_nKLD, values_nKLD = (
-            self._store(own, new)
-            for own, new in zip(self._cache.own[layer], (key_nKD, value_nKD), strict=True)
-        )
-        query_nKRD = query_nHD.reshape(num_rows, key_heads, -1, width) * options.scaling
-        scores_nKRL = query_nKRD @ keys_nKLD.transpose(-1, -2)
-        weights = _attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
-        return (weights.to(values_nKLD.dtype) @ values_nKLD).reshape(num_rows, -1, width)
-
-    def _store(self, own: Tensor, new_nKD: Tensor) -> Tensor:
-        """Write the new keys or values; returns the columns that attention reads."""
-        num_rows = new_nKD.shape[0]
+    def _attend(self, layer: int, query_nHD: Tensor, pair_n2KD: Tensor, options: AttentionOptions) -> Tensor:
+        num_rows, _, key_heads, width = pair_n2KD.shape
+        own = self._cache.own[layer]
         if self._is_even:
-            own[:num_rows, :, self._stop - 1] = new_nKD
+            own[:, :num_rows, :, self._stop - 1] = pair_n2KD.transpose(0, 1)
         else:
-            own[self._row_n, :, self._cache.start + self._own_n] = new_nKD
-        return own[:num_rows, :, self._first : self._stop]
+            own[:, self._row_n, :, self._cache.start + self._own_n] = pair_n2KD
+        # Rows and key heads as one axis: products over two would copy what they read.
+        keys_XLD, values_XLD = own[:, :num_rows].flatten(1, 2)[:, :, self._first : self._stop]
+        query_XRD = (query_nHD * options.scaling).reshape(num_rows * key_heads, -1, width)
+        scores_nKRL = torch.bmm(query_XRD, keys_XLD.transpose(1, 2)).unflatten(0, (num_rows, key_heads))
+        weights = _attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
+        return torch.bmm(weights.flatten(0, 1).to(values_XLD.dtype), values_XLD).view(num_rows, -1, width)
 
     def _visibility(self, window: int | None) -> Tensor | None:
         """0 where a key may be seen and -inf elsewhere, (n, 1, 1, L); None where everything may."""

@@ -38,6 +38,9 @@ _PREFILL_TOKENS = 16384
 _FLAT_PROMPT = 64
 # Tokens: 64 bytes of the narrowest heads in the lowest precision.
 _LINE = 16
+# Tokens decoded before the host looks which rows have ended. A GPU would wait for each look; rows that ended
+# meanwhile have decoded for nothing.
+_STRIDE = {"cpu": 1, "gpu": 8}
 
 
 @dataclass(slots=True)
@@ -62,20 +65,49 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    def finish(self) -> Finish | None:
-        if self.tokens[-1] in self.request.sampling.stop_token_ids:
-            return Finish.STOP
-        return Finish.LENGTH if len(self.tokens) >= self.request.sampling.max_new_tokens else None
+    def take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Finish | None:
+        """Keep what was drawn up to the row's end; says why it ended if it did."""
+        sampling = self.request.sampling
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            if token in sampling.stop_token_ids:
+                return Finish.STOP
+            if len(self.tokens) >= sampling.max_new_tokens:
+                return Finish.LENGTH
+        return None
+
+
+@dataclass(slots=True)
+class _Draws:
+    """What a draw needs of some rows beside their logits, (n,) each: the newest token, how many tokens there
+    are, temperature and noise key. They follow the rows without the host."""
+
+    token_n: Tensor
+    count_n: Tensor
+    temperature_n: Tensor
+    key_n: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[_Row], device: torch.device) -> _Draws:
+        return cls(
+            torch.tensor([row.tokens[-1] if row.tokens else 0 for row in rows], device=device),
+            torch.tensor([len(row.tokens) for row in rows], device=device),
+            torch.tensor([row.request.sampling.temperature for row in rows], device=device),
+            torch.tensor([row.key for row in rows], device=device),
+        )
 
 
 class NativeEngine:
-    """Samples from `policy`. `max_rows` bounds how many completions decode side by side."""
+    """Samples from `policy`. `max_rows` bounds how many completions decode side by side, `stride` is how many
+    tokens each of them gets before the host looks."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
 
-    def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
+    def __init__(self, policy: Policy, *, max_rows: int = 256, stride: int | None = None) -> None:
         self._policy = policy
         self._max_rows = max_rows
+        self._stride = stride or _STRIDE["cpu" if policy.device.type == "cpu" else "gpu"]
         self._version = 0
         self._next_id = 0
         self._requests: dict[int, GenerationRequest] = {}
@@ -88,6 +120,7 @@ class NativeEngine:
         self._last_hidden_FD: Tensor | None = None
         self._table_V: Tensor | None = None
         self._arrangement: Families | FlatRows | None = None
+        self._draws: _Draws | None = None
         self._step: LlamaStep | None = None
 
     # -- protocol
@@ -107,7 +140,9 @@ class NativeEngine:
                 "the native engine needs a policy that runs as a stream; this one is on padded rows"
             )
         self._reserve()
-        self._step = llama_step(self._policy)
+        if self._cache is not None:
+            shape = self._cache.shape
+            self._step = llama_step(self._policy, shape.prompt + shape.completion)
         while True:
             yield from self._aborted
             self._aborted.clear()
@@ -149,11 +184,10 @@ class NativeEngine:
 
     @torch.inference_mode()
     def _advance(self) -> list[Completion]:
-        """Admit what fits, then decode one token of every row; returns what ended."""
+        """Admit what fits, then decode a stride of every row; returns what ended."""
         done = self._admit()
         if self._rows:
-            hidden_nD = self._decode()
-            done += self._sample(self._rows, hidden_nD)
+            done += self._decode()
         return done
 
     def _reserve(self) -> None:
@@ -169,7 +203,8 @@ class NativeEngine:
         # run has another past.
         flat = prompt <= _FLAT_PROMPT
         prompt = _FLAT_PROMPT if flat else _aligned(prompt)
-        completion = _aligned(completion)
+        # Within a stride a row goes on past its end.
+        completion = _aligned(completion + self._stride - 1)
         wanted = CacheShape(rows=rows, completion=completion, slots=slots, prompt=prompt, flat=flat)
         held = self._caches.get(flat)
         if held is not self._cache or held is None or not held.shape.covers(wanted):
@@ -203,11 +238,13 @@ class NativeEngine:
         if not started:
             return []
         assert self._last_hidden_FD is not None
-        slots = torch.tensor([row.family.slot for row in started], device=self._last_hidden_FD.device)
-        self._cache.start_rows(len(self._rows), slots)
+        device = self._last_hidden_FD.device
+        slots = torch.tensor([row.family.slot for row in started], device=device)
+        longest = max(len(row.family.prompt) for row in started)
+        self._cache.start_rows(len(self._rows), slots, longest)
         self._rows += started
         self._arrangement = None
-        return self._sample(started, self._last_hidden_FD[slots])
+        return self._keep(started, [self._draw(self._last_hidden_FD[slots], _Draws.of(started, device))])
 
     def _claim_slots(self) -> list[_Family]:
         assert self._cache is not None
@@ -254,22 +291,31 @@ class NativeEngine:
             self._last_hidden_FD = hidden_TD.new_zeros(wanted)
         self._last_hidden_FD[slots] = hidden_TD[last]
 
-    def _decode(self) -> Tensor:
-        """Feed every row its newest token; returns the hidden states (n, D)."""
-        assert self._cache is not None
-        device = self._policy.device
-        if self._arrangement is None:
-            self._arrangement = self._arrange(device)
+    def _decode(self) -> list[Completion]:
+        """Decode a stride of every row; nothing of it waits for the host."""
+        if self._arrangement is None or self._draws is None:
+            self._arrangement = self._arrange(self._policy.device)
+            self._draws = _Draws.of(self._rows, self._policy.device)
         own = [len(row.tokens) - 1 for row in self._rows]
-        own_n = torch.tensor(own, device=device)
-        tokens_n = torch.tensor([row.tokens[-1] for row in self._rows], device=device)
+        longest, shortest = max(own), min(own)
+        drawn = [
+            self._decode_one(self._arrangement, self._draws, longest + i, shortest + i)
+            for i in range(self._stride)
+        ]
+        return self._keep(self._rows, drawn)
+
+    def _decode_one(
+        self, arrangement: Families | FlatRows, draws: _Draws, longest_own: int, shortest_own: int
+    ) -> tuple[Tensor, Tensor]:
+        """Feed every row its newest token and draw the next; returns tokens and logprobs, (n,) each."""
+        assert self._cache is not None
+        own_n = draws.count_n - 1
         layout: DecodeLayout | FlatLayout
-        if isinstance(self._arrangement, FlatRows):
-            layout = FlatLayout(self._cache, self._arrangement, own_n, max(own), min(own))
+        if isinstance(arrangement, FlatRows):
+            layout = FlatLayout(self._cache, arrangement, own_n, longest_own, shortest_own)
         else:
-            layout = DecodeLayout(self._cache, self._arrangement, own_n, max(own))
-        positions_n = self._arrangement.prompt_length_n + own_n
-        return self._hidden(tokens_n, positions_n, layout)
+            layout = DecodeLayout(self._cache, arrangement, own_n, longest_own)
+        return self._draw(self._hidden(draws.token_n, arrangement.prompt_length_n + own_n, layout), draws)
 
     def _hidden(
         self, tokens_T: Tensor, positions_T: Tensor, layout: PrefillLayout | DecodeLayout | FlatLayout
@@ -296,24 +342,22 @@ class NativeEngine:
             place_n[rows] = slot * fullest + torch.arange(len(rows))
         return Families(row_FM.to(device), place_n.to(device), length_n, max(lengths))
 
-    def _sample(self, rows: Sequence[_Row], hidden_nD: Tensor) -> list[Completion]:
-        """Draw the next token of `rows`, and take those that ended off the batch."""
-        device = hidden_nD.device
+    def _draw(self, hidden_nD: Tensor, draws: _Draws) -> tuple[Tensor, Tensor]:
+        """The next token of some rows and its logprob, (n,) each; `draws` goes on to it."""
         logits_nV = self._policy.logits(hidden_nD)
         if self._table_V is None:
-            self._table_V = token_table(logits_nV.shape[1], device)
-        token_n, logprob_n = sample(
-            logits_nV,
-            torch.tensor([row.request.sampling.temperature for row in rows], device=device),
-            torch.tensor([row.key for row in rows], device=device),
-            torch.tensor([len(row.tokens) for row in rows], device=device),
-            self._table_V,
-        )
+            self._table_V = token_table(logits_nV.shape[1], hidden_nD.device)
+        token_n, logprob_n = sample(logits_nV, draws.temperature_n, draws.key_n, draws.count_n, self._table_V)
+        draws.token_n, draws.count_n = token_n, draws.count_n + 1
+        return token_n, logprob_n
+
+    def _keep(self, rows: Sequence[_Row], drawn: Sequence[tuple[Tensor, Tensor]]) -> list[Completion]:
+        """Give `rows` the tokens that were drawn for them, and take those that ended off the batch."""
+        tokens_nk = torch.stack([token_n for token_n, _ in drawn], dim=1).tolist()
+        logprobs_nk = torch.stack([logprob_n for _, logprob_n in drawn], dim=1).tolist()
         done = []
-        for row, token, logprob in zip(rows, token_n.tolist(), logprob_n.tolist(), strict=True):
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            finish = row.finish()
+        for row, tokens, logprobs in zip(rows, tokens_nk, logprobs_nk, strict=True):
+            finish = row.take(tokens, logprobs)
             if finish is not None:
                 done.append(self._completion(row, finish))
         if done:
