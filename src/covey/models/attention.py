@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from covey.models.short_rows import ShortRows
 from covey.types import StreamSegment
 
 ATTENTION_NAME = "covey"
@@ -185,6 +186,7 @@ class StreamLayout:
         self._buckets = [_build_bucket(self.segments, rows, device) for rows in buckets]
         self._restore_T = _restore_index(self.segments, buckets).to(device)
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
+        self._short: dict[tuple[int, int], ShortRows] = {}
 
     def attend(
         self,
@@ -196,18 +198,51 @@ class StreamLayout:
     ) -> Tensor:
         """Attention output (1, H, T, D) of every segment."""
         query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
+        return self._attend(query_THD, key_TKD, value_TKD, options).transpose(0, 1)[None]
+
+    def attend_heads(self, layer: int, heads_TXD: Tensor, queries: int, scaling: float) -> Tensor:
+        """The same as (T, H, D), for plain attention of `queries` heads with the keys and values behind
+        them."""
+        keys = (heads_TXD.shape[1] - queries) // 2
+        short = self._short_rows(queries, keys, heads_TXD)
+        if short is not None:
+            return short.attend(heads_TXD, scaling)
+        query_THD, key_TKD, value_TKD = heads_TXD.split([queries, keys, keys], dim=1)
+        return self._attend(query_THD, key_TKD, value_TKD, AttentionOptions(scaling=scaling))
+
+    def _attend(
+        self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, options: AttentionOptions
+    ) -> Tensor:
         outputs = []
         for number, bucket in enumerate(self._buckets):
             out_RHQD = self._rows(
                 _gather(query_THD, bucket.query_RQ),
                 _gather(key_TKD, bucket.key_RL),
                 _gather(value_TKD, bucket.key_RL),
-                self._bias(number, options.sliding_window, query_1HTD.dtype),
+                self._bias(number, options.sliding_window, query_THD.dtype),
                 options,
             )
             outputs.append(out_RHQD.transpose(1, 2).flatten(0, 1))
         flat_XHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return flat_XHD.index_select(0, self._restore_T).transpose(0, 1)[None]
+        return flat_XHD.index_select(0, self._restore_T)
+
+    def _short_rows(self, queries: int, keys: int, like: Tensor) -> ShortRows | None:
+        """The way of short rows on a CPU, where the whole stream is such; made once for all layers."""
+        if len(self._buckets) > 1 or self._rows is not attend_masked or like.dtype != torch.float32:
+            return None
+        bucket = self._buckets[0]
+        if (queries, keys) not in self._short:
+            cells = bucket.query_RQ.shape[1] * bucket.key_RL.shape[1]
+            is_short = cells <= _SMALL_CELLS and len(bucket.query_RQ) * queries * cells <= _MANY_CELLS
+            if not is_short or like.device.type != "cpu":
+                return None
+            bias = torch.zeros(bucket.is_visible_R1QL.shape).masked_fill_(
+                ~bucket.is_visible_R1QL, float("-inf")
+            )
+            self._short[queries, keys] = ShortRows.of(
+                bucket.query_RQ, bucket.key_RL, self._restore_T, bias, (queries, keys)
+            )
+        return self._short[queries, keys]
 
     def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """What is added to a bucket's scores, 0 or -inf: made once for all layers, and kept once for all of
@@ -245,14 +280,16 @@ def _plan_buckets(segments: Sequence[StreamSegment]) -> list[list[int]]:
     for i in order:
         queries, keys = sizes[i]
         parented = segments[i].parent is not None
-        if buckets and parented == has_parent:
-            row = max(widest, queries) * max(longest, keys)
+        row = max(widest, queries) * max(longest, keys)
+        is_cheap = row <= _SMALL_CELLS
+        if not is_cheap and buckets and parented == has_parent:
             cells = (len(buckets[-1]) + 1) * row
-            if cells <= _MAX_BUCKET_WASTE * (needed + queries * keys) or row <= _SMALL_CELLS:
-                buckets[-1].append(i)
-                needed += queries * keys
-                widest, longest = max(widest, queries), max(longest, keys)
-                continue
+            is_cheap = cells <= _MAX_BUCKET_WASTE * (needed + queries * keys)
+        if buckets and is_cheap:
+            buckets[-1].append(i)
+            needed += queries * keys
+            widest, longest, has_parent = max(widest, queries), max(longest, keys), parented
+            continue
         buckets.append([i])
         needed, widest, longest, has_parent = queries * keys, queries, keys, parented
     return buckets

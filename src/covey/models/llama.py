@@ -61,11 +61,6 @@ class LlamaLayer:
     query_norm: Tensor | None
     key_norm: Tensor | None
 
-    @property
-    def queries(self) -> int:
-        """The width of all queries."""
-        return self.heads[0].weight.shape[0]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama:
@@ -78,6 +73,12 @@ class Llama:
     head_width: int
     scaling: float
     rotary: Any
+
+    @property
+    def size(self) -> int:
+        """The number of weights of the layers' products."""
+        parts = ((*layer.heads, layer.out, *layer.gated, layer.down) for layer in self.layers)
+        return sum(part.weight.numel() for layer in parts for part in layer)
 
     def turns(self, x_nE: Tensor, positions_n: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines (n, 1, D), like `x_nE`, with which a rotation is x * cos + roll(x) * sin.

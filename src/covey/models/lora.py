@@ -102,7 +102,7 @@ def add_adapter(
 
 @contextmanager
 def adapter_off(policy: Policy) -> Iterator[Policy]:
-    """The policy without its adapter, which is the base model bit for bit; for passes without gradient."""
+    """The policy without its adapter, which is the base model by its modules; for passes without gradient."""
     assert policy.adapter is not None
     parts = (*policy.adapter.layers, *policy.adapter.copies)
     # peft would answer by subtracting the update, and the base would drift.

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from covey.models import llama_update
 from covey.models.activations import offloaded, set_recompute
-from covey.models.attention import ATTENTION_NAME, Layout
+from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
 from covey.models.rounding import in_few_sizes
@@ -90,6 +91,10 @@ class Policy(nn.Module):
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""
+        if isinstance(layout, StreamLayout) and self.recompute == "none" and not self.has_liger:
+            known = llama_update.update_weights(self.model)
+            if known is not None:
+                return llama_update.hidden(known, tokens_T, positions_T, layout)
         backbone: Any = self.model.base_model
         out = backbone(
             input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout

@@ -28,8 +28,10 @@ from covey.types import (
 Scorer = Callable[[Sequence[Scored]], Callable[[], list[Score]]]
 """Starts scoring rows; the function that comes back waits for one score a row."""
 
-# Finished groups are handed to the rewards in this many parts, while the others still decode.
+# Finished groups are handed to the rewards in this many parts, while the others still decode; a part of fewer
+# tokens waits for more, as a call of its own would take longer than decoding them.
 _PARTS = 4
+_PART_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +132,18 @@ def _finished(
         members.setdefault(slot.group, []).append(number)
     running = {group: len(numbers) for group, numbers in members.items()}
     ended: list[int] = []
+    tokens = 0
     for completion in engine.results():
+        tokens += len(completion.token_ids)
         number = number_of[completion.request_id]
         group = slots[number].group
         made[number] = _trajectory(slots[number], completion, codec, plan)
         running[group] -= 1
         if running[group] == 0:
             ended.extend(members[group])
-        if len(ended) * _PARTS >= len(slots):
+        if len(ended) * _PARTS >= len(slots) and tokens >= _PART_TOKENS:
             yield sorted(ended)
-            ended = []
+            ended, tokens = [], 0
     if ended:
         yield sorted(ended)
 

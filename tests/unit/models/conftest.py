@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from covey.models import llama_update
 from covey.models.stream import Row
 
 VOCAB = 96
@@ -127,3 +128,9 @@ def random_rows() -> Callable[..., list[Row]]:
         return rows
 
     return make
+
+
+@pytest.fixture
+def modules_only(monkeypatch):
+    """Small models run by transformers' modules, too: bits are compared where both sides take one path."""
+    monkeypatch.setattr(llama_update, "_LARGEST", 0)

@@ -17,6 +17,7 @@ from covey.plan import activations as forecast
 from covey.plan.facts import ModelSizes
 
 KINDS = ("none", "selective", "full")
+pytestmark = pytest.mark.usefixtures("modules_only")
 
 
 class Counter(TorchDispatchMode):

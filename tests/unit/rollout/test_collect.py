@@ -12,6 +12,7 @@ from covey.comm import LocalComm
 from covey.data.rows import prompt_table
 from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
+from covey.rollout import collect as collecting
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
 from covey.types import Draw, SamplingParams, Source
@@ -119,7 +120,11 @@ def test_ranks_together_have_what_one_has(world, collected):
     assert seen[0] == seen[1]
 
 
-def test_groups_are_scored_while_others_decode(quickstart_policy, quickstart_codec):
+@pytest.mark.parametrize("least_tokens", [1, 10_000])
+def test_groups_are_scored_while_others_decode(
+    least_tokens, quickstart_policy, quickstart_codec, monkeypatch
+):
+    monkeypatch.setattr(collecting, "_PART_TOKENS", least_tokens)
     table = prompt_table(task.training_rows()[:8], quickstart_codec, max_length=None)
     prompts = [table.take(i, Draw(epoch=0, rollout=0)) for i in range(8)]
     stop = quickstart_codec.stop_token_ids
@@ -138,8 +143,11 @@ def test_groups_are_scored_while_others_decode(quickstart_policy, quickstart_cod
         return lambda: score_rows(build(["accuracy"]), [1.0], rows)
 
     groups = collect(prompts, engine, score, quickstart_codec, plan, LocalComm()).groups
-    assert len(running) > 2
-    assert running[0] > 0
+    if least_tokens == 1:
+        assert len(running) > 2
+        assert running[0] > 0
+    else:
+        assert running == [0]
     assert sorted(i for part in handed for i in part) == sorted([*range(8)] * 2)
     assert all(part.count(i) == 2 for part in handed for i in part)
     for scored in groups:

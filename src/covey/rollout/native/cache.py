@@ -106,9 +106,9 @@ class PrefillLayout:
         """The same as (T, H, D), for plain attention of `queries` heads with the keys and values behind
         them."""
         query_1HTD, pair_1XTD = heads_TXD.transpose(0, 1)[None].tensor_split([queries], dim=1)
-        return self.attend(layer, query_1HTD, *pair_1XTD.chunk(2, dim=1), AttentionOptions(scaling=scaling))[
-            0
-        ].transpose(0, 1)
+        key_1KTD, value_1KTD = pair_1XTD.chunk(2, dim=1)
+        options = AttentionOptions(scaling=scaling)
+        return self.attend(layer, query_1HTD, key_1KTD, value_1KTD, options)[0].transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,124 @@
+"""The update's short pass against transformers' modules: values and the gradient of every weight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from covey.models import llama_update
+from covey.models.llama_update import update_weights
+from covey.models.policy import Policy
+from covey.models.probe import micro_of
+from support.models import config_of, random_model
+
+
+def policy_of(family: str, **changes: object) -> Policy:
+    """A random policy of a family, with other settings of its configuration; no weight is 0 or 1."""
+    config = config_of(family)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight", "layernorm.weight")):
+            torch.nn.init.normal_(parameter, mean=0.7, std=0.3)
+    return Policy(model).eval()
+
+
+def results(policy: Policy, rows, kind: str, *, short: bool, monkeypatch) -> dict[str, torch.Tensor]:
+    """Logprobs, entropies and every gradient."""
+    monkeypatch.setattr(llama_update, "_LARGEST", 1 << 23 if short else 0)
+    policy.use_stream(kind)
+    policy.zero_grad(set_to_none=True)
+    micro = micro_of(rows, kind, policy.device)
+    stats = policy(replace(micro, temperature_N=torch.full_like(micro.temperature_N, 0.8)))
+    weight_N = torch.randn(stats.logprob_N.shape, generator=torch.Generator().manual_seed(3))
+    ((stats.logprob_N + 0.3 * stats.entropy_N) * weight_N).sum().backward()
+    gradients = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
+    return {"logprob": stats.logprob_N.detach(), "entropy": stats.entropy_N.detach(), **gradients}
+
+
+MODELS = {
+    "qwen2": {},
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "one key head": {"num_key_value_heads": 1},
+}
+
+
+@pytest.mark.parametrize("kind", ["packed", "prefix"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("lengths", [(9, 4, 1), (70, 90, 3)], ids=["short rows", "long rows"])
+def test_values_and_gradients_are_those_of_the_modules(
+    lengths, name, kind, random_rows, monkeypatch, assert_close_guarded
+):
+    family = name.split()[0] if name != "one key head" else "qwen2"
+    policy = policy_of(family, **MODELS[name])
+    assert update_weights(policy.model) is not None
+    rows = random_rows((11, lengths), (5, (8, 2)))
+    expected = results(policy, rows, kind, short=False, monkeypatch=monkeypatch)
+    actual = results(policy, rows, kind, short=True, monkeypatch=monkeypatch)
+    assert actual.keys() == expected.keys() and len(actual) > 15
+    for part, value in expected.items():
+        assert_close_guarded(actual[part], value, rtol=1e-4)
+
+
+def test_the_short_pass_is_taken(random_rows, monkeypatch):
+    policy = policy_of("qwen2")
+    called = []
+    real = llama_update.hidden
+    monkeypatch.setattr(llama_update, "hidden", lambda *a: (called.append(1), real(*a))[1])
+    results(policy, random_rows((11, (9, 4))), "prefix", short=True, monkeypatch=monkeypatch)
+    assert called
+    called.clear()
+    policy.keep_activations("full")
+    results(policy, random_rows((11, (9, 4))), "prefix", short=True, monkeypatch=monkeypatch)
+    assert not called
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3", {}),
+        ("gemma2", {}),
+        ("mixtral", {}),
+        ("gpt2", {}),
+        ("mistral", {"sliding_window": 7}),
+        ("llama", {"mlp_bias": True}),
+        ("llama", {"attention_bias": True}),
+        ("llama", {"attention_dropout": 0.1}),
+        ("llama", {"hidden_act": "gelu"}),
+    ],
+    ids=str,
+)
+def test_what_it_does_not_know_it_leaves_to_the_modules(family, changes):
+    assert update_weights(policy_of(family, **changes).model) is None
+
+
+def test_precision_size_and_listeners(monkeypatch):
+    policy = policy_of("llama")
+    known = update_weights(policy.model)
+    assert known is not None
+    monkeypatch.setattr(llama_update, "_LARGEST", known.size - 1)
+    assert update_weights(policy.model) is None
+    monkeypatch.setattr(llama_update, "_LARGEST", known.size)
+    handle = policy.model.base_model.layers[1].register_forward_pre_hook(lambda *_: None)
+    assert update_weights(policy.model) is None
+    handle.remove()
+    assert update_weights(policy.model) is not None
+    assert update_weights(policy.to(torch.bfloat16).model) is None
+
+
+def test_frozen_weights_pass_the_gradient_on(random_rows, monkeypatch, assert_close_guarded):
+    policy = Policy(random_model("qwen2")).eval()
+    for name, parameter in policy.named_parameters():
+        parameter.requires_grad_("layers.0" in name and "norm" not in name)
+    rows = random_rows((6, (5, 3)))
+    expected = results(policy, rows, "prefix", short=False, monkeypatch=monkeypatch)
+    actual = results(policy, rows, "prefix", short=True, monkeypatch=monkeypatch)
+    assert actual.keys() == expected.keys() and len(actual) > 7
+    for part, value in expected.items():
+        assert_close_guarded(actual[part], value, rtol=1e-4)
