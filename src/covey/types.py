@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ class Trajectory:
     @property
     def completion_ids(self) -> tuple[int, ...]:
         """Token ids after the prompt segment."""
-        return tuple(t for s in self.segments if s.source is not Source.PROMPT for t in s.token_ids)
+        written = [s.token_ids for s in self.segments if s.source is not Source.PROMPT]
+        return written[0] if len(written) == 1 else tuple(chain.from_iterable(written))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

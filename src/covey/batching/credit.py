@@ -36,29 +36,32 @@ def row_credits(
     place in the statistics and leaves the loss where `mask_truncated_completions` says so.
     """
     width = max(len(g.scores) for g in groups)
-    reward = torch.zeros(len(groups), width, dtype=torch.float64)
-    valid = torch.zeros(len(groups), width, dtype=torch.bool)
-    for p, scored in enumerate(groups):
-        for g, score in enumerate(scored.scores):
-            if score.total is not None and score.status is Status.OK and g not in scored.group.invalid:
-                reward[p, g] = score.total
-                valid[p, g] = True
+    totals = [[_counted(scored, g) for g in range(width)] for scored in groups]
+    reward = torch.tensor([[total or 0.0 for total in row] for row in totals], dtype=torch.float64)
+    valid = torch.tensor([[total is not None for total in row] for row in totals])
     advantage = group_advantages(reward, valid, config.scale_rewards)
     # A group whose rewards are equal has an advantage of exactly 0, whatever rounding its mean has.
     advantage[~has_signal(reward, valid)] = 0.0
+    advantages = advantage.float().tolist()
     credits = []
     for sample in samples:
         masked = None
-        if not valid[sample.group, sample.sibling]:
+        if totals[sample.group][sample.sibling] is None:
             masked = "invalid"
         elif config.mask_truncated_completions and sample.finish is Finish.LENGTH:
             masked = "truncated"
         elif not any(sample.is_trained):
             masked = "empty"
-        credits.append(
-            RowCredit(advantage=float(advantage[sample.group, sample.sibling].float()), masked=masked)
-        )
+        credits.append(RowCredit(advantage=advantages[sample.group][sample.sibling], masked=masked))
     return credits
+
+
+def _counted(scored: ScoredGroup, sibling: int) -> float | None:
+    """The score of a sibling where it enters its group's statistics."""
+    if sibling >= len(scored.scores) or sibling in scored.group.invalid:
+        return None
+    score = scored.scores[sibling]
+    return score.total if score.status is Status.OK else None
 
 
 def needs_forward(credit: RowCredit, *, may_skip_rows: bool) -> bool:

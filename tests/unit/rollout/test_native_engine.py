@@ -152,6 +152,24 @@ def test_how_seldom_the_host_looks_does_not_matter(
     assert {c.finish for c in each} == {Finish.STOP, Finish.LENGTH}
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_rows_that_nobody_reads_change_nothing(
+    family, tiny_policy, random_prompts, requests_of, run_engine, monkeypatch
+):
+    policy = tiny_policy(family)
+    requests = requests_of(random_prompts(9, 3, 14, 5), 6, stop=(5, 17, 40), max_new_tokens=16)
+    monkeypatch.setattr(native_engine, "_FEW_ROWS", 256)
+    without = run_engine(NativeEngine(policy), requests)
+    monkeypatch.setattr(native_engine, "_FEW_ROWS", 1)
+    engine, spare = NativeEngine(policy), []
+    real = engine._spare_rows
+    monkeypatch.setattr(engine, "_spare_rows", lambda: (spare.append(real()), spare[-1])[1])
+    # A second round finds what the spare rows of the first have left in the cache.
+    run_engine(engine, requests_of(random_prompts(9, 3, 14, 5, seed=1), 6, max_new_tokens=16, rollout=1))
+    assert contents(run_engine(engine, requests)) == contents(without)
+    assert {0, 1, 7} < set(spare)
+
+
 @pytest.mark.parametrize("max_rows", [3, 256])
 def test_the_order_of_submission_does_not_matter(
     max_rows, tiny_policy, random_prompts, requests_of, run_engine
@@ -324,9 +342,8 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
     monkeypatch.setattr(policy, "hidden", counting)
     monkeypatch.setattr(LlamaStep, "hidden", counting_step)
     done = run_engine(NativeEngine(policy, max_rows=max_rows), requests)
-    assert sum(prefilled) == 9 + 3 + 14
-    if max_rows == 256:
-        assert prefilled == [9 + 3 + 14]
+    # 9, 3 and 14 tokens, together or one by one, each time filled up to a multiple of 16.
+    assert prefilled == ([32] if max_rows == 256 else [16, 16, 16])
     # A completion of n tokens is fed n - 1 of them: the first comes from the prompt, the last is fed to
     # nobody.
     assert sum(decoded) == sum(len(c.token_ids) - 1 for c in done)

@@ -56,14 +56,19 @@ class KVCache:
         self.own: dict[int, Tensor] = {}
 
     def layer(self, layer: int, key_1KTD: Tensor) -> Tensor:
-        """The prefix keys and values (2, slots, K, P, D) of a layer."""
+        """The prefix keys and values (2, slots + 1, K, P, D) of a layer."""
         if layer not in self.prefix:
             heads, width = key_1KTD.shape[1], key_1KTD.shape[3]
             # Zeros, not empty: a masked score times a NaN of uninitialised memory would be NaN.
-            self.prefix[layer] = key_1KTD.new_zeros(2, self.shape.slots, heads, self.shape.prompt, width)
+            self.prefix[layer] = key_1KTD.new_zeros(2, self.spare_slot + 1, heads, self.shape.prompt, width)
             columns = self.start + self.shape.completion
             self.own[layer] = key_1KTD.new_zeros(2, self.shape.rows, heads, columns, width)
         return self.prefix[layer]
+
+    @property
+    def spare_slot(self) -> int:
+        """The prefix slot behind all others, for tokens that nobody reads."""
+        return self.shape.slots
 
     @property
     def start(self) -> int:
@@ -83,7 +88,8 @@ class KVCache:
         """Copy rows `sources`, which have `length` tokens at most, onto rows `targets`."""
         columns = self.start + length
         for own in self.own.values():
-            own[:, list(targets), :, :columns] = own[:, list(sources), :, :columns]
+            for source, target in zip(sources, targets, strict=True):
+                own[:, target, :, :columns] = own[:, source, :, :columns]
 
 
 class PrefillLayout:

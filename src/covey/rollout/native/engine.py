@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -38,6 +39,10 @@ _PREFILL_TOKENS = 16384
 _FLAT_PROMPT = 64
 # Tokens: 64 bytes of the narrowest heads in the lowest precision.
 _LINE = 16
+# Libraries prepare a kernel for each size of a product that they meet, which takes longer than a hundred
+# products: tokens of a prefill, and rows from a number on, are filled up to multiples of these.
+_PREFILL_STEP = 16
+_ROW_STEP, _FEW_ROWS = 8, 32
 # Tokens decoded before the host looks which rows have ended. A GPU would wait for each look; rows that ended
 # meanwhile have decoded for nothing.
 _STRIDE = {"cpu": 1, "gpu": 8}
@@ -89,12 +94,14 @@ class _Draws:
     key_n: Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[_Row], device: torch.device) -> _Draws:
+    def of(cls, rows: Sequence[_Row], device: torch.device, spare: int = 0) -> _Draws:
+        """With `spare` rows behind them that nobody reads."""
+        more = [0] * spare
         return cls(
-            torch.tensor([row.tokens[-1] if row.tokens else 0 for row in rows], device=device),
-            torch.tensor([len(row.tokens) for row in rows], device=device),
-            torch.tensor([row.request.sampling.temperature for row in rows], device=device),
-            torch.tensor([row.key for row in rows], device=device),
+            torch.tensor([row.tokens[-1] if row.tokens else 0 for row in rows] + more, device=device),
+            torch.tensor([len(row.tokens) for row in rows] + [1] * spare, device=device),
+            torch.tensor([row.request.sampling.temperature for row in rows] + [1.0] * spare, device=device),
+            torch.tensor([row.key for row in rows] + more, device=device),
         )
 
 
@@ -270,32 +277,35 @@ class NativeEngine:
         assert self._cache is not None
         device = self._policy.device
         lengths = [len(f.prompt) for f in families]
-        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        total = sum(lengths)
+        tokens, slots = [t for f in families for t in f.prompt], [f.slot for f in families]
+        if spare := -total % _PREFILL_STEP:
+            lengths, slots = [*lengths, spare], [*slots, self._cache.spare_slot]
+        starts = [0, *accumulate(lengths)][:-1]
         segments = [StreamSegment(start=s, length=n) for s, n in zip(starts, lengths, strict=True)]
-        slots = torch.tensor([f.slot for f in families], device=device)
-        tokens_T = torch.tensor([t for f in families for t in f.prompt], device=device)
-        position_T = torch.cat([torch.arange(n) for n in lengths]).to(device)
-        slot_T = slots.repeat_interleave(torch.tensor(lengths, device=device))
+        length_s = torch.tensor(lengths)
+        position_T = torch.arange(total + spare) - torch.tensor(starts).repeat_interleave(length_s)
         column_T = position_T
         if self._cache.shape.flat:
-            column_T = (
-                position_T
-                + self._cache.shape.prompt
-                - torch.tensor(lengths).repeat_interleave(torch.tensor(lengths)).to(device)
-            )
-        layout = PrefillLayout(self._cache, StreamLayout(segments, device), slot_T, column_T)
-        hidden_TD = self._hidden(tokens_T, position_T, layout)
-        last = torch.tensor([s + n - 1 for s, n in zip(starts, lengths, strict=True)], device=device)
-        wanted = (self._cache.shape.slots, hidden_TD.shape[1])
+            column_T = position_T + self._cache.shape.prompt - length_s.repeat_interleave(length_s)
+        slot_T = torch.tensor(slots).repeat_interleave(length_s)
+        layout = PrefillLayout(
+            self._cache, StreamLayout(segments, device), slot_T.to(device), column_T.to(device)
+        )
+        tokens_T = torch.tensor(tokens + [0] * spare, device=device)
+        hidden_TD = self._hidden(tokens_T, position_T.to(device), layout)
+        wanted = (self._cache.shape.slots + 1, hidden_TD.shape[1])
         if self._last_hidden_FD is None or self._last_hidden_FD.shape != wanted:
             self._last_hidden_FD = hidden_TD.new_zeros(wanted)
-        self._last_hidden_FD[slots] = hidden_TD[last]
+        last = torch.tensor(starts, device=device) + length_s.to(device) - 1
+        self._last_hidden_FD[torch.tensor(slots, device=device)] = hidden_TD[last]
 
     def _decode(self) -> list[Completion]:
         """Decode a stride of every row; nothing of it waits for the host."""
         if self._arrangement is None or self._draws is None:
-            self._arrangement = self._arrange(self._policy.device)
-            self._draws = _Draws.of(self._rows, self._policy.device)
+            spare = self._spare_rows()
+            self._arrangement = self._arrange(self._policy.device, spare)
+            self._draws = _Draws.of(self._rows, self._policy.device, spare)
         own = [len(row.tokens) - 1 for row in self._rows]
         longest, shortest = max(own), min(own)
         drawn = [
@@ -325,9 +335,18 @@ class NativeEngine:
             return self._step.hidden(tokens_T, positions_T, layout)
         return self._policy.hidden(tokens_T, positions_T, layout)
 
-    def _arrange(self, device: torch.device) -> Families | FlatRows:
+    def _spare_rows(self) -> int:
+        """Rows that are computed beside the active ones, so that few numbers of rows occur."""
+        assert self._cache is not None
+        active = len(self._rows)
+        if active <= _FEW_ROWS:
+            return 0
+        return min(-(-active // _ROW_STEP) * _ROW_STEP, self._cache.shape.rows) - active
+
+    def _arrange(self, device: torch.device, spare: int) -> Families | FlatRows:
         lengths = [len(row.family.prompt) for row in self._rows]
-        length_n = torch.tensor(lengths, device=device)
+        # A spare row sees what lies in its slot, and so has finite values.
+        length_n = torch.tensor(lengths + lengths[:1] * spare, device=device)
         assert self._cache is not None
         if self._cache.shape.flat:
             return FlatRows(length_n, max(lengths), min(lengths))
@@ -336,7 +355,7 @@ class NativeEngine:
             members.setdefault(row.family.slot, []).append(i)
         fullest = max(len(rows) for rows in members.values())
         row_FM = torch.zeros(max(members) + 1, fullest, dtype=torch.long)
-        place_n = torch.zeros(len(self._rows), dtype=torch.long)
+        place_n = torch.zeros(len(self._rows) + spare, dtype=torch.long)
         for slot, rows in members.items():
             row_FM[slot, : len(rows)] = torch.tensor(rows)
             place_n[rows] = slot * fullest + torch.arange(len(rows))
@@ -356,7 +375,7 @@ class NativeEngine:
         tokens_nk = torch.stack([token_n for token_n, _ in drawn], dim=1).tolist()
         logprobs_nk = torch.stack([logprob_n for _, logprob_n in drawn], dim=1).tolist()
         done = []
-        for row, tokens, logprobs in zip(rows, tokens_nk, logprobs_nk, strict=True):
+        for row, tokens, logprobs in zip(rows, tokens_nk[: len(rows)], logprobs_nk[: len(rows)], strict=True):
             finish = row.take(tokens, logprobs)
             if finish is not None:
                 done.append(self._completion(row, finish))
