@@ -182,7 +182,8 @@ class StreamLayout:
     ) -> None:
         self.segments = tuple(segments)
         self._rows = rows
-        buckets = _plan_buckets(self.segments)
+        is_cpu = torch.device(device).type == "cpu"
+        buckets = _plan_buckets(self.segments, _SMALL_CELLS if is_cpu else 0)
         self._buckets = [_build_bucket(self.segments, rows, device) for rows in buckets]
         self._restore_T = _restore_index(self.segments, buckets).to(device)
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
@@ -270,8 +271,9 @@ def _key_length(segments: Sequence[StreamSegment], index: int) -> int:
     return segment.length + (segments[segment.parent].length if segment.parent is not None else 0)
 
 
-def _plan_buckets(segments: Sequence[StreamSegment]) -> list[list[int]]:
-    """Group segment numbers so that the padded cells stay close to the needed ones."""
+def _plan_buckets(segments: Sequence[StreamSegment], cheap: int) -> list[list[int]]:
+    """Group segment numbers so that the padded cells stay close to the needed ones; rows of `cheap` cells or
+    fewer share a bucket whatever the waste."""
     sizes = {i: (segments[i].length, _key_length(segments, i)) for i in range(len(segments))}
     order = sorted(sizes, key=lambda i: (segments[i].parent is not None, sizes[i], i))
     buckets: list[list[int]] = []
@@ -281,7 +283,7 @@ def _plan_buckets(segments: Sequence[StreamSegment]) -> list[list[int]]:
         queries, keys = sizes[i]
         parented = segments[i].parent is not None
         row = max(widest, queries) * max(longest, keys)
-        is_cheap = row <= _SMALL_CELLS
+        is_cheap = row <= cheap
         if not is_cheap and buckets and parented == has_parent:
             cells = (len(buckets[-1]) + 1) * row
             is_cheap = cells <= _MAX_BUCKET_WASTE * (needed + queries * keys)

@@ -84,7 +84,7 @@ def test_every_segment_is_in_one_bucket_and_buckets_stay_tight():
     for length in (1, 2, 250, 240, 3, 260, 120):
         last = segments[-1]
         segments.append(StreamSegment(start=last.start + last.length, length=length, parent=0))
-    buckets = attention._plan_buckets(segments)
+    buckets = attention._plan_buckets(segments, attention._SMALL_CELLS)
     assert sorted(i for b in buckets for i in b) == list(range(len(segments)))
     assert 2 <= len(buckets) < len(segments)
     needed = sum(s.length * attention._key_length(segments, i) for i, s in enumerate(segments))

@@ -167,7 +167,7 @@ def test_rows_that_nobody_reads_change_nothing(
     # A second round finds what the spare rows of the first have left in the cache.
     run_engine(engine, requests_of(random_prompts(9, 3, 14, 5, seed=1), 6, max_new_tokens=16, rollout=1))
     assert contents(run_engine(engine, requests)) == contents(without)
-    assert {0, 1, 7} < set(spare)
+    assert 0 in spare and len(set(spare)) > 3
 
 
 @pytest.mark.parametrize("max_rows", [3, 256])
