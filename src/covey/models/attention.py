@@ -30,6 +30,8 @@ ATTENTION_NAME = "covey"
 _MAX_BUCKET_WASTE = 1.35
 # Rows shorter than this share a bucket whatever the waste: a kernel call costs more than the padding.
 _SMALL_CELLS = 4096
+# Queries of a piece: a segment of twice as many is cut.
+_PIECE = 256
 # Scores of all rows and heads up to which plain attention is taken for such rows: 32 MiB in float32.
 _MANY_CELLS = 1 << 23
 
@@ -183,9 +185,10 @@ class StreamLayout:
         self.segments = tuple(segments)
         self._rows = rows
         is_cpu = torch.device(device).type == "cpu"
-        buckets = _plan_buckets(self.segments, _SMALL_CELLS if is_cpu else 0)
-        self._buckets = [_build_bucket(self.segments, rows, device) for rows in buckets]
-        self._restore_T = _restore_index(self.segments, buckets).to(device)
+        buckets = _plan_buckets(_pieces(self.segments), _SMALL_CELLS if is_cpu else 0)
+        self._buckets = [_build_bucket(pieces, device) for pieces in buckets]
+        total = sum(segment.length for segment in self.segments)
+        self._restore_T = _restore_index(total, buckets).to(device)
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
         self._short: dict[tuple[int, int], ShortRows] = {}
 
@@ -266,61 +269,87 @@ def _gather(source_THD: Tensor, index_RQ: Tensor) -> Tensor:
     return source_THD.index_select(0, index_RQ.flatten()).unflatten(0, (rows, width)).transpose(1, 2)
 
 
-def _key_length(segments: Sequence[StreamSegment], index: int) -> int:
-    segment = segments[index]
-    return segment.length + (segments[segment.parent].length if segment.parent is not None else 0)
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some queries of a segment, from token `first` of it on, and what they may see: its parent and its own
+    tokens up to the last of them."""
+
+    segment: StreamSegment
+    parent: StreamSegment | None
+    first: int
+    queries: int
+
+    @property
+    def before(self) -> int:
+        """Tokens of the parent."""
+        return self.parent.length if self.parent is not None else 0
+
+    @property
+    def keys(self) -> int:
+        """Tokens that the last query sees."""
+        return self.before + self.first + self.queries
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Queries and keys."""
+        return self.queries, self.keys
 
 
-def _plan_buckets(segments: Sequence[StreamSegment], cheap: int) -> list[list[int]]:
-    """Group segment numbers so that the padded cells stay close to the needed ones; rows of `cheap` cells or
-    fewer share a bucket whatever the waste."""
-    sizes = {i: (segments[i].length, _key_length(segments, i)) for i in range(len(segments))}
-    order = sorted(sizes, key=lambda i: (segments[i].parent is not None, sizes[i], i))
-    buckets: list[list[int]] = []
+def _pieces(segments: Sequence[StreamSegment]) -> list[_Piece]:
+    """Segments in order; a long one behind a parent is cut, as its first queries see few of its keys."""
+    found = []
+    for segment in segments:
+        parent = None if segment.parent is None else segments[segment.parent]
+        step = segment.length if parent is None or segment.length < 2 * _PIECE else _PIECE
+        for first in range(0, segment.length, step):
+            found.append(_Piece(segment, parent, first, min(step, segment.length - first)))
+    return found
+
+
+def _plan_buckets(pieces: Sequence[_Piece], cheap: int) -> list[list[_Piece]]:
+    """Group pieces so that the padded cells stay close to the needed ones; rows of `cheap` cells or fewer
+    share a bucket whatever the waste."""
+    buckets: list[list[_Piece]] = []
     needed = widest = longest = 0
     has_parent = False
-    for i in order:
-        queries, keys = sizes[i]
-        parented = segments[i].parent is not None
+    for piece in sorted(pieces, key=lambda p: (p.parent is not None, p.size)):
+        queries, keys = piece.size
+        parented = piece.parent is not None
         row = max(widest, queries) * max(longest, keys)
         is_cheap = row <= cheap
         if not is_cheap and buckets and parented == has_parent:
             cells = (len(buckets[-1]) + 1) * row
             is_cheap = cells <= _MAX_BUCKET_WASTE * (needed + queries * keys)
         if buckets and is_cheap:
-            buckets[-1].append(i)
+            buckets[-1].append(piece)
             needed += queries * keys
             widest, longest, has_parent = max(widest, queries), max(longest, keys), parented
             continue
-        buckets.append([i])
+        buckets.append([piece])
         needed, widest, longest, has_parent = queries * keys, queries, keys, parented
     return buckets
 
 
-def _build_bucket(segments: Sequence[StreamSegment], rows: list[int], device: torch.device | str) -> _Bucket:
-    num_queries = max(segments[i].length for i in rows)
-    num_keys = max(_key_length(segments, i) for i in rows)
-    query = np.zeros((len(rows), num_queries), dtype=np.int64)
-    key = np.zeros((len(rows), num_keys), dtype=np.int64)
-    query_position = np.zeros((len(rows), num_queries), dtype=np.int64)
-    key_length = np.zeros((len(rows), 1), dtype=np.int64)
-    for row, i in enumerate(rows):
-        segment = segments[i]
-        own = np.arange(segment.start, segment.start + segment.length)
-        before = 0
-        if segment.parent is not None:
-            parent = segments[segment.parent]
-            before = parent.length
-            key[row, :before] = np.arange(parent.start, parent.start + parent.length)
-        query[row, : segment.length] = own
-        query_position[row, : segment.length] = np.arange(before, before + segment.length)
-        key[row, before : before + segment.length] = own
-        key_length[row] = before + segment.length
+def _build_bucket(pieces: Sequence[_Piece], device: torch.device | str) -> _Bucket:
+    num_queries = max(piece.queries for piece in pieces)
+    num_keys = max(piece.keys for piece in pieces)
+    query = np.zeros((len(pieces), num_queries), dtype=np.int64)
+    key = np.zeros((len(pieces), num_keys), dtype=np.int64)
+    query_position = np.zeros((len(pieces), num_queries), dtype=np.int64)
+    key_length = np.zeros((len(pieces), 1), dtype=np.int64)
+    for row, piece in enumerate(pieces):
+        own = np.arange(piece.segment.start, piece.segment.start + piece.first + piece.queries)
+        if piece.parent is not None:
+            key[row, : piece.before] = np.arange(piece.parent.start, piece.parent.start + piece.before)
+        query[row, : piece.queries] = own[piece.first :]
+        query_position[row, : piece.queries] = np.arange(piece.before + piece.first, piece.keys)
+        key[row, piece.before : piece.keys] = own
+        key_length[row] = piece.keys
     key_position = np.arange(num_keys)
     age = query_position[:, :, None] - key_position
     # A padded query has position 0 and so sees the row's first key: no row of the softmax is ever empty.
     visible = (age >= 0) & (key_position < key_length)[:, None, :]
-    square = all(segments[i].parent is None and segments[i].length == num_queries for i in rows)
+    square = all(piece.parent is None and piece.queries == num_queries for piece in pieces)
 
     def tensor(array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -328,16 +357,14 @@ def _build_bucket(segments: Sequence[StreamSegment], rows: list[int], device: to
     return _Bucket(tensor(query), tensor(key), tensor(visible[:, None]), tensor(age[:, None]), square)
 
 
-def _restore_index(segments: Sequence[StreamSegment], buckets: Sequence[list[int]]) -> Tensor:
-    restore = np.empty(sum(s.length for s in segments), dtype=np.int64)
+def _restore_index(total: int, buckets: Sequence[Sequence[_Piece]]) -> Tensor:
+    restore = np.empty(total, dtype=np.int64)
     offset = 0
-    for rows in buckets:
-        width = max(segments[i].length for i in rows)
-        for i in rows:
-            segment = segments[i]
-            restore[segment.start : segment.start + segment.length] = np.arange(
-                offset, offset + segment.length
-            )
+    for pieces in buckets:
+        width = max(piece.queries for piece in pieces)
+        for piece in pieces:
+            start = piece.segment.start + piece.first
+            restore[start : start + piece.queries] = np.arange(offset, offset + piece.queries)
             offset += width
     return torch.from_numpy(restore)
 

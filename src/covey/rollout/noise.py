@@ -72,20 +72,19 @@ def sample(
     """
     scaled_RV = logits_RV.float() / temperature_R[:, None]
     if scaled_RV.shape[1] <= _BLOCK:
-        token_R1 = (scaled_RV + gumbel(key_R, position_R, table_V)).argmax(dim=1, keepdim=True)
-        normaliser_R = scaled_RV.logsumexp(dim=1)
-    else:
-        mass_RB = _block_masses(scaled_RV)
-        block_noise_RB = gumbel(key_R ^ _BLOCK_KEY, position_R, table_V[: mass_RB.shape[1]])
-        block_R1 = (mass_RB + block_noise_RB).argmax(dim=1, keepdim=True)
-        token_RC = block_R1 * _BLOCK + torch.arange(_BLOCK, device=block_R1.device)
-        is_token_RC = token_RC < scaled_RV.shape[1]
-        token_RC = token_RC * is_token_RC
-        score_RC = scaled_RV.gather(1, token_RC) + gumbel(key_R, position_R, table_V[token_RC])
-        place_R1 = score_RC.masked_fill_(~is_token_RC, float("-inf")).argmax(dim=1, keepdim=True)
-        token_R1 = token_RC.gather(1, place_R1)
-        normaliser_R = mass_RB.logsumexp(dim=1)
-    return token_R1[:, 0], scaled_RV.gather(1, token_R1)[:, 0] - normaliser_R
+        logprob_RV = scaled_RV.log_softmax(dim=1)
+        token_R1 = (logprob_RV + gumbel(key_R, position_R, table_V)).max(dim=1, keepdim=True).indices
+        return token_R1[:, 0], logprob_RV.gather(1, token_R1)[:, 0]
+    mass_RB = _block_masses(scaled_RV)
+    block_noise_RB = gumbel(key_R ^ _BLOCK_KEY, position_R, table_V[: mass_RB.shape[1]])
+    block_R1 = (mass_RB + block_noise_RB).argmax(dim=1, keepdim=True)
+    token_RC = block_R1 * _BLOCK + torch.arange(_BLOCK, device=block_R1.device)
+    is_token_RC = token_RC < scaled_RV.shape[1]
+    token_RC = token_RC * is_token_RC
+    score_RC = scaled_RV.gather(1, token_RC) + gumbel(key_R, position_R, table_V[token_RC])
+    place_R1 = score_RC.masked_fill_(~is_token_RC, float("-inf")).argmax(dim=1, keepdim=True)
+    token_R1 = token_RC.gather(1, place_R1)
+    return token_R1[:, 0], scaled_RV.gather(1, token_R1)[:, 0] - mass_RB.logsumexp(dim=1)
 
 
 def _block_masses(scaled_RV: Tensor) -> Tensor:

@@ -26,8 +26,11 @@ from support.attention import (
 
 @pytest.mark.parametrize("key_heads", [H, K, 1])
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("buckets", ["usual", "one_each"])
+@pytest.mark.parametrize("buckets", ["usual", "one_each", "cut"])
 def test_attend_against_a_dense_mask(name, key_heads, buckets, monkeypatch, assert_close_guarded):
+    if buckets == "cut":
+        monkeypatch.setattr(attention, "_PIECE", 2)
+        monkeypatch.setattr(attention, "_SMALL_CELLS", 0)
     if buckets == "one_each":
         monkeypatch.setattr(attention, "_SMALL_CELLS", 0)
         monkeypatch.setattr(attention, "_MAX_BUCKET_WASTE", 0.0)
@@ -84,15 +87,20 @@ def test_every_segment_is_in_one_bucket_and_buckets_stay_tight():
     for length in (1, 2, 250, 240, 3, 260, 120):
         last = segments[-1]
         segments.append(StreamSegment(start=last.start + last.length, length=length, parent=0))
-    buckets = attention._plan_buckets(segments, attention._SMALL_CELLS)
-    assert sorted(i for b in buckets for i in b) == list(range(len(segments)))
-    assert 2 <= len(buckets) < len(segments)
-    needed = sum(s.length * attention._key_length(segments, i) for i, s in enumerate(segments))
-    padded = sum(
-        len(b) * max(segments[i].length for i in b) * max(attention._key_length(segments, i) for i in b)
-        for b in buckets
-    )
+    pieces = attention._pieces(segments)
+    buckets = attention._plan_buckets(pieces, attention._SMALL_CELLS)
+    assert sorted(map(id, (p for b in buckets for p in b))) == sorted(map(id, pieces))
+    assert 2 <= len(buckets) < len(pieces)
+    needed = sum(p.queries * p.keys for p in pieces)
+    padded = sum(len(b) * max(p.queries for p in b) * max(p.keys for p in b) for b in buckets)
     assert needed <= padded <= 1.5 * needed
+
+
+def test_long_completions_are_cut():
+    segments = [StreamSegment(start=0, length=10), StreamSegment(start=10, length=1000, parent=0)]
+    pieces = attention._pieces(segments)
+    assert [p.queries for p in pieces] == [10, 256, 256, 256, 232]
+    assert sum(p.queries * p.keys for p in pieces[1:]) < 0.65 * 1000 * 1010
 
 
 def test_the_registered_function_needs_a_layout():
