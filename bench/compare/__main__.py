@@ -1,9 +1,9 @@
 """Compare covey with TRL and ms-swift on the same work: `python bench/compare [CASE or PART ...]`.
 
 Each side runs in a process of its own and in its own environment, in turns; figures are medians over the
-runs. A side whose Python is not named is left out. Parts: equal-work, floor (of the cases named),
-lengths, accumulation, memory, soak. Nothing named: every case and every part. `--write FILE` keeps it all as
-a Markdown page.
+runs. Cases of long steps run once. A side whose Python is not named is left out. Parts: equal-work, floor (of
+the cases named), lengths, accumulation, memory, soak. Nothing named: every case and every part. `--write
+FILE` keeps it all as a Markdown page, which is written anew with each section.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import scaling  # noqa: E402
 import soak  # noqa: E402
 import table  # noqa: E402
 from cases import CASES, Case  # noqa: E402
+from machine import facts  # noqa: E402
 from page import page  # noqa: E402
 from runs import Measured, SideFailed, measure  # noqa: E402
 
@@ -37,11 +38,9 @@ def main() -> None:
     pythons |= {side: python for side in ("trl", "swift") if (python := getattr(arguments, side))}
     with tempfile.TemporaryDirectory() as work:
         try:
-            report = _report(names, pythons, Path(work), arguments.repeats)
+            _run(names, pythons, Path(work), arguments)
         except SideFailed as error:
             sys.exit(str(error))
-    if arguments.write is not None:
-        arguments.write.write_text(page(report, pythons), encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -50,7 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="CASE or PART", help=f"of {', '.join(known)}; none: all")
     parser.add_argument("--trl", help="the Python of an environment with TRL")
     parser.add_argument("--swift", help="the Python of an environment with ms-swift")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side, at most")
     parser.add_argument("--write", type=Path, help="a Markdown file for the whole")
     found = parser.parse_args()
     if unknown := [name for name in found.names if name not in known]:
@@ -68,23 +67,25 @@ _GROWTH: Mapping[str, Callable[[Path], list[str]]] = {
 }
 
 
-def _report(names: list[str], pythons: Mapping[str, str], work: Path, repeats: int) -> Report:
-    """The lines of every section that was asked for; each is printed as soon as it is there."""
+def _run(names: list[str], pythons: Mapping[str, str], work: Path, arguments: argparse.Namespace) -> None:
+    """Every section that was asked for; its lines are shown and written as soon as they are there."""
     report: Report = {}
+    measured_on = facts(pythons) if arguments.write is not None else []
 
     def say(section: str, lines: list[str]) -> None:
         report.setdefault(section, []).extend(lines)
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
+        if arguments.write is not None:
+            arguments.write.write_text(page(report, measured_on), encoding="utf-8")
 
     chosen = [case for case in CASES if case.name in names]
-    _cases(chosen, pythons, work, repeats, say, with_floor="floor" in names)
+    _cases(chosen, pythons, work, arguments.repeats, say, with_floor="floor" in names)
     if "equal-work" in names:
         say("equal-work", [*equal_work.HEAD, *equal_work.rows(pythons, work)])
     for part in _GROWTH:
         if part in names:
             say(part, _GROWTH[part](work))
-    return report
 
 
 def _cases(

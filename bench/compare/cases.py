@@ -21,7 +21,7 @@ class Case:
     prompt. `forced` completions run to max_completion_length; with `mean_length` each has a length of its
     own, drawn around that mean (covey alone can do that). `options` are further ones that all sides have
     under one name. `target` ends the run where the mean of the first reward over ten steps reaches it.
-    `not_swift` says why ms-swift is not run on the case.
+    `is_long` cases run once. `not_swift` says why ms-swift is not run on the case.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Case:
     lora: bool = False
     learning_rate: float = 1e-4
     target: float | None = None
+    is_long: bool = False
     not_swift: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,6 +57,7 @@ _LARGE = Case(
     warmup=1,
     reward="length",
     learning_rate=1e-6,
+    is_long=True,
     not_swift="it would take several minutes a step",
 )
 
@@ -81,6 +83,7 @@ CASES = (
         learning_rate=1e-6,
         steps=4,
         warmup=1,
+        is_long=True,
     ),
     Case(
         name="d",
@@ -91,6 +94,7 @@ CASES = (
         reward="length",
         steps=4,
         warmup=1,
+        is_long=True,
     ),
     _LARGE,
     replace(_LARGE, name="e-bf16", says="the same in bfloat16", dtype="bfloat16"),
@@ -110,7 +114,7 @@ CASES = (
         warmup=2,
     ),
     Case(name="h", says="LoRA, rank 16, all linear layers", lora=True),
-    Case(name="target", says="seconds to 0.80 of the answers", steps=800, target=0.80),
+    Case(name="target", says="seconds to 0.80 of the answers", steps=800, target=0.80, is_long=True),
 )
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from machine import facts
-
 _TITLE = """\
 # Performance
 
 Written by [bench/compare](../bench/compare/cases.py): covey, TRL and ms-swift on the same model directory,
 rows, rewards, group size, batch, lengths, loss (dapo, beta 0, clip range 0.2 and 0.28), learning rate, dtype
-and seed, in turns, each in a process and an environment of its own. Figures are medians over the runs.
-Another machine gives other seconds: `make bench` runs every case and part and writes this page anew. What
-was not run for it is not on it."""
+and seed, in turns, each in a process and an environment of its own. Figures are medians over three runs; of
+ms-swift, of the cases c, d and e, and of the way to a score there is one. Another machine gives other
+seconds: `make bench` runs every case and part and writes this page anew. What was not run for it is not on
+it."""
 
 _TABLE = """\
 ## Seconds, throughput, memory
@@ -88,9 +87,9 @@ _SECTIONS: Sequence[tuple[str, str]] = (
 )
 
 
-def page(report: Mapping[str, Sequence[str]], pythons: Mapping[str, str]) -> str:
+def page(report: Mapping[str, Sequence[str]], measured_on: Sequence[str]) -> str:
     """The Markdown page of a report: its sections, in their order, under what was measured on what."""
-    parts = [_TITLE, "\n".join(facts(pythons))]
+    parts = [_TITLE, "\n".join(measured_on)]
     for name, text in _SECTIONS:
         if name in report:
             parts += [text, "\n".join(report[name])]
