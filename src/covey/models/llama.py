@@ -45,6 +45,14 @@ def joined(layers: tuple[Linear, ...]) -> Linear:
     return Linear(weight, torch.cat(spread))
 
 
+def join_into(target: Linear, layers: tuple[Linear, ...]) -> None:
+    """Write several layers into what `joined` has made of them."""
+    made = joined(layers)
+    target.weight.copy_(made.weight)
+    if target.bias is not None and made.bias is not None:
+        target.bias.copy_(made.bias)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaLayer:
     """A decoder layer: queries, keys and values; gate and up; the norms before attention and gated layer.
@@ -116,6 +124,17 @@ def llama(model: nn.Module) -> Llama | None:
         scaling=attention.scaling,
         rotary=backbone.rotary_emb,
     )
+
+
+def weights_of(known: Llama) -> list[Tensor]:
+    """Every weight that a forward pass reads."""
+    weights = [known.embedding, known.norm]
+    for layer in known.layers:
+        parts = (*layer.heads, layer.out, *layer.gated, layer.down)
+        weights += [part.weight for part in parts] + [part.bias for part in parts if part.bias is not None]
+        norms = (layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm)
+        weights += [norm for norm in norms if norm is not None]
+    return weights
 
 
 def _windowed(config: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.models.llama import Linear, Llama, LlamaLayer, joined, llama
+from covey.models.llama import Linear, Llama, LlamaLayer, join_into, joined, llama, weights_of
 from covey.models.policy import Policy
 
 # Bytes that the copies may take: a model beyond it is slowed by its weights and not by calls.
@@ -68,6 +68,23 @@ class LlamaStep:
             x_nE += layer.weights.down(F.silu(gate_nF).mul_(up_nF))
         return self._norm(x_nE, known.norm)
 
+    def serves(self, known: Llama, num_positions: int) -> bool:
+        """Whether this step is of the very same parameters, in this precision, and for so many positions."""
+        ours, theirs = weights_of(self.weights), weights_of(known)
+        return (
+            num_positions <= len(self.cos_P1D)
+            and len(ours) == len(theirs)
+            and all(one is other for one, other in zip(ours, theirs, strict=True))
+            and self.cos_P1D.dtype == known.embedding.dtype
+            and self.cos_P1D.device == known.embedding.device
+        )
+
+    def refresh(self) -> None:
+        """Copy the weights as they are now."""
+        for layer in self.layers:
+            join_into(layer.heads, layer.weights.heads)
+            join_into(layer.gated, layer.weights.gated)
+
     def _counts(self, layer: LlamaLayer) -> tuple[int, int]:
         query, key, _ = (part.weight.shape[0] // self.weights.head_width for part in layer.heads)
         return query, key
@@ -80,15 +97,19 @@ class LlamaStep:
 
 
 @torch.inference_mode()
-def llama_step(policy: Policy, num_positions: int) -> LlamaStep | None:
+def llama_step(policy: Policy, num_positions: int, former: LlamaStep | None = None) -> LlamaStep | None:
     """The step of a policy that `covey.models.llama` recognises and that is small, for positions up to
-    `num_positions`; None for any other."""
+    `num_positions`; None for any other. A `former` one of the same weights is brought up to date and kept at
+    its place."""
     known = llama(policy.model)
     if known is None:
         return None
-    copied = (part.weight for layer in known.layers for part in (*layer.heads, *layer.gated))
+    copied = [part.weight for layer in known.layers for part in (*layer.heads, *layer.gated)]
     if sum(weight.numel() * weight.element_size() for weight in copied) > _MOST_COPIED:
         return None
+    if former is not None and former.serves(known, num_positions):
+        former.refresh()
+        return former
     return LlamaStep(
         known,
         tuple(_Layer(layer, joined(layer.heads), joined(layer.gated)) for layer in known.layers),

@@ -121,10 +121,21 @@ class PrefillLayout:
 class Families:
     """Which rows read which prefix slot: `row_FM` (padded with row 0) and each row's place in it, flat."""
 
+    prompt_length_n: Tensor
     row_FM: Tensor
     place_n: Tensor
-    prompt_length_n: Tensor
     longest_prompt: int
+    shortest_prompt: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a step reads of it."""
+        return self.prompt_length_n, self.row_FM, self.place_n
+
+    def at(self, tensors: Sequence[Tensor]) -> Families:
+        """The same with its tensors elsewhere."""
+        prompt_length_n, row_FM, place_n = tensors
+        return Families(prompt_length_n, row_FM, place_n, self.longest_prompt, self.shortest_prompt)
 
 
 def _attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: AttentionOptions) -> Tensor:
@@ -232,6 +243,15 @@ class FlatRows:
     prompt_length_n: Tensor
     longest_prompt: int
     shortest_prompt: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a step reads of it."""
+        return (self.prompt_length_n,)
+
+    def at(self, tensors: Sequence[Tensor]) -> FlatRows:
+        """The same with its tensors elsewhere."""
+        return FlatRows(tensors[0], self.longest_prompt, self.shortest_prompt)
 
 
 class FlatLayout(_RowLayout):

@@ -1,7 +1,8 @@
 """The native engine: continuous batching in this process, on the learner's own weights.
 
 A prompt is prefilled once for all its siblings; rows are refilled as they end; the cache is allocated once;
-sampled logprobs are kept. Nothing is copied: the engine calls the very modules that the optimizer updates.
+sampled logprobs are kept. The engine calls the very modules that the optimizer updates, or the short step of
+`covey.models.llama_step` where there is one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from covey.rollout.native.cache import (
     KVCache,
     PrefillLayout,
 )
+from covey.rollout.native.recorded import Compute, Recordings, few_sizes
 from covey.rollout.noise import row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt, StreamSegment
 
@@ -93,6 +95,11 @@ class _Draws:
     temperature_n: Tensor
     key_n: Tensor
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order of the fields."""
+        return self.token_n, self.count_n, self.temperature_n, self.key_n
+
     @classmethod
     def of(cls, rows: Sequence[_Row], device: torch.device, spare: int = 0) -> _Draws:
         """With `spare` rows behind them that nobody reads."""
@@ -107,14 +114,27 @@ class _Draws:
 
 class NativeEngine:
     """Samples from `policy`. `max_rows` bounds how many completions decode side by side, `stride` is how many
-    tokens each of them gets before the host looks."""
+    tokens each of them gets before the host looks. Strides are recorded as CUDA graphs on a GPU;
+    `recordings` takes others."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
 
-    def __init__(self, policy: Policy, *, max_rows: int = 256, stride: int | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_rows: int = 256,
+        stride: int | None = None,
+        recordings: Recordings | None = None,
+    ) -> None:
         self._policy = policy
         self._max_rows = max_rows
         self._stride = stride or _STRIDE["cpu" if policy.device.type == "cpu" else "gpu"]
+        self._recordings = recordings
+        if recordings is None and policy.device.type == "cuda":
+            self._recordings = Recordings()
+        self._places: tuple[int, ...] = ()
+        self._fullest = 1
         self._version = 0
         self._next_id = 0
         self._requests: dict[int, GenerationRequest] = {}
@@ -149,7 +169,8 @@ class NativeEngine:
         self._reserve()
         if self._cache is not None:
             shape = self._cache.shape
-            self._step = llama_step(self._policy, shape.prompt + shape.completion)
+            self._step = llama_step(self._policy, shape.prompt + shape.completion, self._step)
+            self._forget_what_moved()
         while True:
             yield from self._aborted
             self._aborted.clear()
@@ -206,6 +227,7 @@ class NativeEngine:
         prompt = max(len(r.prompt_token_ids) for r in queued)
         rows = min(len(queued), self._max_rows, rows_that_fit(self._policy, prompt + completion))
         slots = min(len(self._prompts) + len(self._families), rows)
+        self._fullest = max(self._fullest, *(min(rows, len(queue)) for queue in self._prompts.values()))
         # How things lie in memory must not follow from what came before, as products round by it: a resumed
         # run has another past.
         flat = prompt <= _FLAT_PROMPT
@@ -251,7 +273,8 @@ class NativeEngine:
         self._cache.start_rows(len(self._rows), slots, longest)
         self._rows += started
         self._arrangement = None
-        return self._keep(started, [self._draw(self._last_hidden_FD[slots], _Draws.of(started, device))])
+        token_n, logprob_n = self._draw(self._last_hidden_FD[slots], _Draws.of(started, device))
+        return self._keep(started, token_n[:, None], logprob_n[:, None])
 
     def _claim_slots(self) -> list[_Family]:
         assert self._cache is not None
@@ -302,17 +325,57 @@ class NativeEngine:
 
     def _decode(self) -> list[Completion]:
         """Decode a stride of every row; nothing of it waits for the host."""
+        own = [len(row.tokens) - 1 for row in self._rows]
+        longest, shortest = max(own), min(own)
+        if self._recordings is not None:
+            return self._keep(self._rows, *self._play(self._recordings, longest))
         if self._arrangement is None or self._draws is None:
             spare = self._spare_rows()
             self._arrangement = self._arrange(self._policy.device, spare)
             self._draws = _Draws.of(self._rows, self._policy.device, spare)
-        own = [len(row.tokens) - 1 for row in self._rows]
-        longest, shortest = max(own), min(own)
+        return self._keep(self._rows, *self._stride_of(self._arrangement, self._draws, longest, shortest))
+
+    def _stride_of(
+        self, arrangement: Families | FlatRows, draws: _Draws, longest_own: int, shortest_own: int
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and logprobs, (n, k) each."""
         drawn = [
-            self._decode_one(self._arrangement, self._draws, longest + i, shortest + i)
+            self._decode_one(arrangement, draws, longest_own + i, shortest_own + i)
             for i in range(self._stride)
         ]
-        return self._keep(self._rows, drawn)
+        tokens_nk, logprobs_nk = (torch.stack(parts, dim=1) for parts in zip(*drawn, strict=True))
+        return tokens_nk, logprobs_nk
+
+    def _play(self, recordings: Recordings, longest_own: int) -> tuple[Tensor, Tensor]:
+        """A stride by a recording: its sizes are a few, whatever the rows have."""
+        assert self._cache is not None
+        shape, active, device = self._cache.shape, len(self._rows), self._policy.device
+        spare = min(few_sizes(active, 1), shape.rows) - active
+        if self._arrangement is None:
+            self._arrangement = self._arrange(device, spare, shape)
+        columns = min(few_sizes(longest_own + self._stride, 64), shape.completion)
+        draws = _Draws.of(self._rows, device, spare)
+        arrangement, tensors = self._arrangement, self._arrangement.tensors
+
+        def compute(*at: Tensor) -> Compute:
+            def steps() -> tuple[Tensor, Tensor]:
+                # As if one row were about to fill the columns and another were far behind.
+                rows, draws = arrangement.at(at[: len(tensors)]), _Draws(*at[len(tensors) :])
+                return self._stride_of(rows, draws, columns - self._stride, -self._stride)
+
+            return steps
+
+        size = (*(n for tensor in tensors for n in tensor.shape), columns, int(shape.flat))
+        return recordings.play(size, (*tensors, *draws.tensors), compute)
+
+    def _forget_what_moved(self) -> None:
+        """Drop the recordings where the cache or a weight lies elsewhere than before."""
+        if self._recordings is None:
+            return
+        places = (id(self._cache), id(self._step), *(p.data_ptr() for p in self._policy.parameters()))
+        if places != self._places:
+            self._recordings.forget()
+        self._places = places
 
     def _decode_one(
         self, arrangement: Families | FlatRows, draws: _Draws, longest_own: int, shortest_own: int
@@ -343,23 +406,27 @@ class NativeEngine:
             return 0
         return min(-(-active // _ROW_STEP) * _ROW_STEP, self._cache.shape.rows) - active
 
-    def _arrange(self, device: torch.device, spare: int) -> Families | FlatRows:
+    def _arrange(
+        self, device: torch.device, spare: int, fixed: CacheShape | None = None
+    ) -> Families | FlatRows:
+        """How the rows read the cache; with `fixed` as large as this shape allows, whatever the rows need."""
         lengths = [len(row.family.prompt) for row in self._rows]
         # A spare row sees what lies in its slot, and so has finite values.
         length_n = torch.tensor(lengths + lengths[:1] * spare, device=device)
         assert self._cache is not None
+        longest, shortest = (fixed.prompt, 0) if fixed else (max(lengths), min(lengths))
         if self._cache.shape.flat:
-            return FlatRows(length_n, max(lengths), min(lengths))
+            return FlatRows(length_n, longest, shortest)
         members: dict[int, list[int]] = {}
         for i, row in enumerate(self._rows):
             members.setdefault(row.family.slot, []).append(i)
-        fullest = max(len(rows) for rows in members.values())
-        row_FM = torch.zeros(max(members) + 1, fullest, dtype=torch.long)
+        fullest = self._fullest if fixed else max(len(rows) for rows in members.values())
+        row_FM = torch.zeros(fixed.slots if fixed else max(members) + 1, fullest, dtype=torch.long)
         place_n = torch.zeros(len(self._rows) + spare, dtype=torch.long)
         for slot, rows in members.items():
             row_FM[slot, : len(rows)] = torch.tensor(rows)
             place_n[rows] = slot * fullest + torch.arange(len(rows))
-        return Families(row_FM.to(device), place_n.to(device), length_n, max(lengths))
+        return Families(length_n, row_FM.to(device), place_n.to(device), longest, shortest)
 
     def _draw(self, hidden_nD: Tensor, draws: _Draws) -> tuple[Tensor, Tensor]:
         """The next token of some rows and its logprob, (n,) each; `draws` goes on to it."""
@@ -370,12 +437,11 @@ class NativeEngine:
         draws.token_n, draws.count_n = token_n, draws.count_n + 1
         return token_n, logprob_n
 
-    def _keep(self, rows: Sequence[_Row], drawn: Sequence[tuple[Tensor, Tensor]]) -> list[Completion]:
+    def _keep(self, rows: Sequence[_Row], tokens_nk: Tensor, logprobs_nk: Tensor) -> list[Completion]:
         """Give `rows` the tokens that were drawn for them, and take those that ended off the batch."""
-        tokens_nk = torch.stack([token_n for token_n, _ in drawn], dim=1).tolist()
-        logprobs_nk = torch.stack([logprob_n for _, logprob_n in drawn], dim=1).tolist()
+        all_tokens, all_logprobs = tokens_nk[: len(rows)].tolist(), logprobs_nk[: len(rows)].tolist()
         done = []
-        for row, tokens, logprobs in zip(rows, tokens_nk[: len(rows)], logprobs_nk[: len(rows)], strict=True):
+        for row, tokens, logprobs in zip(rows, all_tokens, all_logprobs, strict=True):
             finish = row.take(tokens, logprobs)
             if finish is not None:
                 done.append(self._completion(row, finish))
