@@ -24,6 +24,7 @@ MAX_ROWS = 256
 FLAT_PROMPT = 64
 NOISE_BLOCK = 512
 CACHE_SHARE = 0.3
+STEP_FAMILIES, MOST_COPIED = frozenset({"llama", "mistral", "qwen2", "qwen3"}), 1 << 29
 """The limits of models/head.py, of rollout/native/engine.py (three), of rollout/noise.py and of
 rollout/native/budget.py."""
 

@@ -18,8 +18,10 @@ from covey.plan.activations import (
     FLAT_PROMPT,
     FLOAT,
     MAX_ROWS,
+    MOST_COPIED,
     NOISE_BLOCK,
     PREFILL_TOKENS,
+    STEP_FAMILIES,
     PassSize,
     Training,
     head_block,
@@ -279,7 +281,18 @@ def _rollout(
     work = {"sampling": max(sampling, working_bytes(model, alone, how))}
     if not how.full and how.element == FLOAT:
         work["merged weights"] = FLOAT * model.adapted_parameters
+    # Recordings of a GPU go on reading the copies.
+    (cache if how.cuda else work).update(_copies(config, model, how))
     return cache, work
+
+
+def _copies(config: Config, model: ModelSizes, how: Training) -> dict[str, int]:
+    """What the native engine copies of a small model's weights, to have them side by side."""
+    columns = (model.heads + 2 * model.kv_heads) * model.head_width + 2 * model.intermediate
+    copied = model.layers * model.hidden * columns * how.element
+    if config.engine != "native" or model.family not in STEP_FAMILIES or copied > MOST_COPIED:
+        return {}
+    return {"weights side by side": copied}
 
 
 def _requests(config: Config, facts: Facts) -> list[tuple[int, int]]:

@@ -15,8 +15,10 @@ from covey.plan.activations import (
     FLAT_PROMPT,
     HEAD_BLOCK,
     MAX_ROWS,
+    MOST_COPIED,
     NOISE_BLOCK,
     PREFILL_TOKENS,
+    STEP_FAMILIES,
     PassSize,
     Training,
     head_block,
@@ -209,7 +211,7 @@ def test_phases_of_full_training_in_float32() -> None:
     work = {"gradients": 0, "activations": 2 * FULL_LAYER + LAST, "head": HEAD}
     assert found["update"] == held | work | {"fragmentation": round(FRAGMENTED[0] * 2 * FULL_LAYER)}
     there = phases(replace(FACTS, cuda=True), torch_dtype="float32")["update"]
-    assert {n: b for n, b in there.items() if n not in held} == work
+    assert {n: b for n, b in there.items() if n not in held} == work | {"weights side by side": 3072}
     assert AT_WORK.keys().isdisjoint(there)
 
 
@@ -277,7 +279,8 @@ def test_phases_in_bfloat16() -> None:
     assert found["step"] == held | kernels | {"gradients": 4000}
     long = phases(torch_dtype="bfloat16", max_completion_length=4000)["save"]
     assert long["compiled kernels"] == 1024 * 550_000
-    assert phases(replace(FACTS, cuda=True), torch_dtype="bfloat16")["save"] == held
+    there = phases(replace(FACTS, cuda=True), torch_dtype="bfloat16")["save"]
+    assert there == held | {"weights side by side": 1536}
 
 
 def test_auto_is_bfloat16_on_a_gpu() -> None:
@@ -346,6 +349,19 @@ def test_the_cache_of_generate_does_not_stay() -> None:
     assert "KV cache" not in found["save"]
 
 
+def test_a_small_model_has_its_weights_side_by_side() -> None:
+    # 2 layers of 8 x ((2 + 2 x 1) x 4 + 2 x 16) weights
+    assert phases()["rollout"]["weights side by side"] == 4 * 2 * 8 * 48
+    assert "weights side by side" not in phases()["update"]
+    on_gpu = replace(FACTS, cuda=True)
+    assert phases(on_gpu, torch_dtype="bfloat16")["update"]["weights side by side"] == 2 * 2 * 8 * 48
+    assert "weights side by side" not in phases(engine="generate")["rollout"]
+    others = replace(FACTS, model_sizes=replace(MODEL, family="gemma2"))
+    assert "weights side by side" not in phases(others)["rollout"]
+    large = replace(FACTS, model_sizes=replace(MODEL, layers=400_000), free_memory_bytes=10**13)
+    assert "weights side by side" not in phases(large)["rollout"]
+
+
 def test_nothing_is_sampled_where_rollouts_are_replayed() -> None:
     assert "rollout" not in phases(replay_rollouts="r")
 
@@ -388,12 +404,13 @@ def test_report() -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
-    from covey.models import head
+    from covey.models import head, llama, llama_step
     from covey.rollout import noise
     from covey.rollout.native import budget, engine
 
     assert head._BLOCK == HEAD_BLOCK
     assert engine._PREFILL_TOKENS == PREFILL_TOKENS
+    assert (llama._FAMILIES, llama_step._MOST_COPIED) == (STEP_FAMILIES, MOST_COPIED)
     assert engine._FLAT_PROMPT == FLAT_PROMPT
     assert noise._BLOCK == NOISE_BLOCK
     assert budget._SHARE == CACHE_SHARE

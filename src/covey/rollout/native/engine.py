@@ -175,6 +175,9 @@ class NativeEngine:
             yield from self._aborted
             self._aborted.clear()
             if not (self._prompts or self._rows or self._families):
+                if self._recordings is None:
+                    # Nothing reads the copies of weights until the next rollout, and the update needs room.
+                    self._step = None
                 return
             yield from self._advance()
 
@@ -227,7 +230,7 @@ class NativeEngine:
         prompt = max(len(r.prompt_token_ids) for r in queued)
         rows = min(len(queued), self._max_rows, rows_that_fit(self._policy, prompt + completion))
         slots = min(len(self._prompts) + len(self._families), rows)
-        self._fullest = max(self._fullest, *(min(rows, len(queue)) for queue in self._prompts.values()))
+        self._fullest = max([self._fullest, *(min(rows, len(queue)) for queue in self._prompts.values())])
         # How things lie in memory must not follow from what came before, as products round by it: a resumed
         # run has another past.
         flat = prompt <= _FLAT_PROMPT
