@@ -79,46 +79,32 @@ def _run(names: list[str], pythons: Mapping[str, str], work: Path, arguments: ar
         if arguments.write is not None:
             arguments.write.write_text(page(report, measured_on), encoding="utf-8")
 
-    chosen = [case for case in CASES if case.name in names]
-    _cases(chosen, pythons, work, arguments.repeats, say, with_floor="floor" in names)
     if "equal-work" in names:
         say("equal-work", [*equal_work.HEAD, *equal_work.rows(pythons, work)])
     for part in _GROWTH:
         if part in names:
             say(part, _GROWTH[part](work))
-
-
-def _cases(
-    chosen: list[Case],
-    pythons: Mapping[str, str],
-    work: Path,
-    repeats: int,
-    say: Callable[[str, list[str]], None],
-    *,
-    with_floor: bool,
-) -> None:
-    """The table of the cases, the way to the target, why sides are missing, and the floors."""
-    found: dict[str, dict[str, Measured]] = {}
-    steady = [case for case in chosen if case.target is None]
-    for section, head, part in (
-        ("table", table.HEAD, steady),
-        ("target", table.TARGET_HEAD, [case for case in chosen if case.target is not None]),
-    ):
-        if part:
-            say(section, list(head))
-        for case in part:
-            found[case.name] = measure(case, work, pythons, repeats)
-            make = table.rows if case.target is None else table.target_rows
-            say(section, make(case, found[case.name]))
-    if why := table.reasons(found):
-        say("why", why)
-    if with_floor:
-        rates = floor.measured_rates(work)
+    rates = floor.measured_rates(work) if "floor" in names else None
+    if rates is not None:
         say("rates", floor.rates_table(rates))
-        if steady:
-            say("floor", list(floor.HEAD))
-        for case in steady:
-            say("floor", floor.rows(case, found[case.name]["covey"], work / "models" / case.model, rates))
+    for case in (case for case in CASES if case.name in names):
+        found = measure(case, work, pythons, arguments.repeats)
+        _say_case(case, found, report, say)
+        if rates is not None and case.target is None:
+            head = [] if "floor" in report else list(floor.HEAD)
+            say("floor", [*head, *floor.rows(case, found["covey"], work / "models" / case.model, rates)])
+
+
+def _say_case(
+    case: Case, found: dict[str, Measured], report: Report, say: Callable[[str, list[str]], None]
+) -> None:
+    """A case's rows, in the table or on the way to the target, and why sides have none."""
+    section, head, rows = ("table", table.HEAD, table.rows)
+    if case.target is not None:
+        section, head, rows = ("target", table.TARGET_HEAD, table.target_rows)
+    say(section, [*([] if section in report else head), *rows(case, found)])
+    if why := table.reasons(case, found):
+        say("why", why)
 
 
 if __name__ == "__main__":

@@ -49,12 +49,11 @@ def target_rows(case: Case, found: Mapping[str, Measured]) -> list[str]:
     return lines
 
 
-def reasons(found: Mapping[str, Mapping[str, Measured]]) -> list[str]:
-    """Why sides have dashes, one line a case and side."""
+def reasons(case: Case, found: Mapping[str, Measured]) -> list[str]:
+    """Why sides have dashes, one line a side."""
     return [
-        f"- case {name}, {NAMES[side]}: {measured.failed}"
-        for name, sides in found.items()
-        for side, measured in sides.items()
+        f"- case {case.name}, {NAMES[side]}: {measured.failed}"
+        for side, measured in found.items()
         if measured.failed
     ]
 
