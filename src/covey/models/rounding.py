@@ -17,7 +17,8 @@ def in_few_sizes(micro: MicroBatch) -> MicroBatch:
     product of a small model, and keeps it. Nothing sees the padding, and its gradient is exactly zero.
     """
     length, trained = micro.tokens_T.shape[0], micro.target_N.shape[0]
-    room, spare = _step_up(length) - length, _step_up(trained) - trained if trained else 0
+    room = step_up(length, 64, 32) - length
+    spare = step_up(trained, 64, 32) - trained if trained else 0
     segments = micro.segments
     if room:
         segments = (*segments, StreamSegment(start=length, length=room))
@@ -32,7 +33,7 @@ def in_few_sizes(micro: MicroBatch) -> MicroBatch:
     )
 
 
-def _step_up(size: int) -> int:
-    """The next of thirty-two sizes between two powers of two, in steps of 64 at least."""
-    step = max(64, 1 << max(0, size.bit_length() - 6))
+def step_up(size: int, least: int, sizes: int) -> int:
+    """The next of so many sizes (a power of two) between two powers of two, in steps of `least` at least."""
+    step = max(least, 1 << max(0, size.bit_length() - sizes.bit_length()))
     return -(-size // step) * step

@@ -7,7 +7,7 @@ import torch
 
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
-from covey.models.rounding import _step_up, in_few_sizes
+from covey.models.rounding import in_few_sizes, step_up
 from covey.models.stream import Row
 from support.models import random_model
 
@@ -25,10 +25,10 @@ def rows_of(*lengths: int) -> list[Row]:
 
 
 def test_sizes_are_few_and_little_is_padded():
-    sizes = {_step_up(n) for n in range(1, 16_385)}
+    sizes = {step_up(n, 64, 32) for n in range(1, 16_385)}
     assert len(sizes) < 200
-    assert all(n <= _step_up(n) < n + max(64, n / 16) for n in range(1, 16_385))
-    assert _step_up(64) == 64 and _step_up(4096) == 4096
+    assert all(n <= step_up(n, 64, 32) < n + max(64, n / 16) for n in range(1, 16_385))
+    assert step_up(64, 64, 32) == 64 and step_up(4096, 64, 32) == 4096
 
 
 def test_the_padding_is_a_segment_of_its_own_and_trains_nothing():

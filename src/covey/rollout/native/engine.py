@@ -19,6 +19,7 @@ from torch import Tensor
 from covey.models.attention import StreamLayout
 from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.policy import Policy
+from covey.models.rounding import step_up
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.budget import rows_that_fit
 from covey.rollout.native.cache import (
@@ -30,7 +31,7 @@ from covey.rollout.native.cache import (
     KVCache,
     PrefillLayout,
 )
-from covey.rollout.native.recorded import Compute, Recordings, few_sizes
+from covey.rollout.native.recorded import Compute, Recordings
 from covey.rollout.noise import row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt, StreamSegment
 
@@ -353,10 +354,10 @@ class NativeEngine:
         """A stride by a recording: its sizes are a few, whatever the rows have."""
         assert self._cache is not None
         shape, active, device = self._cache.shape, len(self._rows), self._policy.device
-        spare = min(few_sizes(active, 1), shape.rows) - active
+        spare = min(step_up(active, 1, 4), shape.rows) - active
         if self._arrangement is None:
             self._arrangement = self._arrange(device, spare, shape)
-        columns = min(few_sizes(longest_own + self._stride, 64), shape.completion)
+        columns = min(step_up(longest_own + self._stride, 64, 4), shape.completion)
         draws = _Draws.of(self._rows, device, spare)
         arrangement, tensors = self._arrangement, self._arrangement.tensors
 

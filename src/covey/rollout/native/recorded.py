@@ -23,12 +23,6 @@ Compute = Callable[[], tuple[Tensor, Tensor]]
 _TOLERANCE = 1e-2
 
 
-def few_sizes(number: int, least: int) -> int:
-    """The next of four sizes between two powers of two, in steps of `least` at least."""
-    step = max(least, 1 << max(0, number.bit_length() - 3))
-    return -(-number // step) * step
-
-
 def cuda_graph(compute: Callable[[], None]) -> Callable[[], None]:
     """Record as a CUDA graph; the plain run before it has chosen kernels and made workspaces."""
     graph = torch.cuda.CUDAGraph()
