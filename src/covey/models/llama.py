@@ -5,13 +5,13 @@ here can do without them: its every module is transformers' own, and its layers 
 and a gated layer with SiLU. Every other model, and every module that somebody has hooked, takes the general
 path, to which tests hold these.
 
-Axes: n tokens, D head width.
+Axes: n tokens, X all heads, H query heads, D head width.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,13 @@ from covey.models.linear import FastLinear, linear
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Rotations that follow from a token's position alone, and not from the longest one beside it.
 _FIXED_TURNS = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+class HeadsLayout(Protocol):
+    """Attention of tokens: (n, X, D), of which the first `queries` heads are queries and the others keys and
+    values, to (n, H, D)."""
+
+    def attend_heads(self, layer: int, heads_nXD: Tensor, queries: int, scaling: float, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,16 @@ Axes: n rows, or tokens of prompts, H query heads, K key heads, X all heads, D h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.models.llama import Linear, Llama, LlamaLayer, join_into, joined, llama, weights_of
+from covey.models.llama import HeadsLayout, Linear, Llama, LlamaLayer, join_into, joined, llama, weights_of
 from covey.models.policy import Policy
 
 # Bytes that the copies may take: a model beyond it is slowed by its weights and not by calls.
 _MOST_COPIED = 1 << 29
-
-
-class RowLayout(Protocol):
-    """Attention of new tokens: (n, X, D), of which the first `queries` heads are queries and the others keys
-    and values, to (n, H, D)."""
-
-    def attend_heads(self, layer: int, heads_nXD: Tensor, queries: int, scaling: float) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class LlamaStep:
     cos_P1D: Tensor
     sin_P1D: Tensor
 
-    def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: RowLayout) -> Tensor:
+    def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: HeadsLayout) -> Tensor:
         """Last hidden states (n, E) of the new tokens."""
         known = self.weights
         x_nE = F.embedding(tokens_n, known.embedding)

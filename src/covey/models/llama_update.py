@@ -9,7 +9,7 @@ Axes: T tokens of a stream, X all heads, D head width, E model width.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,17 +17,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from covey.models.linear import linear, transposed_product
-from covey.models.llama import Llama, LlamaLayer, llama
+from covey.models.llama import HeadsLayout, Llama, LlamaLayer, llama
 
 # Weights of all layers up to which calls take a share of the time that is worth saving.
 _LARGEST = 1 << 23
-
-
-class HeadsLayout(Protocol):
-    """Attention of a stream: (T, X, D), of which the first `queries` heads are queries and the others keys
-    and values, to (T, H, D)."""
-
-    def attend_heads(self, layer: int, heads_TXD: Tensor, queries: int, scaling: float) -> Tensor: ...
 
 
 def update_weights(model: nn.Module) -> Llama | None:
