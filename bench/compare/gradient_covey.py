@@ -14,6 +14,9 @@ from typing import Any
 
 from side_covey import options
 
+# About the tokens of a prompt.
+_PROMPT = 16
+
 
 def main(spec: dict[str, Any], work: Path) -> dict[str, float]:
     """Write the gradient to `gradient_file`, and return the loss."""
@@ -34,7 +37,10 @@ def main(spec: dict[str, Any], work: Path) -> dict[str, float]:
         return step(self, rate)
 
     SingleBackend.step = watched  # type: ignore[method-assign,assignment]
-    _train({**options(spec, work), "replay_rollouts": str(replay)})
+    # A pass of every micro-batch: of a small model covey would take several together.
+    row = _PROMPT + spec["max_completion_length"]
+    cut = {"max_tokens_per_micro_batch": spec["per_device_train_batch_size"] * row}
+    _train({**options(spec, work), **cut, "replay_rollouts": str(replay)})
     line = json.loads((work / "covey" / "metrics.jsonl").read_text().splitlines()[0])
     return {"loss": line["loss"]}
 

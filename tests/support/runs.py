@@ -24,6 +24,7 @@ from covey.training.process import ranks
 from covey.training.run import build_job
 
 GROUPS, SIBLINGS = 2, 4
+_LONGEST_PROMPT = 14
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def write_rollouts(directory: Path, *, rollouts: int = 5, seed: int = 0) -> Path
     for rollout in range(rollouts):
         lines = []
         for group in range(GROUPS):
-            prompt = [draw.randrange(300) for _ in range(draw.choice((5, 9, 14)))]
+            prompt = [draw.randrange(300) for _ in range(draw.choice((5, 9, _LONGEST_PROMPT)))]
             for sibling in range(SIBLINGS):
                 length = draw.randrange(1, 13) if group == 0 else draw.randrange(14, 31)
                 is_cut = group == 1 and sibling == 2
@@ -103,7 +104,8 @@ def _record(
 
 
 def options(model: Path, output: Path, replay: Path | None = None, **changes: Any) -> dict[str, Any]:
-    """Options of a small run: one optimizer step of 8 completions a rollout."""
+    """Options of a small run: one optimizer step of 8 completions a rollout, whose forward passes hold what B
+    says, as those of a large model would."""
     base: dict[str, Any] = {
         "model": str(model),
         "dataset": ["quickstart"],
@@ -121,7 +123,9 @@ def options(model: Path, output: Path, replay: Path | None = None, **changes: An
     }
     if replay is not None:
         base["replay_rollouts"] = str(replay)
-    return {**base, **changes}
+    asked = {**base, **changes}
+    row = _LONGEST_PROMPT + asked["max_completion_length"]
+    return {"max_tokens_per_micro_batch": asked["per_device_train_batch_size"] * row, **asked}
 
 
 def train_and_watch(

@@ -8,9 +8,12 @@ import torch.nn.functional as F
 
 from covey.types import MicroBatch, StreamSegment
 
+# Tokens of a segment of padding: no longer than rows are, as attention computes rows of its longest one.
+_SEGMENT = 16
+
 
 def in_few_sizes(micro: MicroBatch) -> MicroBatch:
-    """The same stream with a segment of padding behind it, and trained tokens that nobody asked for, so that
+    """The same stream with segments of padding behind it, and trained tokens that nobody asked for, so that
     few sizes ever occur.
 
     On a CPU oneDNN compiles a kernel for each new size of a product, which takes ten times as long as a
@@ -19,14 +22,15 @@ def in_few_sizes(micro: MicroBatch) -> MicroBatch:
     length, trained = micro.tokens_T.shape[0], micro.target_N.shape[0]
     room = step_up(length, 64, 32) - length
     spare = step_up(trained, 64, 32) - trained if trained else 0
-    segments = micro.segments
-    if room:
-        segments = (*segments, StreamSegment(start=length, length=room))
+    padding = (
+        StreamSegment(start=start, length=min(_SEGMENT, length + room - start))
+        for start in range(length, length + room, _SEGMENT)
+    )
     return replace(
         micro,
         tokens_T=F.pad(micro.tokens_T, (0, room)),
         positions_T=F.pad(micro.positions_T, (0, room)),
-        segments=segments,
+        segments=(*micro.segments, *padding),
         predictor_N=F.pad(micro.predictor_N, (0, spare)),
         target_N=F.pad(micro.target_N, (0, spare)),
         temperature_N=F.pad(micro.temperature_N, (0, spare), value=1.0),

@@ -20,6 +20,8 @@ _MASK_32 = 0xFFFFFFFF
 # Tokens of a block of the vocabulary, and what sets the noise of blocks apart from that of tokens.
 _BLOCK = 512
 _BLOCK_KEY = 0x5BF03635
+# Positions and numbers of noise that are made at once at most.
+_AHEAD, _AHEAD_CELLS = 8, 1 << 18
 
 
 def row_key(key: NoiseKey) -> int:
@@ -35,10 +37,11 @@ def _mix(x: Tensor) -> Tensor:
     without harm, as only their low 32 bits are kept.
     """
     x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & _MASK_32
-    x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & _MASK_32
-    return x ^ (x >> 16)
+    x.mul_(0x7FEB352D).bitwise_and_(_MASK_32)
+    x ^= x >> 15
+    x.mul_(0x846CA68B).bitwise_and_(_MASK_32)
+    x ^= x >> 16
+    return x
 
 
 def token_table(vocab: int, device: torch.device) -> Tensor:
@@ -55,25 +58,57 @@ def gumbel(key_R: Tensor, position_R: Tensor, table: Tensor) -> Tensor:
     """
     state_R = _mix(key_R ^ _mix(position_R & _MASK_32))
     bits_RV = _mix(state_R[:, None] ^ table)
-    uniform_RV = (bits_RV.to(torch.float32) + 0.5) * 2.0**-32
+    minus_u_RV = bits_RV.to(torch.float32).add_(0.5).mul_(-(2.0**-32))
     # The largest bit patterns round to 1 in float32.
-    uniform_RV.clamp_(max=1.0 - 2.0**-24)
-    return uniform_RV.neg_().log1p_().neg_().log_().neg_()
+    minus_u_RV.clamp_(min=2.0**-24 - 1.0)
+    return minus_u_RV.log1p_().neg_().log_().neg_()
+
+
+class Ahead:
+    """The noise of rows that draw one position after the other, from `position_R` on.
+
+    It is made for several positions at once, as its calls cost more than its numbers: for `first` of them,
+    and then for twice as many each time, since rows that have stayed together tend to stay.
+    """
+
+    def __init__(self, key_R: Tensor, position_R: Tensor, table_V: Tensor, first: int = 1) -> None:
+        self._key_R, self._position_R, self._table_V = key_R, position_R, table_V
+        self._count = first
+        self._made: list[Tensor] = []
+
+    def next(self) -> Tensor:
+        """`gumbel` of every row's next position, (R, V)."""
+        if not self._made:
+            most = max(1, _AHEAD_CELLS // (self._key_R.shape[0] * self._table_V.shape[0]))
+            step_K1 = torch.arange(min(self._count, most), device=self._key_R.device)[:, None]
+            position_KR = self._position_R + step_K1
+            noise_XV = gumbel(self._key_R.repeat(len(step_K1)), position_KR.flatten(), self._table_V)
+            self._made = list(noise_XV.view(*position_KR.shape, -1))[::-1]
+            self._position_R = self._position_R + len(step_K1)
+            self._count = min(2 * self._count, _AHEAD)
+        return self._made.pop()
 
 
 def sample(
-    logits_RV: Tensor, temperature_R: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor
+    logits_RV: Tensor,
+    temperature_R: Tensor,
+    key_R: Tensor,
+    position_R: Tensor,
+    table_V: Tensor,
+    ahead: Ahead | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw one token a row: ids (R,) and their logprobs (R,) in float32 under softmax(logits /
     temperature).
 
-    A large vocabulary is drawn from in two steps, a block of it by the blocks' masses and then a token of the
-    block: the same distribution, for noise of a few hundred numbers a row in place of V.
+    `ahead` gives the noise of the same keys and positions where it is made ahead. A large vocabulary is drawn
+    from in two steps, a block of it by the blocks' masses and then a token of the block: the same
+    distribution, for noise of a few hundred numbers a row in place of V.
     """
     scaled_RV = logits_RV.float() / temperature_R[:, None]
     if scaled_RV.shape[1] <= _BLOCK:
         logprob_RV = scaled_RV.log_softmax(dim=1)
-        token_R1 = (logprob_RV + gumbel(key_R, position_R, table_V)).max(dim=1, keepdim=True).indices
+        noise_RV = ahead.next() if ahead is not None else gumbel(key_R, position_R, table_V)
+        token_R1 = (logprob_RV + noise_RV).max(dim=1, keepdim=True).indices
         return token_R1[:, 0], logprob_RV.gather(1, token_R1)[:, 0]
     mass_RB = _block_masses(scaled_RV)
     block_noise_RB = gumbel(key_R ^ _BLOCK_KEY, position_R, table_V[: mass_RB.shape[1]])

@@ -31,15 +31,16 @@ def test_sizes_are_few_and_little_is_padded():
     assert step_up(64, 64, 32) == 64 and step_up(4096, 64, 32) == 4096
 
 
-def test_the_padding_is_a_segment_of_its_own_and_trains_nothing():
+def test_the_padding_is_short_segments_of_its_own_and_trains_nothing():
     micro = micro_of(rows_of(7, 3), "prefix", torch.device("cpu"))
     padded = in_few_sizes(micro)
     length = micro.tokens_T.shape[0]
     assert padded.tokens_T.shape == padded.positions_T.shape == padded.predictor_N.shape == (64,)
     assert torch.equal(padded.tokens_T[:length], micro.tokens_T)
-    assert padded.segments[:-1] == micro.segments
-    last = padded.segments[-1]
-    assert (last.start, last.length, last.parent) == (length, 64 - length, None)
+    count = len(micro.segments)
+    assert padded.segments[:count] == micro.segments
+    found = [(segment.start, segment.length, segment.parent) for segment in padded.segments[count:]]
+    assert found == [(start, min(16, 64 - start), None) for start in range(length, 64, 16)]
     assert in_few_sizes(padded).segments == padded.segments
 
 

@@ -54,6 +54,8 @@ RUN = {
     "num_generations": 2,
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 1,
+    # Four rows of 10 + 6 tokens, as a larger model's pass would hold by itself.
+    "max_tokens_per_micro_batch": 64,
     "max_completion_length": 6,
     "torch_dtype": "float32",
 }

@@ -20,11 +20,12 @@ def config_of(**options: object) -> Config:
     [
         (None, 8 * 520),
         ((128, 4), 8 * 520),  # a CPU gains from passes of up to 16,384 tokens of such a model
+        ((32, 2), 2**19 // 64),  # and spends its time on the calls of one with fewer than 8,192 of this one
         ((512, 12), 2**23 // 6144),
         ((2**24, 1), 1),
     ],
 )
-def test_rows_of_the_longest_prompt_and_completion_or_fewer_on_a_cpu(cpu_model, tokens):
+def test_rows_of_the_longest_prompt_and_completion_or_what_a_cpu_gains_from(cpu_model, tokens):
     assert tokens_per_pass(config_of(), longest_prompt=20, cpu_model=cpu_model) == tokens
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from covey.rollout import noise as noise_module
-from covey.rollout.noise import gumbel, row_key, sample, token_table
+from covey.rollout.noise import Ahead, gumbel, row_key, sample, token_table
 from covey.types import NoiseKey
 
 CPU = torch.device("cpu")
@@ -154,6 +154,26 @@ def test_half_precision_logits_are_drawn_from_in_float32():
     high = sample(logits.float(), torch.ones(20), keys, zeros, table)
     assert torch.equal(low[0], high[0])
     assert torch.equal(low[1], high[1])
+
+
+@pytest.mark.parametrize("first", [1, 8])
+@pytest.mark.parametrize("cells", [1 << 18, 150])  # as many positions as it likes, or one of 3 x 50
+def test_noise_made_ahead_is_the_noise_of_each_position(first, cells, monkeypatch):
+    monkeypatch.setattr(noise_module, "_AHEAD_CELLS", cells)
+    keys, start, table = torch.tensor(keys_of(3)), torch.tensor([0, 7, 2]), token_table(50, CPU)
+    ahead = Ahead(keys, start, table, first)
+    for step in range(20):
+        assert torch.equal(ahead.next(), gumbel(keys, start + step, table))
+
+
+def test_a_draw_with_noise_made_ahead_is_the_draw_without_it():
+    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(3))
+    keys, zeros, table = torch.tensor(keys_of(20)), torch.zeros(20).long(), token_table(50, CPU)
+    ahead = Ahead(keys, zeros, table)
+    drawn = [sample(logits, torch.ones(20), keys, zeros + i, table, ahead)[0] for i in range(5)]
+    plain = [sample(logits, torch.ones(20), keys, zeros + i, table)[0] for i in range(5)]
+    assert torch.equal(torch.stack(drawn), torch.stack(plain))
+    assert not torch.equal(drawn[0], drawn[1])
 
 
 def test_moments_and_range_of_the_gumbel_noise():

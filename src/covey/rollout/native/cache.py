@@ -272,6 +272,7 @@ class FlatLayout(_RowLayout):
         self._is_full = self._is_even and rows.longest_prompt == rows.shortest_prompt
         self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
         self._bias: dict[int | None, Tensor | None] = {}
+        self._head_bias: dict[int | None, Tensor] = {}
 
     def _attend(self, layer: int, query_nHD: Tensor, pair_n2KD: Tensor, options: AttentionOptions) -> Tensor:
         num_rows, _, key_heads, width = pair_n2KD.shape
@@ -282,10 +283,17 @@ class FlatLayout(_RowLayout):
             own[:, self._row_n, :, self._cache.start + self._own_n] = pair_n2KD
         # Rows and key heads as one axis: products over two would copy what they read.
         keys_XLD, values_XLD = own[:, :num_rows].flatten(1, 2)[:, :, self._first : self._stop]
-        query_XRD = (query_nHD * options.scaling).reshape(num_rows * key_heads, -1, width)
-        scores_nKRL = torch.bmm(query_XRD, keys_XLD.transpose(1, 2)).unflatten(0, (num_rows, key_heads))
-        weights = _attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
-        return torch.bmm(weights.flatten(0, 1).to(values_XLD.dtype), values_XLD).view(num_rows, -1, width)
+        query_XRD = query_nHD.reshape(num_rows * key_heads, -1, width)
+        if query_nHD.dtype == torch.float32 and options.softcap is None and options.sinks_H is None:
+            bias_X1L = self._bias_of_heads(key_heads, options.sliding_window, query_nHD)
+            scores_XRL = torch.baddbmm(bias_X1L, query_XRD, keys_XLD.transpose(1, 2), alpha=options.scaling)
+            weights_XRL = scores_XRL.softmax(dim=-1)
+        else:
+            scores_XRL = torch.bmm(query_XRD * options.scaling, keys_XLD.transpose(1, 2))
+            scores_nKRL = scores_XRL.unflatten(0, (num_rows, key_heads))
+            weights = _attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
+            weights_XRL = weights.flatten(0, 1).to(values_XLD.dtype)
+        return torch.bmm(weights_XRL, values_XLD).view(num_rows, -1, width)
 
     def _visibility(self, window: int | None) -> Tensor | None:
         """0 where a key may be seen and -inf elsewhere, (n, 1, 1, L); None where everything may."""
@@ -301,3 +309,13 @@ class FlatLayout(_RowLayout):
             bias_nL = torch.zeros_like(visible_nL, dtype=torch.float32)
             self._bias[window] = bias_nL.masked_fill_(~visible_nL, float("-inf"))[:, None, None, :]
         return self._bias[window]
+
+    def _bias_of_heads(self, key_heads: int, window: int | None, like: Tensor) -> Tensor:
+        """The same for rows and key heads as one axis, (n x K, 1, L), and zeros where everything may be
+        seen."""
+        if window not in self._head_bias:
+            bias = self._visibility(window)
+            self._head_bias[window] = (
+                like.new_zeros(1, 1, 1) if bias is None else bias[:, 0].repeat_interleave(key_heads, dim=0)
+            )
+        return self._head_bias[window]

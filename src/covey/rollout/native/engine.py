@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -32,7 +31,8 @@ from covey.rollout.native.cache import (
     PrefillLayout,
 )
 from covey.rollout.native.recorded import Compute, Recordings
-from covey.rollout.noise import row_key, sample, token_table
+from covey.rollout.native.rows import Draws, Family, Row
+from covey.rollout.noise import Ahead, row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt, StreamSegment
 
 # Tokens of one prefill pass; bounds its activations.
@@ -49,68 +49,6 @@ _ROW_STEP, _FEW_ROWS = 8, 32
 # Tokens decoded before the host looks which rows have ended. A GPU would wait for each look; rows that ended
 # meanwhile have decoded for nothing.
 _STRIDE = {"cpu": 1, "gpu": 8}
-
-
-@dataclass(slots=True)
-class _Family:
-    """A resident prompt: its slot, its siblings that have not started, and how many are running."""
-
-    slot: int
-    prompt: tuple[int, ...]
-    waiting: deque[int]
-    running: int = 0
-
-
-@dataclass(slots=True)
-class _Row:
-    """A completion in progress."""
-
-    id: int
-    request: GenerationRequest
-    family: _Family
-    key: int
-    started: float
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    def take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Finish | None:
-        """Keep what was drawn up to the row's end; says why it ended if it did."""
-        sampling = self.request.sampling
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            self.tokens.append(token)
-            self.logprobs.append(logprob)
-            if token in sampling.stop_token_ids:
-                return Finish.STOP
-            if len(self.tokens) >= sampling.max_new_tokens:
-                return Finish.LENGTH
-        return None
-
-
-@dataclass(slots=True)
-class _Draws:
-    """What a draw needs of some rows beside their logits, (n,) each: the newest token, how many tokens there
-    are, temperature and noise key. They follow the rows without the host."""
-
-    token_n: Tensor
-    count_n: Tensor
-    temperature_n: Tensor
-    key_n: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """In the order of the fields."""
-        return self.token_n, self.count_n, self.temperature_n, self.key_n
-
-    @classmethod
-    def of(cls, rows: Sequence[_Row], device: torch.device, spare: int = 0) -> _Draws:
-        """With `spare` rows behind them that nobody reads."""
-        more = [0] * spare
-        return cls(
-            torch.tensor([row.tokens[-1] if row.tokens else 0 for row in rows] + more, device=device),
-            torch.tensor([len(row.tokens) for row in rows] + [1] * spare, device=device),
-            torch.tensor([row.request.sampling.temperature for row in rows] + [1.0] * spare, device=device),
-            torch.tensor([row.key for row in rows] + more, device=device),
-        )
 
 
 class NativeEngine:
@@ -140,15 +78,15 @@ class NativeEngine:
         self._next_id = 0
         self._requests: dict[int, GenerationRequest] = {}
         self._prompts: dict[tuple[int, ...], deque[int]] = {}
-        self._families: list[_Family] = []
-        self._rows: list[_Row] = []
+        self._families: list[Family] = []
+        self._rows: list[Row] = []
         self._aborted: list[Completion] = []
         self._caches: dict[bool, KVCache] = {}
         self._cache: KVCache | None = None
         self._last_hidden_FD: Tensor | None = None
         self._table_V: Tensor | None = None
         self._arrangement: Families | FlatRows | None = None
-        self._draws: _Draws | None = None
+        self._draws: Draws | None = None
         self._step: LlamaStep | None = None
 
     # -- protocol
@@ -261,12 +199,12 @@ class NativeEngine:
         fresh = self._claim_slots()
         if fresh:
             self._prefill(fresh)
-        started: list[_Row] = []
+        started: list[Row] = []
         for family in self._families:
             while family.waiting and len(self._rows) + len(started) < self._cache.shape.rows:
                 number = family.waiting.popleft()
                 request = self._requests[number]
-                started.append(_Row(number, request, family, row_key(request.noise_key), time.perf_counter()))
+                started.append(Row(number, request, family, row_key(request.noise_key), time.perf_counter()))
                 family.running += 1
         if not started:
             return []
@@ -277,29 +215,29 @@ class NativeEngine:
         self._cache.start_rows(len(self._rows), slots, longest)
         self._rows += started
         self._arrangement = None
-        token_n, logprob_n = self._draw(self._last_hidden_FD[slots], _Draws.of(started, device))
+        token_n, logprob_n = self._draw(self._last_hidden_FD[slots], Draws.of(started, device))
         return self._keep(started, token_n[:, None], logprob_n[:, None])
 
-    def _claim_slots(self) -> list[_Family]:
+    def _claim_slots(self) -> list[Family]:
         assert self._cache is not None
         taken = {f.slot for f in self._families}
         free = [s for s in range(self._cache.shape.slots) if s not in taken]
         waiting = sum(len(f.waiting) for f in self._families)
         room = self._cache.shape.rows - len(self._rows) - waiting
-        fresh: list[_Family] = []
+        fresh: list[Family] = []
         tokens = 0
         for prompt in list(self._prompts):
             # A prompt is admitted once a row is free for it, so that slots do not fill with idle prompts.
             if not free or room <= 0 or (fresh and tokens + len(prompt) > _PREFILL_TOKENS):
                 break
-            family = _Family(free.pop(0), prompt, self._prompts.pop(prompt))
+            family = Family(free.pop(0), prompt, self._prompts.pop(prompt))
             fresh.append(family)
             room -= len(family.waiting)
             tokens += len(prompt)
         self._families += fresh
         return fresh
 
-    def _prefill(self, families: Sequence[_Family]) -> None:
+    def _prefill(self, families: Sequence[Family]) -> None:
         """Run whole prompts as one packed stream; keep keys, values and the last hidden state of each."""
         assert self._cache is not None
         device = self._policy.device
@@ -336,11 +274,11 @@ class NativeEngine:
         if self._arrangement is None or self._draws is None:
             spare = self._spare_rows()
             self._arrangement = self._arrange(self._policy.device, spare)
-            self._draws = _Draws.of(self._rows, self._policy.device, spare)
+            self._draws = Draws.of(self._rows, self._policy.device, spare)
         return self._keep(self._rows, *self._stride_of(self._arrangement, self._draws, longest, shortest))
 
     def _stride_of(
-        self, arrangement: Families | FlatRows, draws: _Draws, longest_own: int, shortest_own: int
+        self, arrangement: Families | FlatRows, draws: Draws, longest_own: int, shortest_own: int
     ) -> tuple[Tensor, Tensor]:
         """Tokens and logprobs, (n, k) each."""
         drawn = [
@@ -358,13 +296,17 @@ class NativeEngine:
         if self._arrangement is None:
             self._arrangement = self._arrange(device, spare, shape)
         columns = min(step_up(longest_own + self._stride, 64, 4), shape.completion)
-        draws = _Draws.of(self._rows, device, spare)
+        draws = Draws.of(self._rows, device, spare)
         arrangement, tensors = self._arrangement, self._arrangement.tensors
 
         def compute(*at: Tensor) -> Compute:
             def steps() -> tuple[Tensor, Tensor]:
                 # As if one row were about to fill the columns and another were far behind.
-                rows, draws = arrangement.at(at[: len(tensors)]), _Draws(*at[len(tensors) :])
+                token_n, count_n, temperature_n, key_n = at[len(tensors) :]
+                rows, draws = (
+                    arrangement.at(at[: len(tensors)]),
+                    Draws(token_n, count_n, temperature_n, key_n),
+                )
                 return self._stride_of(rows, draws, columns - self._stride, -self._stride)
 
             return steps
@@ -382,7 +324,7 @@ class NativeEngine:
         self._places = places
 
     def _decode_one(
-        self, arrangement: Families | FlatRows, draws: _Draws, longest_own: int, shortest_own: int
+        self, arrangement: Families | FlatRows, draws: Draws, longest_own: int, shortest_own: int
     ) -> tuple[Tensor, Tensor]:
         """Feed every row its newest token and draw the next; returns tokens and logprobs, (n,) each."""
         assert self._cache is not None
@@ -432,16 +374,20 @@ class NativeEngine:
             place_n[rows] = slot * fullest + torch.arange(len(rows))
         return Families(length_n, row_FM.to(device), place_n.to(device), longest, shortest)
 
-    def _draw(self, hidden_nD: Tensor, draws: _Draws) -> tuple[Tensor, Tensor]:
+    def _draw(self, hidden_nD: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The next token of some rows and its logprob, (n,) each; `draws` goes on to it."""
         logits_nV = self._policy.logits(hidden_nD)
         if self._table_V is None:
             self._table_V = token_table(logits_nV.shape[1], hidden_nD.device)
-        token_n, logprob_n = sample(logits_nV, draws.temperature_n, draws.key_n, draws.count_n, self._table_V)
+        if draws.ahead is None:
+            draws.ahead = Ahead(draws.key_n, draws.count_n, self._table_V, self._stride)
+        token_n, logprob_n = sample(
+            logits_nV, draws.temperature_n, draws.key_n, draws.count_n, self._table_V, draws.ahead
+        )
         draws.token_n, draws.count_n = token_n, draws.count_n + 1
         return token_n, logprob_n
 
-    def _keep(self, rows: Sequence[_Row], tokens_nk: Tensor, logprobs_nk: Tensor) -> list[Completion]:
+    def _keep(self, rows: Sequence[Row], tokens_nk: Tensor, logprobs_nk: Tensor) -> list[Completion]:
         """Give `rows` the tokens that were drawn for them, and take those that ended off the batch."""
         all_tokens, all_logprobs = tokens_nk[: len(rows)].tolist(), logprobs_nk[: len(rows)].tolist()
         done = []
@@ -456,7 +402,7 @@ class NativeEngine:
 
     # -- bookkeeping
 
-    def _completion(self, row: _Row, finish: Finish) -> Completion:
+    def _completion(self, row: Row, finish: Finish) -> Completion:
         self._requests.pop(row.id)
         return Completion(
             request_id=row.id,

@@ -1,0 +1,79 @@
+"""The completions in progress of the native engine, and what a draw needs of them.
+
+Axes: n rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from covey.rollout.noise import Ahead
+from covey.types import Finish, GenerationRequest
+
+
+@dataclass(slots=True)
+class Family:
+    """A resident prompt: its slot, its siblings that have not started, and how many are running."""
+
+    slot: int
+    prompt: tuple[int, ...]
+    waiting: deque[int]
+    running: int = 0
+
+
+@dataclass(slots=True)
+class Row:
+    """A completion in progress."""
+
+    id: int
+    request: GenerationRequest
+    family: Family
+    key: int
+    started: float
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Finish | None:
+        """Keep what was drawn up to the row's end; says why it ended if it did."""
+        sampling = self.request.sampling
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            if token in sampling.stop_token_ids:
+                return Finish.STOP
+            if len(self.tokens) >= sampling.max_new_tokens:
+                return Finish.LENGTH
+        return None
+
+
+@dataclass(slots=True)
+class Draws:
+    """What a draw needs of some rows beside their logits, (n,) each: the newest token, how many tokens there
+    are, temperature and noise key. They follow the rows without the host."""
+
+    token_n: Tensor
+    count_n: Tensor
+    temperature_n: Tensor
+    key_n: Tensor
+    ahead: Ahead | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order of the fields; the noise ahead follows from them."""
+        return self.token_n, self.count_n, self.temperature_n, self.key_n
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: torch.device, spare: int = 0) -> Draws:
+        """With `spare` rows behind them that nobody reads."""
+        more = [0] * spare
+        return cls(
+            torch.tensor([row.tokens[-1] if row.tokens else 0 for row in rows] + more, device=device),
+            torch.tensor([len(row.tokens) for row in rows] + [1] * spare, device=device),
+            torch.tensor([row.request.sampling.temperature for row in rows] + [1.0] * spare, device=device),
+            torch.tensor([row.key for row in rows] + more, device=device),
+        )
