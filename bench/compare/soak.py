@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cases import Case
@@ -11,24 +12,27 @@ from runs import run_side
 
 _STEPS = 200
 _FITTED = 150
-_CASE = Case(name="soak", says="", steps=_STEPS - 4)
+_NATURAL = Case(name="soak", says="", steps=_STEPS - 4)
+# The same lengths in every step, and a signal in every group.
+_EVEN = replace(_NATURAL, name="soak-even", reward="length", forced=True, max_completion_length=12)
+_CASES = {"natural lengths": _NATURAL, "12 forced tokens, no group skipped": _EVEN}
+_MARKS = (1, 10, 50, 100, 150, _STEPS)
 
 
 def lines(work: Path) -> list[str]:
     """Resident memory at some steps, and the slope over the last steps with its standard error."""
-    # The first value is from before the first step.
-    resident = run_side(_CASE, "covey", sys.executable, work)["resident_bytes"][1:]
-    megabytes = [value / 1e6 for value in resident]
-    slope, error = fitted_slope(megabytes[-_FITTED:])
-    marks = (1, 10, 50, 100, 150, _STEPS)
-    return [
-        f"| step | {' | '.join(str(mark) for mark in marks)} |",
-        f"|---|{'---|' * len(marks)}",
-        f"| resident MB | {' | '.join(f'{megabytes[mark - 1]:.1f}' for mark in marks)} |",
-        "",
-        f"Slope over the last {_FITTED} steps: {100 * slope:+.2f} MB per 100 steps, "
-        f"standard error {100 * error:.2f}.",
+    table = [
+        f"| resident MB at step | {' | '.join(str(mark) for mark in _MARKS)} | MB per 100 steps |",
+        f"|---|{'---|' * len(_MARKS)}---|",
     ]
+    for name, case in _CASES.items():
+        # The first value is from before the first step.
+        resident = run_side(case, "covey", sys.executable, work)["resident_bytes"][1:]
+        megabytes = [value / 1e6 for value in resident]
+        slope, error = fitted_slope(megabytes[-_FITTED:])
+        shown = " | ".join(f"{megabytes[mark - 1]:.1f}" for mark in _MARKS)
+        table.append(f"| {name} | {shown} | {100 * slope:+.2f} ± {100 * error:.2f} |")
+    return table
 
 
 def fitted_slope(values: Sequence[float]) -> tuple[float, float]:

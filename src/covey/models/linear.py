@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 # Products of fewer multiplications cost more to hand over than to compute.
-_SMALL = 1 << 21
+_SMALL = 3 << 19
 
 
 def _is_measured() -> bool:
