@@ -7,15 +7,18 @@ import queue
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from covey.rewards.callee import Reply, Wants
 from covey.rewards.process import WorkerGone, WorkerProcess
 from covey.rewards.protocol import RewardFault, TrainerState
 from covey.rewards.targets import Target
 from covey.types import Status
+
+T = TypeVar("T")
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +61,11 @@ class Pool:
 
     def run_plugins(self) -> tuple[tuple[str, ...], tuple[RewardFault, ...]]:
         """The names that the plugin files put into `orms`, and what is wrong with the files."""
-        return self._threads.submit(self._run_plugins).result()
+        return awaited(self._threads.submit(self._run_plugins))
 
     def load(self, target: Target) -> Loaded | RewardFault:
         """Import a function; every worker started from now on imports it too."""
-        return self._threads.submit(self._load, target).result()
+        return awaited(self._threads.submit(self._load, target))
 
     def call(
         self, number: int, arguments: Mapping[str, str], count: int, state: TrainerState
@@ -160,6 +163,16 @@ class Pool:
         worker.kill()
         with self._lock:
             self._running.discard(worker)
+
+
+def awaited(future: Future[T]) -> T:
+    """The result of a future, while Ctrl-C is heard.
+
+    A signal that comes just before a thread begins to wait without a limit is not heard until the wait ends.
+    """
+    while not wait([future], _LOOK_S).done:
+        pass
+    return future.result()
 
 
 def chunks(groups: Sequence[int], parts: int) -> list[range]:

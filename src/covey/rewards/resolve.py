@@ -14,7 +14,7 @@ from covey.rewards.builtin import BUILT_IN, built_in_name
 from covey.rewards.callee import Callee, Wants
 from covey.rewards.function_reward import Ask, FunctionReward
 from covey.rewards.loading import Unloadable, callee_of
-from covey.rewards.pool import Pool
+from covey.rewards.pool import Pool, awaited
 from covey.rewards.protocol import Form, RewardFault, TrainerState
 from covey.rewards.targets import Target, callable_name, target_of, target_of_callable
 
@@ -79,7 +79,7 @@ def _in_worker(target: Target, pool: Pool) -> Found | RewardFault:
         return loaded
 
     def ask(arguments: Mapping[str, Sequence[Any]], count: int, state: TrainerState) -> Any:
-        return pool.call(loaded.number, as_json(arguments), count, state).result
+        return partial(awaited, pool.call(loaded.number, as_json(arguments), count, state))
 
     return Found(
         plain=target.metric,

@@ -303,6 +303,32 @@ def test_ctrl_c_ends_a_call_and_its_worker_at_once(file):
     assert not is_alive(pid)
 
 
+def test_ctrl_c_is_heard_by_a_thread_that_already_waits(file):
+    # The signal goes to another thread, as one does that comes just before the wait: nothing wakes the first.
+    script = file(
+        "waiting.py",
+        """
+        import os, signal, threading, time
+        from concurrent.futures import Future
+        from covey.rewards.pool import awaited
+
+        def press():
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+
+        threading.Thread(target=press, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            awaited(Future())
+        except KeyboardInterrupt:
+            print("stopped")
+        """,
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("stopped\n", "")
+
+
 def test_workers_end_with_a_parent_that_is_killed(file, scored, tmp_path):
     # One waits for work, one is in a function of Python's, one inside C code that lets no thread run.
     path = file(
