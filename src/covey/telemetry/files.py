@@ -13,14 +13,7 @@ from typing import Any
 
 from covey.errors import CoveyError
 from covey.telemetry.jsonl import append_line, as_float, cut_torn_tail, encode, read_lines, write_text
-from covey.telemetry.rollouts import (
-    RolloutLimits,
-    compress_old,
-    delete_oldest,
-    list_rollouts,
-    read_rollouts,
-    write_rollout,
-)
+from covey.telemetry.rollouts import RolloutLimits, RolloutLog, list_rollouts, read_rollouts
 from covey.types import Metric, StepRecord
 
 __all__ = ["RunFiles", "Superseded", "read_events", "read_metrics", "read_rollouts"]
@@ -56,6 +49,7 @@ class RunFiles:
         self.events_path = output_dir / "events.jsonl"
         self.rollouts_dir = output_dir / "rollouts"
         self._limits = rollouts or RolloutLimits()
+        self._log = RolloutLog(self.rollouts_dir)
         self._clock = clock
         self._steps: set[int] | None = None
         self._said_deletion = False
@@ -95,11 +89,11 @@ class RunFiles:
         """
         if not self._limits.includes(rollout):
             return None
-        path = write_rollout(self.rollouts_dir, rollout, records)
+        path = self._log.write(rollout, records)
         if self._limits.compress_after is not None:
-            compress_old(self.rollouts_dir, self._limits.compress_after)
+            self._log.compress_old(self._limits.compress_after)
         if self._limits.max_gb is not None:
-            deleted = delete_oldest(self.rollouts_dir, self._limits.max_gb)
+            deleted = self._log.delete_oldest(self._limits.max_gb)
             if deleted and not self._said_deletion:
                 self._said_deletion = True
                 names = [p.name for p in deleted]
@@ -129,6 +123,7 @@ class RunFiles:
             target = directory / "rollouts" / path.name
             target.parent.mkdir(exist_ok=True)
             os.rename(path, target)
+        self._log.forget()
         result = Superseded(
             directory=directory,
             num_metrics=len(metrics.moved),

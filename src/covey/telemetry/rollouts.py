@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,38 +54,70 @@ def list_rollouts(directory: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def write_rollout(directory: Path, rollout: int, records: Iterable[Mapping[str, Any]]) -> Path:
-    """Write one rollout, which appears under its name once it is whole; a second one is a CoveyError."""
-    if rollout in list_rollouts(directory):
-        raise CoveyError(f"{directory} already holds rollout {rollout}")
-    path = rollout_path(directory, rollout)
-    write_text(path, "".join(encode(record) + "\n" for record in records))
-    return path
+class RolloutLog:
+    """The rollout files that one process writes to a directory.
 
+    The directory is listed once: a listing for every rollout would make a long run slower and slower. Files
+    that somebody takes away meanwhile are not missed.
+    """
 
-def compress_old(directory: Path, keep_plain: int) -> None:
-    """Compress all but the newest `keep_plain` rollouts."""
-    paths = list(list_rollouts(directory).values())
-    for path in paths[: max(len(paths) - keep_plain, 0)]:
-        if path.suffix != ".gz":
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sizes: dict[int, int] | None = None
+        self._plain: deque[int] = deque()
+
+    def forget(self) -> None:
+        """List the directory anew, as something else has changed it."""
+        self._sizes = None
+
+    def write(self, rollout: int, records: Iterable[Mapping[str, Any]]) -> Path:
+        """Write one rollout, which appears under its name once it is whole; a second one is a CoveyError."""
+        sizes = self._listed()
+        if rollout in sizes:
+            raise CoveyError(f"{self._directory} already holds rollout {rollout}")
+        path = rollout_path(self._directory, rollout)
+        write_text(path, "".join(encode(record) + "\n" for record in records))
+        sizes[rollout] = path.stat().st_size
+        self._plain.append(rollout)
+        return path
+
+    def compress_old(self, keep_plain: int) -> None:
+        """Compress all but the newest `keep_plain` rollouts."""
+        sizes = self._listed()
+        newest = set(islice(reversed(sizes), keep_plain))
+        while self._plain and self._plain[0] not in newest:
+            rollout = self._plain.popleft()
+            path = rollout_path(self._directory, rollout)
+            if not path.is_file():
+                continue
             # Without a time of its own the compressed file depends on its content only.
-            write_bytes(path.with_name(path.name + ".gz"), gzip.compress(path.read_bytes(), 6, mtime=0))
+            content = gzip.compress(path.read_bytes(), 6, mtime=0)
+            write_bytes(path.with_name(path.name + ".gz"), content)
             path.unlink()
+            sizes[rollout] = len(content)
 
+    def delete_oldest(self, max_gb: float) -> list[Path]:
+        """Delete the oldest rollouts until the rest fits `max_gb`, and return what went; the newest stays."""
+        sizes = self._listed()
+        total = sum(sizes.values())
+        deleted: list[Path] = []
+        while len(sizes) > 1 and total > max_gb * _GIGABYTE:
+            rollout = next(iter(sizes))
+            total -= sizes.pop(rollout)
+            plain = rollout_path(self._directory, rollout)
+            for path in (plain, plain.with_name(plain.name + ".gz")):
+                if path.is_file():
+                    path.unlink()
+                    deleted.append(path)
+        return deleted
 
-def delete_oldest(directory: Path, max_gb: float) -> list[Path]:
-    """Delete the oldest rollouts until the rest fits `max_gb`, and return what went; the newest stays."""
-    paths = list(list_rollouts(directory).values())
-    sizes = [path.stat().st_size for path in paths]
-    total = sum(sizes)
-    deleted: list[Path] = []
-    for path, size in zip(paths[:-1], sizes[:-1], strict=True):
-        if total <= max_gb * _GIGABYTE:
-            break
-        path.unlink()
-        deleted.append(path)
-        total -= size
-    return deleted
+    def _listed(self) -> dict[int, int]:
+        """The bytes of every rollout's file, in order."""
+        if self._sizes is None:
+            found = list_rollouts(self._directory)
+            self._sizes = {number: path.stat().st_size for number, path in found.items()}
+            self._plain = deque(number for number, path in found.items() if path.suffix != ".gz")
+        return self._sizes
 
 
 def read_rollouts(directory: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
