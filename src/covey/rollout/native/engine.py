@@ -302,11 +302,8 @@ class NativeEngine:
         def compute(*at: Tensor) -> Compute:
             def steps() -> tuple[Tensor, Tensor]:
                 # As if one row were about to fill the columns and another were far behind.
-                token_n, count_n, temperature_n, key_n = at[len(tensors) :]
-                rows, draws = (
-                    arrangement.at(at[: len(tensors)]),
-                    Draws(token_n, count_n, temperature_n, key_n),
-                )
+                rows, given = arrangement.at(at[: len(tensors)]), at[len(tensors) :]
+                draws = Draws(given[0], given[1], given[2], given[3])
                 return self._stride_of(rows, draws, columns - self._stride, -self._stride)
 
             return steps
