@@ -278,9 +278,10 @@ def test_ctrl_c_ends_a_call_and_its_worker_at_once(file):
     script = file(
         "parent.py",
         f"""
-        import importlib.util
+        import importlib.util, signal
         from covey.rewards.protocol import TrainerState
         from covey.rewards.reward_set import RewardSet
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
         spec = importlib.util.spec_from_file_location("rows", {str(Path(__file__).parent / "conftest.py")!r})
         rows = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(rows)
@@ -311,6 +312,8 @@ def test_ctrl_c_is_heard_by_a_thread_that_already_waits(file):
         import os, signal, threading, time
         from concurrent.futures import Future
         from covey.rewards.pool import awaited
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
 
         def press():
             time.sleep(0.3)
