@@ -329,9 +329,14 @@ class Denominators:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """This rank's share of one optimizer step; `dropped` counts rows left out of the forward pass, by
-    reason."""
+    reason.
+
+    `has_signal` says of each micro-batch whether its gradient cannot be 0 while the ratio is 1: equal
+    completions whose advantages cancel give none.
+    """
 
     micro_batches: tuple[MicroBatch, ...]
+    has_signal: tuple[bool, ...]
     denominators: Denominators
     dropped: Mapping[str, int]
     rollout: int
@@ -360,11 +365,17 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one update gave, reduced over ranks."""
+    """What one update gave, reduced over ranks.
+
+    `silent` counts micro-batches whose backward pass changed no gradient, and `ratio_gap` is the largest
+    |logprob - old logprob| (None where there are no old ones).
+    """
 
     stats: StepStats | None
     metrics: Mapping[str, Metric]
     skipped: str | None = None
+    silent: int = 0
+    ratio_gap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ from covey.models.policy import StreamKind
 from covey.models.stream import Row, build_stream
 from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample, TrainSample
 
+# Sums of float32 advantages closer to 0 than this are rounding.
+_CANCELLED = 1e-4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
@@ -81,16 +84,34 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batc
     steps = []
     for step in step_slices(len(rows), plan):
         per_rank = [micro_batches(samples, forward, step, plan, rank) for rank in range(plan.world)]
-        micros = [build_micro([rows[i] for i in numbers], plan) for numbers in per_rank[plan.rank]]
-        wanted = max(1, *(len(numbers) for numbers in per_rank))
-        micros += [_empty_micro(samples[step.start], plan)] * (wanted - len(micros))
-        mine = [rows[i] for i in step]
-        steps.append((tuple(micros), _denominators(mine, plan), _dropped(mine)))
+        held = [[rows[i] for i in numbers] for numbers in per_rank[plan.rank]]
+        micros = [build_micro(members, plan) for members in held]
+        spare = max(1, *(len(numbers) for numbers in per_rank)) - len(micros)
+        micros += [_empty_micro(samples[step.start], plan)] * spare
+        signal = (*map(_has_signal, held), *(False,) * spare)
+        everyone = [rows[i] for i in step]
+        steps.append((tuple(micros), signal, _denominators(everyone, plan), _dropped(everyone)))
     return [
-        Batch(micro_batches=micros, denominators=d, dropped=dropped, rollout=rollout, pass_index=index)
+        Batch(
+            micro_batches=micros,
+            has_signal=signal,
+            denominators=d,
+            dropped=dropped,
+            rollout=rollout,
+            pass_index=index,
+        )
         for index in range(plan.num_iterations)
-        for micros, d, dropped in steps
+        for micros, signal, d, dropped in steps
     ]
+
+
+def _has_signal(rows: Sequence[TrainSample]) -> bool:
+    """Whether the advantages of some completion do not cancel over the rows that hold it."""
+    net: dict[tuple[int, tuple[int, ...]], float] = {}
+    for row in rows:
+        key = (row.annotated.sample.group, row.annotated.sample.token_ids)
+        net[key] = net.get(key, 0.0) + row.advantage
+    return any(abs(value) > _CANCELLED for value in net.values())
 
 
 def _denominators(rows: Sequence[TrainSample], plan: PackPlan) -> Denominators:

@@ -2,48 +2,100 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from covey.comm import Comm
-from covey.errors import GuardStop
-from covey.types import Batch, Finding, Fix, StepResult
+from covey.health.words import broken
+from covey.types import Batch, Fix, StepResult
+
+# Larger than the noise of any kernel, smaller than what any fault leaves.
+_SAME = 1e-4
 
 
-def check_step(batch: Batch, result: StepResult, step: int, comm: Comm) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What a step is held to.
+
+    `is_fresh`: no update since the rollout was annotated. `is_start`: no update since the run began.
+    `sampler_gap`: the largest mean |logprob - sampler's logprob| that rounding explains, None where the
+    policy that sampled is unknown.
+    """
+
+    step: int
+    is_fresh: bool
+    is_start: bool
+    sampler_gap: float | None
+
+
+def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
     """Raise GuardStop where a step contradicts its own batch.
 
-    F102: trained rows with advantages and an on-policy ratio, but a gradient of exactly 0. F103: a gradient
-    and a learning rate, but no weight that moved.
+    F102: advantages and a ratio of 1, but no gradient. F123: the same in one micro-batch. F103: a gradient
+    and a learning rate, but no weight that moved. F115: the sampler's probabilities are not the learner's.
+    F116: a ratio other than 1 before any update. F117: a KL to the reference before any update.
     """
     stats = result.stats
     if stats is None:
         return
-    # The norm is the same on every rank, so all of them ask each other or none does.
-    if stats.grad_norm == 0.0 and any(comm.max([float(_has_signal(batch))])):
-        raise GuardStop(
-            Finding(
-                code="F102",
-                seen=f"step {step}: trained tokens have advantages and the gradient is exactly 0",
-                why="Nothing is learned, and nothing else would say so: loss and reward look as usual.",
-                cause="The loss is cut off from the weights: frozen parameters, or a layer that detaches.",
-                fixes=(Fix(text="name the model's directory in a report; this is a fault of covey"),),
-                step=step,
-            )
-        )
+    _check_gradient(batch, result, facts, comm)
     if stats.grad_norm > 0.0 and stats.learning_rate > 0.0 and stats.frac_params_changed == 0.0:
-        raise GuardStop(
-            Finding(
-                code="F103",
-                seen=f"step {step}: gradient norm {stats.grad_norm:.3g}, learning rate "
-                f"{stats.learning_rate:.3g}, and not one weight moved",
-                why="The update is smaller than the weights can hold, so the model stays what it was.",
-                cause="A learning rate far below the spacing of float32, or masters that are not stepped.",
-                fixes=(Fix(text="a larger learning rate", edits={"learning_rate": 1e-6}),),
-                step=step,
-            )
+        raise broken(
+            "F103",
+            facts.step,
+            f"gradient norm {stats.grad_norm:.3g}, learning rate {stats.learning_rate:.3g}, and not one "
+            "weight moved",
+            "A learning rate far below the spacing of float32, or masters that are not stepped.",
+            Fix(text="a larger learning rate", edits={"learning_rate": 1e-6}),
+        )
+    if facts.is_fresh:
+        _check_fresh(result, facts)
+
+
+def _check_gradient(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
+    stats = result.stats
+    assert stats is not None
+    is_on_policy = facts.is_fresh or all(m.old_logprob_N is None for m in batch.micro_batches)
+    # The norm is the same on every rank, so all of them ask each other or none does.
+    if stats.grad_norm == 0.0 and any(comm.max([float(is_on_policy and any(batch.has_signal))])):
+        raise broken(
+            "F102",
+            facts.step,
+            "trained tokens have advantages and the gradient is exactly 0",
+            "The loss is cut off from the weights: frozen parameters, or a layer that detaches.",
+        )
+    if result.silent and is_on_policy:
+        raise broken(
+            "F123",
+            facts.step,
+            f"{result.silent} of the micro-batches with advantages added nothing to the gradient",
+            "A backward pass was lost to a hook, an engine's own accumulation, or a buffer that was cleared.",
         )
 
 
-def _has_signal(batch: Batch) -> bool:
-    """Whether this rank's share holds an advantage that an on-policy gradient cannot be 0 for."""
-    return any(
-        micro.old_logprob_N is None and bool((micro.advantage_N != 0).any()) for micro in batch.micro_batches
-    )
+def _check_fresh(result: StepResult, facts: StepFacts) -> None:
+    if result.ratio_gap is not None and not result.ratio_gap <= _SAME:
+        raise broken(
+            "F116",
+            facts.step,
+            f"before any update on this rollout a token's logprob is {result.ratio_gap:.3g} away from its "
+            "old one: the ratio is not 1",
+            "The old logprobs are of other weights, another temperature or another row; or dropout is on.",
+        )
+    gap = result.metrics["sampling/sampling_logp_difference/mean"].value
+    if facts.sampler_gap is not None and gap is not None and not gap <= facts.sampler_gap:
+        raise broken(
+            "F115",
+            facts.step,
+            f"the sampler's logprobs are {gap:.3g} away from the learner's on average, with the same weights "
+            f"and tokens; rounding explains {facts.sampler_gap:g}",
+            "One of the two uses another temperature, other weights, or a wrong mask or position.",
+            Fix(text="the general engine, to see which of the two is wrong", edits={"engine": "generate"}),
+        )
+    kl = result.metrics["kl"].value
+    if facts.is_start and kl is not None and not abs(kl) <= _SAME:
+        raise broken(
+            "F117",
+            facts.step,
+            f"the KL to the reference is {kl:.3g} before the first update",
+            "The reference is not the model that the run starts from.",
+        )

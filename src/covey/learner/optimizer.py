@@ -18,6 +18,8 @@ from covey.types import StepStats
 
 # Elements compared before and after a step, for update_ratio and frac_params_changed.
 _WATCHED = 1 << 16
+# Elements of one tensor's gradient compared before and after a backward pass.
+_SAMPLED = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,9 @@ class Masters:
             eps=config.epsilon,
             fused=True,
         )
+        vectors = [m for m in self.masters if m.dim() == 1]
+        ups = [m for n, m in zip(self.names, self.masters, strict=True) if "lora_B" in n]
+        self._sampled = [*self.masters, *vectors, *ups][-1]
         total = sum(p.numel() for p in self.masters)
         self._stride = max(1, math.ceil(total / _WATCHED))
 
@@ -98,6 +103,21 @@ class Masters:
         else:
             master.grad += gradient
         return master.grad
+
+    def gradient_sample(self) -> Tensor:
+        """A small part of this rank's accumulated gradient, zeros where there is none yet.
+
+        It is that of the last norm or bias, or of the last matrix of an adapter that starts at zero: these
+        have a gradient whenever the logits have one.
+        """
+        master = self._sampled
+        gradient = master.grad if master.grad is not None else torch.zeros_like(master)
+        return gradient.detach().reshape(-1)[:_SAMPLED].clone()
+
+    def without_gradient(self) -> list[str]:
+        """Names of the trainable tensors whose accumulated gradient is absent or 0 throughout."""
+        norms = [torch.zeros(()) if m.grad is None else m.grad.abs().amax().cpu() for m in self.masters]
+        return [n for n, largest in zip(self.names, torch.stack(norms).tolist(), strict=True) if not largest]
 
     def master_of(self, parameter: Tensor) -> nn.Parameter:
         """The master of a trainable parameter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ class _Sums:
 
     values: dict[str, Tensor]
     tokens: int = 0
+    silent: list[Tensor] = field(default_factory=list)
+    gaps: list[Tensor] = field(default_factory=list)
 
     def add(self, stats: TokenStats, micro: MicroBatch, output: LossOutput) -> None:
         logprob_N = stats.logprob_N.detach()
@@ -35,6 +37,8 @@ class _Sums:
         for name, value in found.items():
             self.values[name] = self.values[name] + value if name in self.values else value
         self.tokens += int(micro.target_N.shape[0])
+        if micro.old_logprob_N is not None and micro.target_N.shape[0]:
+            self.gaps.append((logprob_N - micro.old_logprob_N).abs().max())
 
 
 def update(
@@ -54,14 +58,21 @@ def update(
 
     sums = _Sums({})
     final = len(batch.micro_batches) - 1
+    before = backend.gradient_sample()
     for i, micro in enumerate(batch.micro_batches):
         stats, output = backend.backward(micro, loss, last=i == final)
         sums.add(stats, micro, output)
+        after = backend.gradient_sample()
+        if batch.has_signal[i]:
+            sums.silent.append((after == before).all())
+        before = after
     try:
         step = backend.step(learning_rate)
     except NonFiniteGradient as error:
         raise GuardStop(_non_finite(str(error), sums)) from error
-    return StepResult(stats=step, metrics=_reduce(sums, config, comm))
+    metrics = _reduce(sums, config, comm)
+    silent, gap = _evidence(sums, comm)
+    return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap)
 
 
 def _inputs(stats: TokenStats, micro: MicroBatch, batch: Batch) -> LossInputs:
@@ -91,6 +102,14 @@ def _reduce(sums: _Sums, config: LossConfig, comm: Comm) -> Mapping[str, Metric]
     if config.beta == 0.0:
         metrics["kl"] = Metric(value=None, count=0)
     return metrics
+
+
+def _evidence(sums: _Sums, comm: Comm) -> tuple[int, float | None]:
+    """Backward passes that changed no gradient, on all ranks, and the largest gap to the old logprobs."""
+    silent = int(torch.stack(sums.silent).sum()) if sums.silent else 0
+    gap = float(torch.stack(sums.gaps).max()) if sums.gaps else -1.0
+    total, largest = comm.sum([float(silent)])[0], comm.max([gap])[0]
+    return int(total), largest if largest >= 0.0 else None
 
 
 def _non_finite(seen: str, sums: _Sums) -> Finding:

@@ -46,11 +46,15 @@ class CollectPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """The groups of a rollout, known to every rank, and what this rank took for its share in seconds."""
+    """The groups of a rollout, known to every rank, and what this rank took for its share in seconds.
+
+    `is_replayed` says that they were read from files: sampled by some policy, with some G.
+    """
 
     groups: tuple[ScoredGroup, ...]
     rollout_s: float
     reward_s: float
+    is_replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
 from covey.comm import Comm
-from covey.health.invariants import check_step
 from covey.health.rewards import RewardWatch
 from covey.learner.backends.base import Backend
 from covey.learner.schedule import Schedule
@@ -22,6 +21,7 @@ from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
 from covey.rollout.records import records_of
 from covey.training.evaluate import Best, Evaluator
+from covey.training.guards import Guards
 from covey.training.measure import rollout_metrics, step_metrics, with_users
 from covey.training.recorder import Recorder
 from covey.training.saving import Saver
@@ -77,6 +77,7 @@ class Job:
     eval_times: EvalTimes
     best: Best
     watch: RewardWatch
+    guards: Guards
     saver: Saver
     recorder: Recorder
     signals: Signals = field(default_factory=Signals)
@@ -102,6 +103,7 @@ class Job:
 
     def take_in(self, collected: Collected, rows: list[TrainSample]) -> None:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
+        self.guards.rollout(collected, rows, self.progress.step)
         metrics = rollout_metrics(collected, rows, self.progress.step)
         for finding in self.watch.look(collected.groups, self.progress.step):
             self.recorder.say(*coded(finding.code, f"{finding.seen} {finding.cause}"))
@@ -119,10 +121,13 @@ class Job:
 
     def remaining_batches(self) -> list[Batch]:
         """The batches of the current rollout whose steps are not yet taken."""
-        return pack(self.buffer.rows, self.pack_plan, self.progress.rollout)[self.buffer.done :]
+        batches = pack(self.buffer.rows, self.pack_plan, self.progress.rollout)[self.buffer.done :]
+        self.guards.batches(batches, self.buffer.rows, self.pack_plan, self.progress.step)
+        return batches
 
     def finish_step(self, batch: Batch, result: StepResult) -> None:
         """Count, check, record and publish one optimizer step; evaluate and save where that is due."""
+        is_fresh = self.buffer.done == 0
         self.progress.step += 1
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
@@ -134,7 +139,7 @@ class Job:
         if self.buffer.done == self.steps_per_rollout():
             self.buffer.clear()
             self.progress.rollout += 1
-        check_step(batch, result, self.progress.step, self.comm)
+        self.guards.step(batch, result, self.progress.step, is_fresh=is_fresh)
         every = self.saver.plan.every
         if (every and self.progress.step % every == 0) or (is_best and self.saver.plan.keep_best):
             self.saver.save(self.progress.step)

@@ -19,6 +19,7 @@ from covey.config.write import to_yaml
 from covey.data.order import Order
 from covey.errors import GuardStop
 from covey.health.rewards import RewardWatch
+from covey.health.weights import WeightWatch
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
@@ -44,6 +45,7 @@ from covey.training.announce import closing, opening
 from covey.training.evaluate import Best, EvalPrompts, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir, survey
 from covey.training.facts.model import lora_settings
+from covey.training.guards import Guards
 from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.process import SIGNAL_CODES, handlers, keep_freed_memory, own_device, ranks, world_size
@@ -159,6 +161,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         eval_times=parts.eval_times(config, plan),
         best=best,
         watch=RewardWatch(),
+        guards=_guards(config, plan, backend, comm),
         saver=Saver(
             plan=_save_plan(config, policy),
             output_dir=Path(config.output_dir),
@@ -168,6 +171,24 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
             saved_step=-1 if resume is None else progress.step,
         ),
         recorder=recorder,
+    )
+
+
+def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Guards:
+    policies = {"": backend.policy, "reference ": backend.reference}
+    weights = [
+        (f"{of}{n}", p) for of, m in policies.items() if m is not None for n, p in m.named_parameters()
+    ]
+    return Guards(
+        comm=comm,
+        num_generations=config.num_generations,
+        num_rows=plan.prompts_per_rollout * config.num_generations,
+        scaled_by_group=config.scale_rewards == "group",
+        is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
+        weights=WeightWatch(
+            frozen={n: p for n, p in weights if not p.requires_grad},
+            trained={n: p for n, p in weights if p.requires_grad},
+        ),
     )
 
 

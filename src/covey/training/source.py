@@ -100,7 +100,7 @@ class ReplaySource:
     def next(self, rollout: int) -> Collected:
         """The rollout at this place of the directory's order."""
         groups = tuple(self._weighted(g) for g in groups_of(self._rollouts[rollout]))
-        return Collected(groups=groups, rollout_s=0.0, reward_s=0.0)
+        return Collected(groups=groups, rollout_s=0.0, reward_s=0.0, is_replayed=True)
 
     def _weighted(self, scored: ScoredGroup) -> ScoredGroup:
         return replace(scored, scores=tuple(self._total(s) for s in scored.scores))

@@ -25,6 +25,7 @@ class Backend(Protocol):
     """
 
     policy: Policy
+    reference: Policy | None
     world: int
     grad_scale: float
 
@@ -36,6 +37,11 @@ class Backend(Protocol):
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward of one micro-batch; gradients are exchanged in the `last` one of a
         step."""
+        ...
+
+    def gradient_sample(self) -> Tensor:
+        """A fixed small part of the gradient that has been accumulated, to see that a backward pass adds to
+        it."""
         ...
 
     def step(self, learning_rate: float) -> StepStats:

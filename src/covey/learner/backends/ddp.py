@@ -38,7 +38,7 @@ class DDPBackend:
         reference: Policy | None = None,
     ) -> None:
         self._local = SingleBackend(policy, config, compute_dtype=compute_dtype, reference=reference)
-        self.policy = policy
+        self.policy, self.reference = policy, reference
         self.world = dist.get_world_size()
         self.grad_scale = float(self.world)
         self._wrapped = DistributedDataParallel(policy, **_NO_BUFFERS)  # type: ignore[arg-type]
@@ -68,6 +68,10 @@ class DDPBackend:
         else:
             self.masters.absorb()
         return stats, output
+
+    def gradient_sample(self) -> Tensor:
+        """A part of this rank's accumulated gradient, of all ranks' after the last backward of a step."""
+        return self._local.gradient_sample()
 
     def step(self, learning_rate: float) -> StepStats:
         """The same step on every rank."""

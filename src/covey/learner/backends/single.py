@@ -57,6 +57,10 @@ class SingleBackend:
         self.masters.absorb()
         return stats, output
 
+    def gradient_sample(self) -> Tensor:
+        """A part of the accumulated gradient."""
+        return self.masters.gradient_sample()
+
     def step(self, learning_rate: float) -> StepStats:
         """One optimizer step."""
         return self.masters.step(learning_rate)

@@ -1,0 +1,86 @@
+"""What cannot be in the tensors of an optimizer step: they say of every token what its sample says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from covey.batching.pack import PackPlan, step_slices
+from covey.health.words import broken
+from covey.types import Batch, TrainSample
+
+_ROUNDING = 1e-6
+
+
+def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: PackPlan, step: int) -> None:
+    """Raise GuardStop where the first pass over a rollout would train on something else than its rows.
+
+    F110: a token, or what it is predicted from, is not the sample's. F111: tokens or denominators do not add
+    up. F113: a token with another row's advantage. `step` is the number of the first batch's step.
+    """
+    first = [b for b in batches if b.pass_index == 0]
+    slices = step_slices(len(rows), plan)[-len(first) :] if first else []
+    for number, (batch, numbers) in enumerate(zip(first, slices, strict=True)):
+        everyone = [rows[i] for i in numbers]
+        mine = everyone[plan.rank * plan.completions_per_rank : (plan.rank + 1) * plan.completions_per_rank]
+        _check_counts(batch, everyone, step + number)
+        _check_tokens(batch, [r for r in mine if r.needs_forward], step + number)
+
+
+def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
+    d = batch.denominators
+    tokens = sum(sum(r.loss_mask) for r in rows)
+    if (d.num_sequences, d.num_tokens) != (len(rows), tokens):
+        seen = (
+            f"the step divides by {d.num_sequences} completions and {d.num_tokens} tokens; "
+            f"its rows have {len(rows)} and {tokens}"
+        )
+        raise broken("F111", step, seen, "Denominators were counted over a part of the step.")
+    own = sum(int(m.trained_count_S.sum()) for m in batch.micro_batches)
+    there = sum(int(m.target_N.shape[0]) for m in batch.micro_batches)
+    if own != there:
+        seen = f"the forward passes hold {there} loss tokens, their sequences count {own}"
+        raise broken("F111", step, seen, "A row was counted twice, or left out of a forward pass.")
+
+
+def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
+    ids = [np.asarray(r.annotated.sample.token_ids) for r in rows]
+    at = [np.flatnonzero(np.asarray(r.annotated.sample.is_trained)) for r in rows]
+    counts = [len(n) for n in at]
+    micros = batch.micro_batches
+
+    def joined(parts: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> np.ndarray:  # type: ignore[type-arg]
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def repeated(values: Sequence[float]) -> np.ndarray:  # type: ignore[type-arg]
+        return np.repeat(np.asarray(values, dtype=np.float64), counts)
+
+    trained = joined([i[n] for i, n in zip(ids, at, strict=True)])
+    before = joined([i[n - 1] for i, n in zip(ids, at, strict=True)])
+    shifted = "A mask or an index is shifted by one, or rows were mixed."
+    for name, code, found, wanted in (
+        ("targets", "F110", [m.target_N for m in micros], trained),
+        ("tokens before the targets", "F110", [m.tokens_T[m.predictor_N] for m in micros], before),
+        ("positions", "F110", [m.positions_T[m.predictor_N] for m in micros], joined(at) - 1),
+        ("advantages", "F113", [m.advantage_N for m in micros], repeated([r.advantage for r in rows])),
+        (
+            "temperatures",
+            "F110",
+            [m.temperature_N for m in micros],
+            repeated([r.annotated.sample.temperature for r in rows]),
+        ),
+    ):
+        wrong = _differences(found, wanted)
+        if wrong is not None:
+            raise broken(code, step, f"the {name} of {wrong} loss tokens are not their samples'", shifted)
+
+
+def _differences(found: Sequence[Tensor], wanted: np.ndarray) -> str | None:  # type: ignore[type-arg]
+    """How many values differ, None where they are the same."""
+    values = np.concatenate([t.cpu().numpy() for t in found])
+    if values.shape != wanted.shape:
+        return f"{values.size} instead of {wanted.size}"
+    wrong = int((np.abs(values - wanted) > _ROUNDING * np.abs(wanted)).sum())
+    return f"{wrong} of {wanted.size}" if wrong else None

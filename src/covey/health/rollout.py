@@ -1,0 +1,163 @@
+"""What cannot be in a healthy rollout, checked before anything is trained on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from covey.health.words import broken
+from covey.types import Fix, ScoredGroup, TrainSample, Trajectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Natural logarithm of the largest chance at which siblings may repeat each other: 4e-18.
+_UNLIKELY = -40.0
+_ROUNDING = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFacts:
+    """What a rollout is held to.
+
+    The step that it is for, siblings of a prompt, rows in all, whether advantages are in units of their
+    group's spread, and the policy version of every token (None: replayed).
+    """
+
+    step: int
+    num_generations: int
+    num_rows: int
+    scaled_by_group: bool
+    version: int | None
+
+
+def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], facts: RolloutFacts) -> None:
+    """Raise GuardStop where a rollout contradicts itself or its plan.
+
+    F110: ids that were not sampled. F111: tokens missing from the loss. F112: groups that are not whole.
+    F113: advantages that no rewards can give. F114: tokens of another policy version. F118: numbers that are
+    not finite. F122: rows beside the plan. F125: siblings that repeat each other.
+    """
+    trajectories = [t for g in groups for t in g.group.trajectories]
+    if facts.version is not None and len(rows) != facts.num_rows:
+        seen = f"a rollout of {len(rows)} completions where the plan has {facts.num_rows}"
+        raise broken("F122", facts.step, seen, "Completions were lost or added after sampling.")
+    _check_groups(groups, facts)
+    for row, trajectory in zip(rows, trajectories, strict=True):
+        _check_row(row, trajectory, facts)
+    _check_advantages(groups, rows, facts)
+    if facts.version is not None:
+        _check_repeats(groups, facts.step)
+
+
+def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
+    for number, scored in enumerate(groups):
+        group = scored.group
+        siblings = [t.noise_key.sibling for t in group.trajectories]
+        prompts = {t.segments[0].token_ids for t in group.trajectories}
+        if len(siblings) != group.planned or len(set(siblings)) != len(siblings):
+            seen = f"group {number} holds the siblings {siblings} of {group.planned} that were planned"
+        elif facts.version is not None and group.planned != facts.num_generations:
+            seen = f"group {number} has {group.planned} completions, not {facts.num_generations}"
+        elif prompts != {group.prompt.token_ids}:
+            seen = f"group {number} holds completions of {len(prompts | {group.prompt.token_ids})} prompts"
+        else:
+            continue
+        raise broken("F112", facts.step, seen, "Completions were sorted into the wrong groups.")
+
+
+def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) -> None:
+    sample = row.annotated.sample
+    name = f"completion {sample.sibling} of group {sample.group}"
+    written = [s for s in trajectory.segments if s.trained]
+    sampled = tuple(i for s in written for i in s.token_ids)
+    trained = tuple(i for i, on in zip(sample.token_ids, sample.is_trained, strict=True) if on)
+    if trained != sampled:
+        place = next((i for i, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
+        where = f"they part at token {place}" if place is not None else "one begins the other"
+        seen = f"{name}: {len(sampled)} tokens were sampled, {len(trained)} others would be trained; {where}"
+        raise broken("F110", facts.step, seen, "Text was decoded and encoded again, or a mask is shifted.")
+    if row.masked is None and sum(row.loss_mask) != len(sampled):
+        seen = f"{name}: {len(sampled)} tokens were sampled, the loss covers {sum(row.loss_mask)}"
+        raise broken(
+            "F111", facts.step, seen, "A mask is shorter than its completion; most often EOS is out."
+        )
+    versions = {v for s in written for v in s.versions}
+    if facts.version is not None and versions - {facts.version}:
+        seen = f"{name} was sampled by policy version {min(versions)}, the policy is at {facts.version}"
+        cause = "The weights were not published to the engine after the last optimizer step."
+        raise broken("F114", facts.step, seen, cause)
+    _check_finite(row, name, facts.step)
+
+
+def _check_finite(row: TrainSample, name: str, step: int) -> None:
+    annotated = row.annotated
+    numbers: dict[str, bool] = {
+        "its sampler's logprobs": all(map(math.isfinite, annotated.sample.sampler_logprobs)),
+        "its advantage": math.isfinite(row.advantage),
+        "its old logprobs": _is_finite(annotated.old_logprob_N),
+        "its reference logprobs": _is_finite(annotated.ref_logprob_N),
+    }
+    lost = [what for what, fine in numbers.items() if not fine]
+    if lost:
+        cause = "Weights that hold NaN or infinity, or logits that overflow."
+        fixes = (
+            Fix(text="go on from the newest checkpoint, with a smaller learning rate"),
+            Fix(text="float32", edits={"torch_dtype": "float32"}),
+        )
+        raise broken("F118", step, f"{name}: {' and '.join(lost)} not finite", cause, *fixes)
+
+
+def _is_finite(values_N: Tensor | None) -> bool:
+    return values_N is None or bool(values_N.isfinite().all())
+
+
+def _check_advantages(
+    groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], facts: RolloutFacts
+) -> None:
+    """The advantages of a group add up to 0, and none is above (G - 1) / sqrt(G) sample deviations.
+
+    That is reached where one reward of G differs from all others.
+    """
+    start = 0
+    for number, scored in enumerate(groups):
+        members = rows[start : start + len(scored.group.trajectories)]
+        start += len(members)
+        values = [r.advantage for r in members if r.masked != "invalid"]
+        largest = max((abs(v) for v in values), default=0.0)
+        if abs(sum(values)) > _ROUNDING * max(1.0, largest) * len(values):
+            seen = f"the {len(values)} advantages of group {number} add up to {sum(values):.4g}, not to 0"
+            raise broken("F113", facts.step, seen, "Rewards of several groups were mixed, or rows left out.")
+        bound = (len(values) - 1) / math.sqrt(len(values)) if values else 0.0
+        if facts.scaled_by_group and largest > bound * (1 + _ROUNDING):
+            seen = f"an advantage of group {number} is {largest:.4g}; {len(values)} rewards give {bound:.4g}"
+            raise broken("F113", facts.step, seen, "The spread that rewards are divided by is not theirs.")
+
+
+def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
+    """Siblings are equal as often as their own probabilities say.
+
+    Two draws from one distribution are equal with probability sum p^2, of which the mean of a completion's
+    own probability is an unbiased estimate. More repeats than that are judged by Chernoff's bound on a
+    Poisson count.
+    """
+    repeats, expected = 0, 0.0
+    for scored in groups:
+        drawn = [
+            (t.completion_ids, sum(x for s in t.segments for x in s.logprobs))
+            for t in scored.group.trajectories
+        ]
+        repeats += len(drawn) - len({ids for ids, _ in drawn})
+        expected += sum(math.exp(min(0.0, logprob)) for _, logprob in drawn) * (len(drawn) - 1) / 2
+    # One probable completion that happens not to be drawn must not tip the scale.
+    expected += 1.0
+    chance = repeats * (1 + math.log(expected / repeats)) - expected if repeats > expected else 0.0
+    if chance < _UNLIKELY:
+        seen = (
+            f"{repeats} completions repeat a sibling token by token; their own probabilities allow for "
+            f"{expected:.2g} (a chance of e^{chance:.0f})"
+        )
+        cause = "Siblings were sampled with one seed, came from a cache, or sampling is greedy."
+        raise broken("F125", step, seen, cause)

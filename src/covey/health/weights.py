@@ -1,0 +1,55 @@
+"""Weights that must not change, and weights that must be the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from covey.comm import Comm
+from covey.health.words import broken
+
+# A step looks at one tensor in so many, so that the whole model is looked at every so many steps.
+_EVERY = 64
+# Checksums stay exact in the float64 that ranks exchange.
+_MODULUS = 1 << 50
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class WeightWatch:
+    """Checksums of frozen tensors at the start of a run, and comparisons of trained ones between ranks."""
+
+    def __init__(self, frozen: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
+        self._frozen = dict(frozen)
+        self._trained = dict(trained)
+        self._start = {name: checksum(tensor) for name, tensor in self._frozen.items()}
+
+    def look(self, step: int, comm: Comm) -> None:
+        """Raise GuardStop (F119: a frozen tensor has changed; F121: ranks hold other weights)."""
+        changed = [n for n in _share(list(self._frozen), step) if checksum(self._frozen[n]) != self._start[n]]
+        if any(comm.max([float(len(changed))])):
+            seen = f"frozen weights have changed: {', '.join(changed[:3]) or 'on another rank'}"
+            cause = "An adapter was merged for a rollout and not taken out exactly."
+            raise broken("F119", step, seen, cause)
+        if comm.world == 1:
+            return
+        names = _share(list(self._trained), step)
+        sums = [float(checksum(self._trained[n])) for n in names]
+        highest, lowest = comm.max(sums), comm.max([-x for x in sums])
+        apart = [n for n, high, low in zip(names, highest, lowest, strict=True) if high != -low]
+        if apart:
+            seen = f"the {comm.world} ranks hold other weights in {', '.join(apart[:3])}"
+            cause = "A gradient was not averaged over all ranks, or one machine computes wrongly."
+            raise broken("F121", step, seen, cause)
+
+
+def checksum(tensor: Tensor) -> int:
+    """Sum of a tensor's bit patterns; equal tensors have equal ones on every machine."""
+    flat = tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+    return int(flat.sum(dtype=torch.int64)) % _MODULUS
+
+
+def _share(names: Sequence[str], step: int) -> Sequence[str]:
+    """The names that this step looks at; the rest have their turn."""
+    return names[step % _EVERY :: _EVERY] if len(names) > _EVERY else names[step % max(1, len(names)) :][:1]

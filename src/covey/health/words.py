@@ -1,0 +1,23 @@
+"""How a guard stops a run: the four parts of a finding, whose reason is its code's."""
+
+from __future__ import annotations
+
+from covey.codes import CODES
+from covey.errors import GuardStop
+from covey.types import Finding, Fix
+
+REPORT = Fix(text="report it with the run directory: no configuration can lead here")
+
+
+def broken(code: str, step: int, seen: str, cause: str, *fixes: Fix) -> GuardStop:
+    """The end of a run in which something is so that cannot be."""
+    return GuardStop(
+        Finding(
+            code=code,
+            seen=f"step {step}: {seen}",
+            why=CODES[code].why,
+            cause=cause,
+            fixes=fixes or (REPORT,),
+            step=step,
+        )
+    )

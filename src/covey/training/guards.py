@@ -1,0 +1,84 @@
+"""The guards of a run: every invariant at the place where it can first be seen, on all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from covey.batching.pack import PackPlan
+from covey.comm import Comm
+from covey.errors import GuardStop
+from covey.health.batch import check_batches
+from covey.health.invariants import StepFacts, check_step
+from covey.health.rollout import RolloutFacts, check_rollout
+from covey.health.weights import WeightWatch
+from covey.rollout.collect import Collected
+from covey.types import Batch, Finding, Fix, Severity, StepResult, TrainSample
+
+# Mean |logprob - sampler's logprob| that rounding explains. bfloat16: slime's gate of 0.1 between engines.
+_GAP_FLOAT32 = 0.01
+_GAP_LOW = 0.1
+
+
+@dataclass(slots=True, kw_only=True)
+class Guards:
+    """What a run is held to; GuardStop from any method ends it on every rank."""
+
+    comm: Comm
+    num_generations: int
+    num_rows: int
+    scaled_by_group: bool
+    is_low_precision: bool
+    weights: WeightWatch
+    _is_replayed: bool = True
+
+    def rollout(self, collected: Collected, rows: Sequence[TrainSample], version: int) -> None:
+        """Look at a rollout before anything is trained on it; `version` is the policy's."""
+        self._is_replayed = collected.is_replayed
+        facts = RolloutFacts(
+            step=version + 1,
+            num_generations=self.num_generations,
+            num_rows=self.num_rows,
+            scaled_by_group=self.scaled_by_group,
+            version=None if collected.is_replayed else version,
+        )
+        self._together(lambda: check_rollout(collected.groups, rows, facts))
+
+    def batches(
+        self, batches: Sequence[Batch], rows: Sequence[TrainSample], plan: PackPlan, steps_done: int
+    ) -> None:
+        """Look at the tensors of a rollout's steps before the first of them is taken."""
+        self._together(lambda: check_batches(batches, rows, plan, steps_done + 1))
+
+    def step(self, batch: Batch, result: StepResult, step: int, *, is_fresh: bool) -> None:
+        """Look at an optimizer step that has been taken; `is_fresh` says that it is its rollout's first."""
+        gap = _GAP_LOW if self.is_low_precision else _GAP_FLOAT32
+        facts = StepFacts(
+            step=step,
+            is_fresh=is_fresh,
+            is_start=step == 1,
+            sampler_gap=None if self._is_replayed else gap,
+        )
+        check_step(batch, result, facts, self.comm)
+        self.weights.look(step, self.comm)
+
+    def _together(self, check: Callable[[], None]) -> None:
+        """What one rank finds stops all of them; the first rank's finding is everyone's."""
+        found: dict[str, Any] | None = None
+        try:
+            check()
+        except GuardStop as stop:
+            if self.comm.world == 1:
+                raise
+            found = asdict(stop.finding)
+        if self.comm.world == 1:
+            return
+        every = [f for f in self.comm.gather_json(found) if f is not None]
+        if every:
+            raise GuardStop(_finding(every[0]))
+
+
+def _finding(values: dict[str, Any]) -> Finding:
+    fixes = tuple(Fix(**fix) for fix in values["fixes"])
+    return Finding(**{**values, "fixes": fixes, "severity": Severity(values["severity"])})
