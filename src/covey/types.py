@@ -346,13 +346,19 @@ class Batch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
     """What a backend says of one optimizer step; norms are of the whole gradient, before and after
-    clipping."""
+    clipping.
+
+    `frac_moved` is the share that changed of the watched weights whose gradient is above AdamW's epsilon
+    (None where there are none), and `untouched` names the tensors that have no gradient (first steps only).
+    """
 
     grad_norm: float
     grad_norm_clipped: float
     learning_rate: float
     update_ratio: float
     frac_params_changed: float
+    frac_moved: float | None = None
+    untouched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from covey.batching.pack import PackPlan, step_slices
 from covey.health.words import broken
 from covey.types import Batch, TrainSample
 
 _ROUNDING = 1e-6
+_LOST = "A row was counted twice, or left out of a forward pass."
 
 
 def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: PackPlan, step: int) -> None:
@@ -42,7 +42,7 @@ def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     there = sum(int(m.target_N.shape[0]) for m in batch.micro_batches)
     if own != there:
         seen = f"the forward passes hold {there} loss tokens, their sequences count {own}"
-        raise broken("F111", step, seen, "A row was counted twice, or left out of a forward pass.")
+        raise broken("F111", step, seen, _LOST)
 
 
 def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
@@ -59,7 +59,6 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
 
     trained = joined([i[n] for i, n in zip(ids, at, strict=True)])
     before = joined([i[n - 1] for i, n in zip(ids, at, strict=True)])
-    shifted = "A mask or an index is shifted by one, or rows were mixed."
     for name, code, found, wanted in (
         ("targets", "F110", [m.target_N for m in micros], trained),
         ("tokens before the targets", "F110", [m.tokens_T[m.predictor_N] for m in micros], before),
@@ -72,15 +71,11 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
             repeated([r.annotated.sample.temperature for r in rows]),
         ),
     ):
-        wrong = _differences(found, wanted)
-        if wrong is not None:
-            raise broken(code, step, f"the {name} of {wrong} loss tokens are not their samples'", shifted)
-
-
-def _differences(found: Sequence[Tensor], wanted: np.ndarray) -> str | None:  # type: ignore[type-arg]
-    """How many values differ, None where they are the same."""
-    values = np.concatenate([t.cpu().numpy() for t in found])
-    if values.shape != wanted.shape:
-        return f"{values.size} instead of {wanted.size}"
-    wrong = int((np.abs(values - wanted) > _ROUNDING * np.abs(wanted)).sum())
-    return f"{wrong} of {wanted.size}" if wrong else None
+        values = np.concatenate([t.cpu().numpy() for t in found])
+        if values.size != wanted.size:
+            seen = f"the forward passes hold {values.size} loss tokens, the samples {wanted.size}"
+            raise broken("F111", step, seen, _LOST)
+        wrong = int((np.abs(values - wanted) > _ROUNDING * np.abs(wanted)).sum())
+        if wrong:
+            seen = f"the {name} of {wrong} of {wanted.size} loss tokens are not their samples'"
+            raise broken(code, step, seen, "A mask or an index is shifted by one, or rows were mixed.")

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from covey.comm import Comm
 from covey.health.words import broken
-from covey.types import Batch, Fix, StepResult
+from covey.types import Batch, Fix, StepResult, StepStats
 
 # Larger than the noise of any kernel, smaller than what any fault leaves.
 _SAME = 1e-4
+# Of the weights with a gradient, at least this share moves once the learning rate is near its peak.
+_FEW = 0.5
+_FULL = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,35 +21,31 @@ class StepFacts:
 
     `is_fresh`: no update since the rollout was annotated. `is_start`: no update since the run began.
     `sampler_gap`: the largest mean |logprob - sampler's logprob| that rounding explains, None where the
-    policy that sampled is unknown.
+    policy that sampled is unknown. `peak_rate`: the learning rate that was asked for. `may_lack`: parts of
+    the names of trained tensors that may have no gradient in this step.
     """
 
     step: int
     is_fresh: bool
     is_start: bool
     sampler_gap: float | None
+    peak_rate: float
+    may_lack: tuple[str, ...]
 
 
 def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
     """Raise GuardStop where a step contradicts its own batch.
 
     F102: advantages and a ratio of 1, but no gradient. F123: the same in one micro-batch. F103: a gradient
-    and a learning rate, but no weight that moved. F115: the sampler's probabilities are not the learner's.
-    F116: a ratio other than 1 before any update. F117: a KL to the reference before any update.
+    and a learning rate, but weights that stay. F115: the sampler's probabilities are not the learner's.
+    F116: a ratio other than 1 before any update. F117: a KL to the reference before any update. F124: a
+    trained tensor without gradient.
     """
     stats = result.stats
     if stats is None:
         return
     _check_gradient(batch, result, facts, comm)
-    if stats.grad_norm > 0.0 and stats.learning_rate > 0.0 and stats.frac_params_changed == 0.0:
-        raise broken(
-            "F103",
-            facts.step,
-            f"gradient norm {stats.grad_norm:.3g}, learning rate {stats.learning_rate:.3g}, and not one "
-            "weight moved",
-            "A learning rate far below the spacing of float32, or masters that are not stepped.",
-            Fix(text="a larger learning rate", edits={"learning_rate": 1e-6}),
-        )
+    _check_weights(stats, any(batch.has_signal), facts)
     if facts.is_fresh:
         _check_fresh(result, facts)
 
@@ -69,6 +68,31 @@ def _check_gradient(batch: Batch, result: StepResult, facts: StepFacts, comm: Co
             facts.step,
             f"{result.silent} of the micro-batches with advantages added nothing to the gradient",
             "A backward pass was lost to a hook, an engine's own accumulation, or a buffer that was cleared.",
+        )
+
+
+def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None:
+    asked = stats.grad_norm > 0.0 and stats.learning_rate > 0.0
+    # During a warm-up a rate may be too small for a while; float32 holds every step of the rate itself.
+    is_full = stats.learning_rate >= _FULL * facts.peak_rate and stats.frac_moved is not None
+    if asked and (stats.frac_params_changed == 0.0 or (is_full and stats.frac_moved < _FEW)):  # type: ignore[operator]
+        share = stats.frac_params_changed if stats.frac_moved is None else stats.frac_moved
+        raise broken(
+            "F103",
+            facts.step,
+            f"gradient norm {stats.grad_norm:.3g}, learning rate {stats.learning_rate:.3g}, and {share:.1%} "
+            "of the weights with a gradient moved",
+            "A learning rate below the spacing of the weights' numbers, or masters that are not stepped.",
+            Fix(text="a larger learning rate", edits={"learning_rate": 1e-6}),
+        )
+    lost = [n for n in stats.untouched if not any(part in n for part in facts.may_lack)]
+    if has_signal and stats.grad_norm > 0.0 and lost:
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise broken(
+            "F124",
+            facts.step,
+            f"{len(lost)} tensors that are trained have a gradient of exactly 0: {', '.join(lost[:3])}{more}",
+            "They are frozen, bypassed by the forward pass, or a hook clears their gradient.",
         )
 
 

@@ -13,8 +13,11 @@ from covey.types import Fix, ScoredGroup, TrainSample, Trajectory
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Natural logarithm of the largest chance at which siblings may repeat each other: 4e-18.
-_UNLIKELY = -40.0
+# A healthy rollout is stopped for repeating itself with a probability below e^-25, 1e-11.
+_EVIDENCE = 25.0
+# Shares of siblings that a fault may copy.
+_COPIED = (0.5, 0.125)
+_TINY = 1e-300
 _ROUNDING = 1e-4
 
 
@@ -139,25 +142,26 @@ def _check_advantages(
 def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
     """Siblings are equal as often as their own probabilities say.
 
-    Two draws from one distribution are equal with probability sum p^2, of which the mean of a completion's
-    own probability is an unbiased estimate. More repeats than that are judged by Chernoff's bound on a
-    Poisson count.
+    Of a group's first completion the other siblings are copies with its probability p, independently. The
+    likelihood of the copies found if a share of siblings were copied, over that under p, has mean 1 on a
+    healthy run, group by group, so the product over groups exceeds e^x with probability e^-x (Markov).
     """
-    repeats, expected = 0, 0.0
+    evidence, copies, others = 0.0, 0, 0
     for scored in groups:
-        drawn = [
-            (t.completion_ids, sum(x for s in t.segments for x in s.logprobs))
-            for t in scored.group.trajectories
+        first, *rest = scored.group.trajectories
+        p = math.exp(min(-1e-9, sum(x for s in first.segments for x in s.logprobs)))
+        equal = sum(t.completion_ids == first.completion_ids for t in rest)
+        alternatives = [(share, p + share * (1 - p)) for share in _COPIED]
+        ratios = [
+            equal * math.log(q / max(p, _TINY)) + (len(rest) - equal) * math.log(1 - share)
+            for share, q in alternatives
         ]
-        repeats += len(drawn) - len({ids for ids, _ in drawn})
-        expected += sum(math.exp(min(0.0, logprob)) for _, logprob in drawn) * (len(drawn) - 1) / 2
-    # One probable completion that happens not to be drawn must not tip the scale.
-    expected += 1.0
-    chance = repeats * (1 + math.log(expected / repeats)) - expected if repeats > expected else 0.0
-    if chance < _UNLIKELY:
+        evidence += max(ratios) - math.log(len(_COPIED))
+        copies, others = copies + equal, others + len(rest)
+    if evidence > _EVIDENCE:
         seen = (
-            f"{repeats} completions repeat a sibling token by token; their own probabilities allow for "
-            f"{expected:.2g} (a chance of e^{chance:.0f})"
+            f"{copies} of {others} completions repeat their first sibling token by token; by their own "
+            f"probabilities the chance of that is below e^-{evidence:.0f}"
         )
         cause = "Siblings were sampled with one seed, came from a cache, or sampling is greedy."
         raise broken("F125", step, seen, cause)

@@ -18,6 +18,8 @@ from covey.types import StepStats
 
 # Elements compared before and after a step, for update_ratio and frac_params_changed.
 _WATCHED = 1 << 16
+# Steps at whose gradient every tensor is looked at.
+_INSPECTED = 8
 # Elements of one tensor's gradient compared before and after a backward pass.
 _SAMPLED = 1 << 12
 
@@ -80,6 +82,7 @@ class Masters:
         self._sampled = [*self.masters, *vectors, *ups][-1]
         total = sum(p.numel() for p in self.masters)
         self._stride = max(1, math.ceil(total / _WATCHED))
+        self._inspections = _INSPECTED
 
     def absorb(self) -> None:
         """Add low-precision gradients to the masters' float32 ones and clear them; call after every
@@ -110,14 +113,16 @@ class Masters:
         It is that of the last norm or bias, or of the last matrix of an adapter that starts at zero: these
         have a gradient whenever the logits have one.
         """
-        master = self._sampled
-        gradient = master.grad if master.grad is not None else torch.zeros_like(master)
-        return gradient.detach().reshape(-1)[:_SAMPLED].clone()
+        return _gradient(self._sampled).reshape(-1)[:_SAMPLED].clone()
 
-    def without_gradient(self) -> list[str]:
-        """Names of the trainable tensors whose accumulated gradient is absent or 0 throughout."""
-        norms = [torch.zeros(()) if m.grad is None else m.grad.abs().amax().cpu() for m in self.masters]
-        return [n for n, largest in zip(self.names, torch.stack(norms).tolist(), strict=True) if not largest]
+    def _untouched(self) -> tuple[str, ...]:
+        """Names of the trainable tensors whose gradient is absent or 0 throughout, on the first steps."""
+        if not self._inspections:
+            return ()
+        self._inspections -= 1
+        none = torch.zeros(())
+        largest = torch.stack([none if m.grad is None else m.grad.abs().amax().cpu() for m in self.masters])
+        return tuple(n for n, value in zip(self.names, largest.tolist(), strict=True) if value == 0.0)
 
     def master_of(self, parameter: Tensor) -> nn.Parameter:
         """The master of a trainable parameter."""
@@ -135,9 +140,12 @@ class Masters:
             nn.utils.clip_grads_with_norm_(self.masters, limit, norm)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+        untouched = self._untouched()
+        is_asked = self._watched(gradient=True).abs() > self._config.epsilon
         before = self._watched()
         self._optimizer.step()
         change = self._watched() - before
+        moved = change != 0
         self._optimizer.zero_grad(set_to_none=True)
         self._write_back()
         return StepStats(
@@ -145,7 +153,9 @@ class Masters:
             grad_norm_clipped=min(grad_norm, limit) if limit > 0 else grad_norm,
             learning_rate=learning_rate,
             update_ratio=float(change.norm() / before.norm().clamp_min(1e-30)),
-            frac_params_changed=float((change != 0).float().mean()),
+            frac_params_changed=float(moved.float().mean()),
+            frac_moved=float((moved & is_asked).sum() / is_asked.sum()) if is_asked.any() else None,
+            untouched=untouched,
         )
 
     def gradients(self) -> dict[str, Tensor]:
@@ -155,8 +165,10 @@ class Masters:
             for name, m in zip(self.names, self.masters, strict=True)
         }
 
-    def _watched(self) -> Tensor:
-        return torch.cat([m.detach().reshape(-1)[:: self._stride] for m in self.masters])
+    def _watched(self, *, gradient: bool = False) -> Tensor:
+        """The watched weights, or their gradients."""
+        tensors = [_gradient(m) if gradient else m.detach() for m in self.masters]
+        return torch.cat([t.reshape(-1)[:: self._stride] for t in tensors])
 
     @torch.no_grad()
     def _write_back(self) -> None:
@@ -186,6 +198,10 @@ class Masters:
             if low:
                 master.copy_(tensors[f"master/{name}"])
         self._write_back()
+
+
+def _gradient(master: nn.Parameter) -> Tensor:
+    return torch.zeros_like(master) if master.grad is None else master.grad.detach()
 
 
 def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> nn.Parameter:

@@ -42,9 +42,15 @@ class _Sums:
 
 
 def update(
-    batch: Batch, backend: Backend, config: LossConfig, learning_rate: float, comm: Comm
+    batch: Batch,
+    backend: Backend,
+    config: LossConfig,
+    learning_rate: float,
+    comm: Comm,
+    *,
+    number: int | None = None,
 ) -> StepResult:
-    """Take one optimizer step.
+    """Take one optimizer step; `number` is its place in the run, for what is said of it.
 
     A step whose every row is out of the loss is skipped. One without signal calls the optimizer with a zero
     gradient, as TRL does. Raises GuardStop (F101) before anything is applied where the gradient is not
@@ -69,7 +75,7 @@ def update(
     try:
         step = backend.step(learning_rate)
     except NonFiniteGradient as error:
-        raise GuardStop(_non_finite(str(error), sums)) from error
+        raise GuardStop(_non_finite(str(error), sums, number)) from error
     metrics = _reduce(sums, config, comm)
     silent, gap = _evidence(sums, comm)
     return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap)
@@ -112,7 +118,7 @@ def _evidence(sums: _Sums, comm: Comm) -> tuple[int, float | None]:
     return int(total), largest if largest >= 0.0 else None
 
 
-def _non_finite(seen: str, sums: _Sums) -> Finding:
+def _non_finite(seen: str, sums: _Sums, step: int | None) -> Finding:
     broken = [n for n, v in sums.values.items() if not torch.isfinite(v)]
     return Finding(
         code="F101",
@@ -120,4 +126,5 @@ def _non_finite(seen: str, sums: _Sums) -> Finding:
         why="A step with such a gradient turns every weight into NaN. It was not applied.",
         cause="Overflow of a ratio or logit, most often from a learning rate that is too high.",
         fixes=(Fix(text="a smaller learning rate"), Fix(text="float32", edits={"torch_dtype": "float32"})),
+        step=step,
     )

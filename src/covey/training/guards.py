@@ -13,12 +13,16 @@ from covey.health.batch import check_batches
 from covey.health.invariants import StepFacts, check_step
 from covey.health.rollout import RolloutFacts, check_rollout
 from covey.health.weights import WeightWatch
+from covey.health.words import broken
 from covey.rollout.collect import Collected
 from covey.types import Batch, Finding, Fix, Severity, StepResult, TrainSample
 
 # Mean |logprob - sampler's logprob| that rounding explains. bfloat16: slime's gate of 0.1 between engines.
 _GAP_FLOAT32 = 0.01
 _GAP_LOW = 0.1
+# Experts that no token was routed to have no gradient, nor has an adapter's A while its B is 0.
+_UNROUTED = ("expert",)
+_AFTER_B = ("lora_A", "lora_embedding_A", "lora_magnitude")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,11 +34,21 @@ class Guards:
     num_rows: int
     scaled_by_group: bool
     is_low_precision: bool
+    peak_rate: float
     weights: WeightWatch
+    untrained: tuple[str, ...] = ()
     _is_replayed: bool = True
+    _has_moved: bool = False
 
     def rollout(self, collected: Collected, rows: Sequence[TrainSample], version: int) -> None:
         """Look at a rollout before anything is trained on it; `version` is the policy's."""
+        if self.untrained:
+            raise broken(
+                "F124",
+                version + 1,
+                f"{len(self.untrained)} tensors of the model are frozen: {', '.join(self.untrained[:3])}",
+                "They became so while the model was loaded; without an adapter every tensor is trained.",
+            )
         self._is_replayed = collected.is_replayed
         facts = RolloutFacts(
             step=version + 1,
@@ -59,8 +73,12 @@ class Guards:
             is_fresh=is_fresh,
             is_start=step == 1,
             sampler_gap=None if self._is_replayed else gap,
+            peak_rate=self.peak_rate,
+            may_lack=_UNROUTED if self._has_moved else (*_UNROUTED, *_AFTER_B),
         )
         check_step(batch, result, facts, self.comm)
+        stats = result.stats
+        self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
         self.weights.look(step, self.comm)
 
     def _together(self, check: Callable[[], None]) -> None:

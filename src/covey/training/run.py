@@ -52,7 +52,7 @@ from covey.training.process import SIGNAL_CODES, handlers, keep_freed_memory, ow
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring
-from covey.training.source import LiveSource, ReplaySource, Source, StreamDrawing, TableDrawing
+from covey.training.source import LiveSource, ReplaySource, Source, StreamDrawing, TableDrawing, upcoming
 from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
 
 
@@ -128,11 +128,12 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     policy = backend.policy
     choose_stream(policy, config.attn_impl)
     engine = engine_for(config, policy)
-    progress, buffer = Progress(), RolloutBuffer()
+    drawing = _drawing(config, found, plan)
+    progress, buffer = Progress(upcoming(drawing)), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
     weights = parts.reward_weights(config)
     scoring = Scoring(found.rewards or build([]), weights, progress, plan.steps_per_epoch)
-    source = _source(config, found, plan, engine, backend, scoring, comm)
+    source = _source(config, found, drawing, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
     registry = Registry()
     for component in (progress, buffer, OptimizerState(backend), RandomState(comm), best):
@@ -179,10 +180,13 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
     weights = [
         (f"{of}{n}", p) for of, m in policies.items() if m is not None for n, p in m.named_parameters()
     ]
+    is_whole = backend.policy.adapter is None
     return Guards(
+        untrained=tuple(n for n, p in backend.policy.named_parameters() if is_whole and not p.requires_grad),
         comm=comm,
         num_generations=config.num_generations,
         num_rows=plan.prompts_per_rollout * config.num_generations,
+        peak_rate=config.learning_rate,
         scaled_by_group=config.scale_rewards == "group",
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(
@@ -273,10 +277,26 @@ def engine_for(config: Config, policy: Policy) -> Engine:
     return NativeEngine(policy)
 
 
+def _drawing(config: Config, found: Survey, plan: BatchPlan) -> TableDrawing | StreamDrawing | None:
+    """Where prompts come from; None where rollouts are replayed."""
+    if config.replay_rollouts is not None:
+        return None
+    if found.stream is not None:
+        return StreamDrawing(stream=found.stream, per_rollout=plan.prompts_per_rollout)
+    assert found.prompts is not None
+    order = Order(
+        num_prompts=len(found.prompts.entries),
+        per_rollout=plan.prompts_per_rollout,
+        seed=config.data_seed,
+        shuffle=config.dataset_shuffle,
+    )
+    return TableDrawing(prompts=found.prompts, order=order)
+
+
 def _source(
     config: Config,
     found: Survey,
-    plan: BatchPlan,
+    drawing: TableDrawing | StreamDrawing | None,
     engine: Engine,
     backend: Backend,
     scoring: Scoring,
@@ -288,18 +308,7 @@ def _source(
             dict(zip(config.reward_funcs, parts.reward_weights(config), strict=True)),
         )
     assert found.codec is not None
-    drawing: TableDrawing | StreamDrawing
-    if found.stream is not None:
-        drawing = StreamDrawing(stream=found.stream, per_rollout=plan.prompts_per_rollout)
-    else:
-        assert found.prompts is not None
-        order = Order(
-            num_prompts=len(found.prompts.entries),
-            per_rollout=plan.prompts_per_rollout,
-            seed=config.data_seed,
-            shuffle=config.dataset_shuffle,
-        )
-        drawing = TableDrawing(prompts=found.prompts, order=order)
+    assert drawing is not None
     return LiveSource(
         drawing=drawing,
         engine=engine,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
 
 from covey.comm import Comm
 from covey.data.order import Order
@@ -77,6 +80,18 @@ class LiveSource:
         view: AbstractContextManager[object] = self.backend.rollout_view()
         with view:
             return collect(prompts, self.engine, self.score, self.codec, self.plan, self.comm)
+
+
+def upcoming(drawing: Drawing | None) -> Callable[[int], list[list[int]]] | None:
+    """The prompts of a rollout as row and checksum of their tokens, where they are known beforehand."""
+    if not isinstance(drawing, TableDrawing):
+        return None
+
+    def prompts(rollout: int) -> list[list[int]]:
+        drawn = drawing.draw(rollout)
+        return [[p.id, zlib.crc32(np.asarray(p.token_ids, dtype=np.int64).tobytes())] for p in drawn]
+
+    return prompts
 
 
 class ReplaySource:

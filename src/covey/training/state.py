@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,29 +11,49 @@ from torch import Tensor
 from covey.checkpoint.registry import State
 from covey.comm import Comm
 from covey.errors import CheckpointError
+from covey.health.words import broken
 from covey.learner.backends.base import Backend
-from covey.types import AnnotatedSample, Finish, Metric, Sample, TrainSample
+from covey.types import AnnotatedSample, Finish, Fix, Metric, Sample, TrainSample
 
 
 class Progress:
-    """Where the run stands: optimizer steps taken, rollouts finished, and running totals."""
+    """Where the run stands: optimizer steps taken, rollouts finished, and running totals.
+
+    `upcoming` gives a rollout's prompts as row and checksum; a resumed run compares them with those that the
+    stopped one would have taken next. None: nothing can be said of them beforehand.
+    """
 
     name = "progress"
 
-    def __init__(self) -> None:
+    def __init__(self, upcoming: Callable[[int], list[list[int]]] | None = None) -> None:
+        self._upcoming = upcoming
         self.step = 0
         self.rollout = 0
         self.num_tokens = 0
 
     def state(self) -> State:
         """The counters."""
-        return State(json={"step": self.step, "rollout": self.rollout, "num_tokens": self.num_tokens})
+        counts = {"step": self.step, "rollout": self.rollout, "num_tokens": self.num_tokens}
+        coming = None if self._upcoming is None else self._upcoming(self.rollout)
+        return State(json={**counts, "upcoming": coming})
 
     def load_state(self, state: State) -> None:
-        """Go on from these counters."""
+        """Go on from these counters. GuardStop (F126) where other prompts come next."""
         values: Any = state.json
         self.step, self.rollout = values["step"], values["rollout"]
         self.num_tokens = values["num_tokens"]
+        before = values.get("upcoming")
+        if before is None or self._upcoming is None:
+            return
+        now = self._upcoming(self.rollout)
+        if now != before:
+            rows, former = ([row for row, _ in prompts[:4]] for prompts in (now, before))
+            seen = f"the next prompts are the rows {rows}, those of the stopped run were {former}"
+            if rows == former:
+                seen = f"the next prompts, of the rows {rows}, have other text than in the stopped run"
+            cause = "The data set holds other rows than before, or they are drawn in another order."
+            fix = Fix(text="resume with the data of the stopped run, or start a run of its own")
+            raise broken("F126", self.step, seen, cause, fix)
 
 
 class OptimizerState:

@@ -1,0 +1,412 @@
+"""The planted faults: each patches one seam as a bug there would; its code and step stand beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from covey.batching import pack, samples
+from covey.learner import learn, optimizer, update
+from covey.learner.backends import single
+from covey.models.policy import Policy
+from covey.rollout import collect
+from covey.rollout.native import engine
+from covey.training import run, scoring
+from covey.types import Score, Status, TokenStats
+from mutants.harness import Mutant
+
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch], None]
+
+
+def changed(owner: Any, name: str, change: Callable[..., Any]) -> Plant:
+    """Give the results of a function through `change`, which gets them and the function's arguments."""
+
+    def plant(patch: Patch) -> None:
+        real = getattr(owner, name)
+
+        def mutant(*args: Any, **kwargs: Any) -> Any:
+            return change(real(*args, **kwargs), *args)
+
+        patch.setattr(owner, name, mutant)
+
+    return plant
+
+
+def before(owner: Any, name: str, change: Callable[..., tuple[Any, ...]]) -> Plant:
+    """Call a function with the arguments that `change` makes of its own."""
+
+    def plant(patch: Patch) -> None:
+        real = getattr(owner, name)
+        patch.setattr(owner, name, lambda *args, **kwargs: real(*change(*args), **kwargs))
+
+    return plant
+
+
+def nth(call: int, change: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply `change` to the result of one call alone."""
+    calls = iter(range(10**6))
+    return lambda value, *args: change(value, *args) if next(calls) == call else value
+
+
+# -- backward and optimizer
+
+
+def _drops_a_micro_batch(patch: Patch) -> None:
+    real, calls = single.SingleBackend.backward, iter(range(10**6))
+
+    def backward(self: Any, micro: Any, loss: Any, *, last: bool) -> Any:
+        if next(calls) != 1:
+            return real(self, micro, loss, last=last)
+        stats = self.policy(micro)
+        return stats, loss(stats, micro)
+
+    patch.setattr(single.SingleBackend, "backward", backward)
+
+
+def _clears_the_buffer_at_each_backward(patch: Patch) -> None:
+    real = single.SingleBackend.backward
+
+    def backward(self: Any, micro: Any, loss: Any, *, last: bool) -> Any:
+        kept = [None if m.grad is None else m.grad.clone() for m in self.masters.masters]
+        out = real(self, micro, loss, last=last)
+        if not last:
+            for master, gradient in zip(self.masters.masters, kept, strict=True):
+                master.grad = gradient
+        return out
+
+    patch.setattr(single.SingleBackend, "backward", backward)
+
+
+def _zeroes(part: str) -> Plant:
+    def plant(patch: Patch) -> None:
+        real = optimizer.Masters.step
+
+        def step(self: Any, rate: float) -> Any:
+            for name, master in zip(self.names, self.masters, strict=True):
+                if part in name and master.grad is not None:
+                    master.grad.zero_()
+            return real(self, rate)
+
+        patch.setattr(optimizer.Masters, "step", step)
+
+    return plant
+
+
+def _freezes_a_tensor(patch: Patch) -> None:
+    real = run.load_policy
+
+    def load(*args: Any, **kwargs: Any) -> Policy:
+        policy = real(*args, **kwargs)
+        next(p for n, p in policy.named_parameters() if "down_proj" in n).requires_grad_(False)
+        return policy
+
+    patch.setattr(run, "load_policy", load)
+
+
+def _bf16_masters(patch: Patch) -> None:
+    """The masters hold what bfloat16 can hold."""
+    real = optimizer.Masters._write_back
+
+    def write_back(self: Any) -> None:
+        with torch.no_grad():
+            for master in self.masters:
+                master.copy_(master.bfloat16())
+        real(self)
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        write_back(self)
+        stepped = self._optimizer.step
+
+        def step() -> None:
+            stepped()
+            write_back(self)
+
+        self._optimizer.step = step
+
+    made = optimizer.Masters.__init__
+    patch.setattr(optimizer.Masters, "__init__", init)
+
+
+def _optimizer_holds_others(patch: Patch) -> None:
+    made = optimizer.Masters.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self._optimizer.step = lambda: None
+
+    patch.setattr(optimizer.Masters, "__init__", init)
+
+
+def _nan_in_gradient(patch: Patch) -> None:
+    real = optimizer.Masters.step
+
+    def step(self: Any, rate: float) -> Any:
+        self.masters[3].grad.view(-1)[0] = math.nan
+        return real(self, rate)
+
+    patch.setattr(optimizer.Masters, "step", step)
+
+
+# -- sampling
+
+
+def _publishes_once(patch: Patch) -> None:
+    real, calls = engine.NativeEngine.publish, iter(range(10**6))
+
+    def publish(self: Any, weights: Any, version: int) -> Any:
+        return real(self, weights, version if next(calls) == 0 else 0)
+
+    patch.setattr(engine.NativeEngine, "publish", publish)
+
+
+def _request(**change: Any) -> Plant:
+    def swapped(self: Any, request: Any) -> tuple[Any, ...]:
+        wanted = {k: v(request) for k, v in change.items()}
+        return self, replace(request, **wanted)
+
+    return before(engine.NativeEngine, "submit", swapped)
+
+
+def _nan_weights_in_sampler(patch: Patch) -> None:
+    real = engine.NativeEngine._completion
+
+    def completion(self: Any, row: Any, finish: Any) -> Any:
+        return replace(done := real(self, row, finish), logprobs=(math.nan, *done.logprobs[1:]))
+
+    patch.setattr(engine.NativeEngine, "_completion", completion)
+
+
+def _shifted_positions(self: Any, micro: Any) -> tuple[Any, ...]:
+    return self, replace(micro, positions_T=micro.positions_T * 2)
+
+
+def _leaking_rows(self: Any, micro: Any, *rest: Any) -> tuple[Any, ...]:
+    whole = replace(micro.segments[0], start=0, length=int(micro.tokens_T.shape[0]), parent=None)
+    return self, replace(micro, segments=(whole,)), *rest
+
+
+def _of_text(sample: Any, trajectory: Any) -> Any:
+    """Ids as another tokenizer would have them: two neighbours become one."""
+    ids = list(sample.token_ids)
+    ids[sample.prompt_length] = (ids[sample.prompt_length] + 1) % 256
+    return replace(sample, token_ids=tuple(ids))
+
+
+# -- groups, credit, packing
+
+
+def _swap_groups(found: Any, *args: Any) -> Any:
+    first, second = found[0].group, found[1].group
+    mixed = (
+        replace(first, trajectories=(second.trajectories[0], *first.trajectories[1:])),
+        replace(second, trajectories=(first.trajectories[0], *second.trajectories[1:])),
+    )
+    return [replace(found[i], group=mixed[i]) for i in (0, 1)] + found[2:]
+
+
+def _rotated(credits: list[Any], *args: Any) -> list[Any]:
+    return [*credits[3:], *credits[:3]]
+
+
+def _advantages(change: Callable[[float], float]) -> Plant:
+    return changed(
+        learn,
+        "row_credits",
+        lambda credits, *args: [replace(c, advantage=change(c.advantage)) for c in credits],
+    )
+
+
+def _roll_advantages(micro: Any, *args: Any) -> Any:
+    return replace(micro, advantage_N=micro.advantage_N.roll(1))
+
+
+def _without_last(sample: Any, *args: Any) -> Any:
+    mask = list(sample.is_trained)
+    mask[-1] = False
+    return replace(
+        sample,
+        is_trained=tuple(mask),
+        sampler_logprobs=sample.sampler_logprobs[:-1],
+        versions=sample.versions[:-1],
+    )
+
+
+def _half_denominator(found: Any, *args: Any) -> Any:
+    return replace(found, num_tokens=found.num_tokens // 2)
+
+
+def _row_twice(numbers: list[list[int]], *args: Any) -> list[list[int]]:
+    return [[*numbers[0], numbers[0][0]], *numbers[1:]]
+
+
+def _row_lost(numbers: list[list[int]], *args: Any) -> list[list[int]]:
+    return [numbers[0][1:], *numbers[1:]]
+
+
+def _annotation(which: str, change: Callable[[Any], Any]) -> Plant:
+    def mutant(values: Any, micro: Any, kind: str) -> Any:
+        return change(values) if kind == which else values
+
+    def plant(patch: Patch) -> None:
+        real = single.SingleBackend.annotate
+        patch.setattr(
+            single.SingleBackend,
+            "annotate",
+            lambda self, micro, kind: mutant(real(self, micro, kind), micro, kind),
+        )
+
+    return plant
+
+
+def _nan_first(values: torch.Tensor) -> torch.Tensor:
+    values = values.clone()
+    values[0] = math.nan
+    return values
+
+
+def _detached(stats: TokenStats, *args: Any) -> TokenStats:
+    return replace(stats, logprob_N=stats.logprob_N.detach() + 0.0 * stats.logprob_N)
+
+
+# -- rewards
+
+
+def _scores(change: Callable[[Sequence[Score]], list[Score]]) -> Plant:
+    def plant(patch: Patch) -> None:
+        real = scoring.Scoring.__call__
+
+        def call(self: Any, rows: Any) -> Any:
+            wait = real(self, rows)
+            return lambda: change(wait())
+
+        patch.setattr(scoring.Scoring, "__call__", call)
+
+    return plant
+
+
+def _failed(score: Score) -> Score:
+    parts = tuple(replace(p, value=None, status=Status.ERROR, message="ValueError: no") for p in score.parts)
+    return replace(score, total=None, parts=parts, status=Status.ERROR, message="ValueError: no")
+
+
+def _swallowed(score: Score) -> Score:
+    """A bare except that returns 0."""
+    return replace(score, total=0.0, parts=tuple(replace(p, value=0.0) for p in score.parts))
+
+
+# -- adapters
+
+
+def _unmerged_inexactly(patch: Patch) -> None:
+    real = single.merged
+
+    @contextmanager
+    def merged(policy: Policy) -> Any:
+        with real(policy) as out:
+            yield out
+        if policy.adapter is not None:
+            with torch.no_grad():
+                for parameter in policy.parameters():
+                    if not parameter.requires_grad:
+                        parameter.mul_(1 + 1e-3)
+
+    patch.setattr(single, "merged", merged)
+
+
+LORA = {"tuner_type": "lora", "lora_rank": 4}
+TWICE = {"num_iterations": 2}
+KL = {"beta": 0.1}
+MANY = {"per_device_train_batch_size": 32}
+
+MUTANTS = (
+    Mutant("drops the second micro-batch", "F123", 1, _drops_a_micro_batch),
+    Mutant("clears the gradient at each backward", "F123", 1, _clears_the_buffer_at_each_backward),
+    Mutant("cuts the graph before the loss", "F102", 1, changed(Policy, "forward", _detached)),
+    Mutant("clears every gradient before the step", "F102", 1, _zeroes("")),
+    Mutant("freezes a tensor", "F124", 1, _freezes_a_tensor),
+    Mutant("clears one tensor's gradient", "F124", 1, _zeroes("layers.1.mlp.up_proj")),
+    Mutant("clears the gradient of a LoRA B", "F124", 1, _zeroes("layers.1.mlp.up_proj.lora_B"), LORA),
+    Mutant("clears the gradient of a LoRA A", "F124", 2, _zeroes("layers.1.mlp.up_proj.lora_A"), LORA),
+    Mutant("keeps bf16 masters at lr 1e-6", "F103", 1, _bf16_masters, {"learning_rate": 1e-6}),
+    Mutant("steps other tensors than the model's", "F103", 1, _optimizer_holds_others),
+    Mutant("NaN in a gradient", "F101", 1, _nan_in_gradient),
+    Mutant(
+        "NaN in the loss",
+        "F101",
+        1,
+        changed(update, "policy_loss", lambda out, *a: replace(out, loss=out.loss * math.nan)),
+    ),
+    Mutant("NaN in an advantage", "F118", 1, _advantages(lambda a: math.nan)),
+    Mutant("NaN in the sampler's logprobs", "F118", 1, _nan_weights_in_sampler),
+    Mutant("NaN in old logprobs", "F118", 1, _annotation("old", _nan_first), TWICE),
+    Mutant("NaN in reference logprobs", "F118", 1, _annotation("reference", _nan_first), KL),
+    Mutant("skips a weight publish", "F114", 2, _publishes_once),
+    Mutant(
+        "samples at another temperature",
+        "F115",
+        1,
+        _request(sampling=lambda r: replace(r.sampling, temperature=0.7)),
+    ),
+    Mutant(
+        "learner at another temperature",
+        "F115",
+        1,
+        before(Policy, "forward", lambda self, m: (self, replace(m, temperature_N=m.temperature_N * 1.4))),
+    ),
+    Mutant("learner at wrong positions", "F115", 1, before(Policy, "forward", _shifted_positions)),
+    Mutant("model mixes packed rows", "F105", 0, before(Policy, "forward", _leaking_rows)),
+    Mutant("training mixes packed rows", "F115", 1, before(single.SingleBackend, "backward", _leaking_rows)),
+    Mutant(
+        "duplicates sibling completions",
+        "F125",
+        1,
+        _request(noise_key=lambda r: replace(r.noise_key, sibling=0)),
+        MANY,
+    ),
+    Mutant("trains re-encoded text", "F110", 1, changed(samples, "_sample", _of_text)),
+    Mutant("loses the last token of each row", "F110", 1, changed(samples, "_sample", _without_last)),
+    Mutant(
+        "shifts the mask by one",
+        "F110",
+        1,
+        changed(
+            pack,
+            "build_micro",
+            lambda m, *a: replace(m, predictor_N=(m.predictor_N - 1).clamp_min(0)),
+        ),
+    ),
+    Mutant(
+        "shifts the targets by one",
+        "F110",
+        1,
+        changed(pack, "build_micro", lambda m, *a: replace(m, target_N=m.target_N.roll(1))),
+    ),
+    Mutant(
+        "wrong temperature in the batch",
+        "F110",
+        1,
+        changed(pack, "build_micro", lambda m, *a: replace(m, temperature_N=m.temperature_N * 2)),
+    ),
+    Mutant("forwards a row twice", "F111", 1, changed(pack, "micro_batches", _row_twice)),
+    Mutant("leaves a row out", "F111", 1, changed(pack, "micro_batches", _row_lost)),
+    Mutant("divides by a part of the tokens", "F111", 1, changed(pack, "_denominators", _half_denominator)),
+    Mutant("mixes groups", "F112", 1, changed(collect, "_assemble", _swap_groups)),
+    Mutant("gives advantages to other groups", "F113", 1, changed(learn, "row_credits", _rotated)),
+    Mutant("advantages ten times too large", "F113", 1, _advantages(lambda a: 10 * a)),
+    Mutant("advantages without their mean", "F113", 1, _advantages(lambda a: a + 0.5)),
+    Mutant("advantages of the neighbour", "F113", 1, changed(pack, "build_micro", _roll_advantages)),
+    Mutant("old logprobs of other weights", "F116", 1, _annotation("old", lambda x: x - 0.05), TWICE),
+    Mutant("reference that is not the start", "F117", 1, _annotation("reference", lambda x: x - 0.3), KL),
+    Mutant("loses a group on the way", "F122", 1, changed(collect, "_assemble", lambda g, *a: g[:-1])),
+    Mutant("adapter not taken out exactly", "F119", 1, _unmerged_inexactly, LORA),
+    Mutant("reward that raises", "F107", 0, _scores(lambda s: [_failed(x) for x in s])),
+    Mutant("reward whose exception is swallowed", "F108", 0, _scores(lambda s: [_swallowed(x) for x in s])),
+)
