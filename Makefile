@@ -5,7 +5,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow bench lint types format model clean
+.PHONY: help install test-install quickstart test test-slow mutants bench lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -30,6 +30,9 @@ quickstart: install ## train the built-in model on the built-in task (about a mi
 
 test: test-install lint types ## linters, type checker, tests
 	@$(THREADS) $(VENV)/bin/python -m pytest
+
+mutants: test-install ## plant every known fault and print what names it, when and how fast
+	@$(THREADS) $(VENV)/bin/python tests/mutants/table.py
 
 test-slow: test-install ## the tests that take minutes: learning curves, wheel in an empty environment
 	@$(THREADS) $(VENV)/bin/python -m pytest -m slow
