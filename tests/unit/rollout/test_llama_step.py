@@ -56,7 +56,9 @@ def gaps(policy: Policy, requests, run_engine, monkeypatch, spoil=lambda x: x) -
     return found
 
 
-@pytest.mark.parametrize("make", ["qwen2", "qwen3", "llama", without_a_window], ids=str)
+@pytest.mark.parametrize(
+    "make", ["qwen2", "qwen3", "llama", without_a_window], ids=["qwen2", "qwen3", "llama", "no window"]
+)
 def test_hidden_states_are_those_of_the_modules(make, random_prompts, requests_of, run_engine, monkeypatch):
     policy = policy_of(make) if isinstance(make, str) else make()
     requests = requests_of(random_prompts(9, 3, 14), 4, stop=(5, 17, 40), max_new_tokens=10)

@@ -1,0 +1,67 @@
+"""Frozen weights that change, and ranks that part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from covey.comm import LocalComm
+from covey.errors import GuardStop
+from covey.health.weights import WeightWatch, checksum
+
+
+class _OtherRank(LocalComm):
+    """A second rank that reports these values where this one reports its own."""
+
+    world = 2
+
+    def __init__(self, theirs: Sequence[float]) -> None:
+        self._theirs = theirs
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        """Element-wise maxima of both ranks' values; only checksums differ, and only as told."""
+        if values == [0.0]:
+            return list(values)
+        sign = -1.0 if values[0] < 0 else 1.0
+        return [max(a, sign * b) for a, b in zip(values, self._theirs, strict=True)]
+
+
+def _tensors(count: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {f"w{i}": torch.randn(5, 7).to(dtype) for i in range(count)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+def test_one_bit_changes_a_checksum(dtype: torch.dtype) -> None:
+    tensor = torch.arange(35).reshape(5, 7).to(dtype)
+    same, other = tensor.clone(), tensor.clone()
+    other[3, 2] += 1
+    assert checksum(tensor) == checksum(same) != checksum(other)
+    assert checksum(tensor.T) == checksum(tensor.T.contiguous())
+
+
+@pytest.mark.parametrize(("count", "steps"), [(1, 1), (10, 10), (64, 64), (200, 64)])
+def test_every_frozen_tensor_has_its_turn(count: int, steps: int) -> None:
+    for number in range(count):
+        frozen = _tensors(count)
+        watch = WeightWatch(frozen, {})
+        watch.look(1, LocalComm())
+        frozen[f"w{number}"][0, 0] += 1e-3
+        with pytest.raises(GuardStop) as stopped:
+            for step in range(2, 2 + steps):
+                watch.look(step, LocalComm())
+        assert stopped.value.finding.code == "F119"
+        assert f"w{number}" in stopped.value.finding.seen
+
+
+def test_ranks_that_part_are_named() -> None:
+    trained = _tensors(1)
+    mine = float(checksum(trained["w0"]))
+    watch = WeightWatch({}, trained)
+    watch.look(1, _OtherRank([mine]))
+    for theirs in (mine + 1, mine - 1):
+        with pytest.raises(GuardStop) as stopped:
+            watch.look(2, _OtherRank([theirs]))
+        assert (stopped.value.finding.code, stopped.value.finding.step) == ("F121", 2)
+        assert "w0" in stopped.value.finding.seen

@@ -1,0 +1,43 @@
+"""A resumed run goes on with the prompts that come next."""
+
+from __future__ import annotations
+
+import pytest
+
+from covey.errors import GuardStop
+from covey.training.state import Progress
+
+
+def _upcoming(shift: int, text: int):
+    return lambda rollout: [[4 * rollout + shift + i, text + i] for i in range(4)]
+
+
+def _stopped(shift: int = 0, text: int = 0) -> Progress:
+    progress = Progress(_upcoming(shift, text))
+    progress.step, progress.rollout, progress.num_tokens = 12, 3, 700
+    return progress
+
+
+def test_the_same_prompts_go_on() -> None:
+    resumed = Progress(_upcoming(0, 0))
+    resumed.load_state(_stopped().state())
+    assert (resumed.step, resumed.rollout, resumed.num_tokens) == (12, 3, 700)
+
+
+@pytest.mark.parametrize(
+    ("shift", "text", "words"),
+    [(1, 0, "rows [13, 14, 15, 16], those of the stopped run were [12, 13, 14, 15]"), (0, 1, "other text")],
+    ids=["another place", "other rows"],
+)
+def test_other_prompts_are_named(shift: int, text: int, words: str) -> None:
+    with pytest.raises(GuardStop) as stopped:
+        Progress(_upcoming(shift, text)).load_state(_stopped().state())
+    assert (stopped.value.finding.code, stopped.value.finding.step) == ("F126", 12)
+    assert words in stopped.value.finding.seen
+
+
+def test_a_stream_says_nothing_beforehand() -> None:
+    resumed = Progress()
+    resumed.load_state(_stopped().state())
+    assert resumed.rollout == 3
+    Progress(_upcoming(0, 0)).load_state(Progress().state())
