@@ -1,6 +1,7 @@
 """Every code that a problem, a warning or a finding can carry, with a title and the reason behind it.
 
-`python -m covey.codes` writes docs/codes.md to standard output. A code keeps its meaning for good.
+`python -m covey.codes` writes docs/codes.md to standard output, with `--lang zh` docs/codes.zh.md. A code
+keeps its meaning for good; its Chinese title and reason are in chinese/codes.txt.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ _SLOT = re.compile(r"\{([w*+]?)\}")
 _PLACE = re.compile(r"\{(\d)\}")
 _IDEOGRAPH = re.compile(r"[\u3400-\u9fff]")
 _LATIN = re.compile(r"[0-9A-Za-z]")
+# The full stop at the end of a text, which three dots that leave something out are not.
+_STOP = re.compile(r"(?<=\.\.\.)\.$|(?<!\.)\.$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class Sentences:
 
     def translated(self, text: str) -> str | None:
         """Return the Chinese counterpart of an English text, None where there is none."""
-        plain = text.removesuffix(".")
+        plain = _STOP.sub("", text)
         for template in self.templates:
             parts = template.parts(plain)
             if parts is None:
@@ -85,7 +87,7 @@ def sentences() -> Sentences:
 
 
 def _template(english: str, chinese: str) -> Template:
-    pieces = _SLOT.split(english.removesuffix("."))
+    pieces = _SLOT.split(_STOP.sub("", english))
     return Template(fixed=tuple(pieces[::2]), slots=tuple(pieces[1::2]), chinese=chinese)
 
 

@@ -124,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             language, words = take_language(words, os.environ)
         except ConfigError as error:
-            show.problems(error.problems, language_of(os.environ))
+            if speaks():
+                show.problems(error.problems, language_of(os.environ))
             return leave(AT_FAULT)
         with passed_on(language):
             return leave(_run(words, language))

@@ -7,7 +7,6 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 from covey.types import Problem
