@@ -42,6 +42,12 @@ class Template:
             return () if text == self.fixed[0] else None
         if not (text.startswith(self.fixed[0]) and text.endswith(self.fixed[-1])):
             return None
+        # Before the search for what fits, which takes long where a text has many places for a part.
+        start = 0
+        for part in self.fixed:
+            start = text.find(part, start) + len(part)
+            if start < len(part):
+                return None
         slots = [r"(\S+?)" if slot == "w" else "(.+?)" for slot in self.slots]
         fixed = [re.escape(part) for part in self.fixed]
         pattern = fixed[0] + "".join(s + f for s, f in zip(slots, fixed[1:], strict=True))

@@ -15,6 +15,7 @@ from covey.codes import CODES
 from unit.chinese.corpus import ROOT, pinned, sources, templates
 
 UNTRANSLATED = Path(__file__).parent / "untranslated.txt"
+COMPOSED = Path(__file__).parent / "composed.txt"
 FILE = ROOT / "chinese" / "sentences.txt"
 NUM_ENGLISH = 4
 """Sentences that are printed in English: a new one gets a counterpart, so this only falls."""
@@ -97,6 +98,12 @@ def test_the_template_with_the_most_fixed_words_is_meant() -> None:
 def test_a_piece_that_must_be_known_decides() -> None:
     assert KNOWN.translated("row 2: there is none; row 4: it is empty") == "第 2 行：没有；第 4 行：是空的"
     assert KNOWN.translated("row 2: there is none; row 4: who knows") is None
+
+
+def test_sentences_that_are_put_together() -> None:
+    """Pieces from several places of the source, as one text."""
+    for english, chinese in entries(COMPOSED, 2):
+        assert KNOWN.translated(english) == chinese
 
 
 def test_three_dots_that_leave_something_out_stay() -> None:
