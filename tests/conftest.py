@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,13 @@ import torch
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _english() -> None:
+    """Messages are compared in English, whatever the language of the machine."""
+    os.environ["LC_ALL"] = "C.UTF-8"
+    os.environ.pop("COVEY_LANG", None)
 
 
 def _assert_close(actual: torch.Tensor, expected: torch.Tensor, rtol: float) -> None:

@@ -1,12 +1,16 @@
 """Every code that a problem, a warning or a finding can carry, with a title and the reason behind it.
 
-`python -m covey.codes` writes docs/codes.md to standard output. A code keeps its meaning for good.
+`python -m covey.codes` writes docs/codes.md to standard output, with `--lang zh` docs/codes.zh.md. A code
+keeps its meaning for good; its Chinese title and reason are in chinese/codes.txt.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from covey.chinese.codes import PAGE_COLUMNS, PAGE_HEAD, PAGE_SECTIONS, titles_and_whys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,6 +499,14 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
 """The registry, by code."""
 
+
+def chinese_codes() -> dict[str, Code]:
+    """Return the registry in Chinese; what has no Chinese text keeps its English one."""
+    texts = titles_and_whys()
+    found = {c.code: texts.get(c.code, (c.title, c.why)) for c in CODES.values()}
+    return {code: Code(code=code, title=title, why=why) for code, (title, why) in found.items()}
+
+
 _SECTIONS = {
     "E1": "Options and values",
     "E2": "Batch and memory",
@@ -505,20 +517,35 @@ _SECTIONS = {
 }
 
 
+_HEAD = """\
+# Codes
+
+Every message of covey carries a code. `covey explain CODE` prints the same text.
+E: the configuration or the input is at fault, and nothing was started (exit code 2).
+W: the run goes on. F: what a run finds out about itself; a guard that stops it exits with 3.
+"""
+_COLUMNS = "| code | title | why |"
+
+
 def markdown() -> str:
     """Return docs/codes.md."""
-    lines = [
-        "# Codes",
-        "",
-        "Every message of covey carries a code. `covey explain CODE` prints the same text.",
-        "E: the configuration or the input is at fault, and nothing was started (exit code 2).",
-        "W: the run goes on. F: what a run finds out about itself; a guard that stops it exits with 3.",
-    ]
-    for prefix, heading in _SECTIONS.items():
-        lines += ["", f"## {heading}", "", "| code | title | why |", "|---|---|---|"]
-        lines += [f"| {c.code} | {c.title} | {c.why} |" for c in CODES.values() if c.code.startswith(prefix)]
+    return page(CODES, _HEAD, _SECTIONS, _COLUMNS)
+
+
+def markdown_chinese() -> str:
+    """Return docs/codes.zh.md."""
+    sections = {prefix: PAGE_SECTIONS.get(prefix, heading) for prefix, heading in _SECTIONS.items()}
+    return page(chinese_codes(), PAGE_HEAD, sections, PAGE_COLUMNS)
+
+
+def page(codes: Mapping[str, Code], head: str, sections: Mapping[str, str], columns: str) -> str:
+    """Return a page with a table of codes under each heading."""
+    lines = [head.rstrip()]
+    for prefix, heading in sections.items():
+        lines += ["", f"## {heading}", "", columns, "|---|---|---|"]
+        lines += [f"| {c.code} | {c.title} | {c.why} |" for c in codes.values() if c.code.startswith(prefix)]
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    sys.stdout.write(markdown_chinese() if sys.argv[1:] == ["--lang", "zh"] else markdown())

@@ -21,7 +21,7 @@ REPOSITORY = ROOT.parent.parent
 
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
-    ("types",),
+    ("types", "chinese"),
     ("errors", "codes"),
     ("comm", "config"),
     ("plan", "algorithm"),
@@ -38,6 +38,7 @@ ENTRY_POINTS = {"__init__", "__main__"}
 
 TORCH_FREE = (
     "types",
+    "chinese",
     "errors",
     "codes",
     "config",

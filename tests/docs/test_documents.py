@@ -33,7 +33,7 @@ PAGES = tuple(sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"
 DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
 # These speak of the options of other tools.
 ON_OTHERS = ("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md")
-VERB_FLAGS = {"help", "version", "json", "merge", "base", "rlhf_type"}
+VERB_FLAGS = {"help", "version", "json", "merge", "base", "rlhf_type", "lang"}
 OTHER_COMMANDS = ("make", "pip", "git", "hf", "source", "torchrun", "swift", "trl", "accelerate", "python")
 LANGUAGES = {"python", "bash", "console", "text", "yaml", "json"}
 
@@ -203,7 +203,12 @@ def test_both_readmes_show_the_same_code() -> None:
 
     assert len(code("README.md")) > 12
     assert code("README.zh.md") == code("README.md")
-    assert targets("README.zh.md") ^ targets("README.md") == {"README.md", "README.zh.md"}
+    assert targets("README.zh.md") ^ targets("README.md") == {
+        "README.md",
+        "README.zh.md",
+        "docs/codes.md",
+        "docs/codes.zh.md",
+    }
 
 
 def test_the_options_page_is_that_of_the_code() -> None:

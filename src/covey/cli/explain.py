@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from covey.codes import CODES
+from covey.cli.language import Language
+from covey.codes import CODES, chinese_codes
 from covey.config.names import nearest
 from covey.errors import ConfigError
 from covey.plan.words import wrapped
 from covey.types import Fix, Problem
 
-_USAGE = "covey explain CODE    say what a code means; the codes are\n\n"
+_USAGE: Mapping[Language, str] = {
+    "en": "covey explain CODE    say what a code means; the codes are\n\n",
+    "zh": "covey explain CODE    说明一个代码的含义；全部代码如下\n\n",
+}
 
 
-def explain(argv: Sequence[str]) -> int:
+def explain(argv: Sequence[str], language: Language = "en") -> int:
     """Print title and reason of each code; without one, or with --help, list them all."""
+    codes = chinese_codes() if language == "zh" else CODES
     if not argv or argv[0] in ("-h", "--help"):
-        listed = "".join(f"  {code.code}  {code.title}\n" for code in CODES.values())
-        sys.stdout.write(_USAGE + listed)
+        listed = "".join(f"  {code.code}  {code.title}\n" for code in codes.values())
+        sys.stdout.write(_USAGE[language] + listed)
         return 0
     unknown = [_unknown(word) for word in argv if word.upper() not in CODES]
     if unknown:
         raise ConfigError(unknown)
     for word in argv:
-        code = CODES[word.upper()]
+        code = codes[word.upper()]
         sys.stdout.write(f"{code.code} {code.title}\n{wrapped(code.why, '  ')}\n")
     return 0
 

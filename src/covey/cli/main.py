@@ -18,6 +18,7 @@ from types import FrameType
 import typer
 
 from covey.cli import show
+from covey.cli.language import Language, language_of, passed_on, take_language
 from covey.cli.ranks import leave, speaks
 from covey.cli.verbs import VERBS, unknown_verb
 from covey.errors import CheckpointError, ConfigError, GuardStop
@@ -42,10 +43,12 @@ class _Terminated(BaseException):
 
 
 _VERSION = typer.Option(False, "--version", help="Print the version and exit.")
+# It stands here for --help: the word is taken out before typer reads the others.
+_LANG = typer.Option(None, "--lang", metavar="zh|en", help="Language of messages; a word for every verb.")
 
 
 @app.callback(invoke_without_command=True)
-def _covey(context: typer.Context, version: bool = _VERSION) -> int:
+def _covey(context: typer.Context, version: bool = _VERSION, lang: str | None = _LANG) -> int:
     if version:
         from importlib.metadata import version as version_of
 
@@ -108,7 +111,7 @@ def explain(context: typer.Context) -> int:
     """Hand the words to the verb explain."""
     from covey.cli.explain import explain as verb
 
-    return verb(context.args)
+    return verb(context.args, context.obj)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,26 +121,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     # by tens of times. A short spin costs a few percent on an idle one. It is read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     with _sigterm_raises():
-        return leave(_run(words))
+        try:
+            language, words = take_language(words, os.environ)
+        except ConfigError as error:
+            if speaks():
+                show.problems(error.problems, language_of(os.environ))
+            return leave(AT_FAULT)
+        with passed_on(language):
+            return leave(_run(words, language))
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], language: Language) -> int:
     try:
         if words and words[0] not in VERBS and words[0] not in ("--version", "--help", "-h"):
             raise ConfigError([unknown_verb(words[0])])
-        code: int = app(args=words, prog_name="covey", standalone_mode=False)
+        code: int = app(args=words, prog_name="covey", standalone_mode=False, obj=language)
         return code
     except ConfigError as error:
         if speaks():
-            show.problems(error.problems)
+            show.problems(error.problems, language)
         return AT_FAULT
     except CheckpointError as error:
         if speaks():
-            show.problems([_checkpoint(error)])
+            show.problems([_checkpoint(error)], language)
         return AT_FAULT
     except GuardStop as error:
         if speaks():
-            show.finding(error.finding)
+            show.finding(error.finding, language)
         return GUARDED
     except KeyboardInterrupt:
         return INTERRUPTED

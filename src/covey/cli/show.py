@@ -3,74 +3,119 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from covey.plan.words import flags, sentence, wrapped
+from covey.cli.language import Language, in_chinese
+from covey.codes import chinese_codes
+from covey.plan.words import columns, flags, sentence, wrapped
 from covey.types import Finding, Fix, Problem, Severity
-
-_LABEL = 7
 
 Line = tuple[str, str]
 """A style and a line of text."""
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 
+_LABELS: Mapping[Language, Mapping[str, str]] = {
+    "en": {"seen": "seen", "why": "why", "cause": "cause", "type": "type", "do": "do", "or": "or"},
+    "zh": {
+        "seen": "现象",
+        "why": "为何重要",
+        "cause": "可能原因",
+        "type": "改为",
+        "do": "办法",
+        "or": "或者",
+    },
+}
+_WIDTHS: Mapping[Language, int] = {"en": 7, "zh": 10}
+"""Columns of a label with the space behind it."""
 
-def problems(found: Sequence[Problem]) -> None:
+_SEVERITIES: Mapping[Language, Mapping[Severity, str]] = {
+    "en": {Severity.ERROR: "", Severity.WARNING: " (warning)", Severity.NOTE: " (note)"},
+    "zh": {Severity.ERROR: "", Severity.WARNING: "（警告）", Severity.NOTE: "（提示）"},
+}
+
+
+def problems(found: Sequence[Problem], language: Language = "en") -> None:
     """Write problems and warnings to standard error, and what follows from them."""
     lines: list[Line] = []
     for problem in found:
         if problem.severity is not Severity.NOTE:
-            lines += [*_problem(problem), ("", "")]
-    errors = sum(problem.severity is Severity.ERROR for problem in found)
-    if errors:
-        number = "1 problem" if errors == 1 else f"{errors} problems"
-        codes = " ".join(dict.fromkeys(p.code for p in found if p.severity is Severity.ERROR))
-        lines.append(("bold", f"{number}; nothing was started or written. More: covey explain {codes}"))
+            lines += [*_problem(problem, language), ("", "")]
+    faults = [problem.code for problem in found if problem.severity is Severity.ERROR]
+    if faults:
+        lines.append(("bold", _ending(len(faults), " ".join(dict.fromkeys(faults)), language)))
     _write(lines)
 
 
-def finding(found: Finding) -> None:
+def finding(found: Finding, language: Language = "en") -> None:
     """Write what a run found out about itself to standard error."""
-    _write(list(_finding(found)))
+    _write(list(_finding(found, language)))
 
 
-def problem_text(problem: Problem) -> str:
+def problem_text(problem: Problem, language: Language = "en") -> str:
     """Return a problem as plain text."""
-    return "\n".join(text for _, text in _problem(problem))
+    return "\n".join(text for _, text in _problem(problem, language))
 
 
-def _problem(problem: Problem) -> Iterator[Line]:
-    word = "" if problem.severity is Severity.ERROR else f" ({problem.severity.value})"
-    yield _STYLES[problem.severity], f"{problem.code} {problem.option}{word}"
-    yield from _parts(problem.seen, problem.why, problem.cause, problem.fixes)
+def finding_text(found: Finding, language: Language = "en") -> str:
+    """Return a finding as plain text."""
+    return "\n".join(text for _, text in _finding(found, language))
 
 
-def _finding(found: Finding) -> Iterator[Line]:
+def _ending(num_faults: int, codes: str, language: Language) -> str:
+    if language == "zh":
+        return f"共 {num_faults} 个问题；什么都没有启动，也没有写入。详情：covey explain {codes} --lang zh"
+    number = "1 problem" if num_faults == 1 else f"{num_faults} problems"
+    return f"{number}; nothing was started or written. More: covey explain {codes}"
+
+
+def _problem(problem: Problem, language: Language) -> Iterator[Line]:
+    head = f"{problem.code} {problem.option}{_SEVERITIES[language][problem.severity]}"
+    yield _STYLES[problem.severity], head + _title(problem.code, language)
+    yield from _parts(problem if language == "en" else in_chinese(problem), language)
+
+
+def _finding(found: Finding, language: Language) -> Iterator[Line]:
     at = "" if found.step is None else f" at step {found.step}"
-    word = "" if found.severity is Severity.ERROR else f" ({found.severity.value})"
-    yield _STYLES[found.severity], f"{found.code}{at}{word}"
-    yield from _parts(found.seen, found.why, found.cause, found.fixes)
+    if at and language == "zh":
+        at = f" 第 {found.step} 步"
+    head = f"{found.code}{at}{_SEVERITIES[language][found.severity]}"
+    yield _STYLES[found.severity], head + _title(found.code, language)
+    yield from _parts(found if language == "en" else in_chinese(found), language)
 
 
-def _parts(seen: str, why: str, cause: str, fixes: Sequence[Fix]) -> Iterator[Line]:
-    yield "", _labelled("seen", sentence(seen))
-    yield "", _labelled("why", why)
-    if cause:
-        yield "", _labelled("cause", cause)
-    for number, fix in enumerate(fixes):
-        label = ("type" if fix.edits else "do") if number == 0 else "or"
-        if fix.edits:
-            # In one line, so that it can be copied.
-            yield "bold green", f"  {label:<{_LABEL}}{flags(fix.edits)}"
-            yield "", _labelled("", fix.text)
-        else:
-            yield "", _labelled(label, fix.text)
+def _title(code: str, language: Language) -> str:
+    """In Chinese a head line holds the title: what was seen may be a sentence with no counterpart."""
+    return f"：{chinese_codes()[code].title}" if language == "zh" else ""
 
 
-def _labelled(label: str, text: str) -> str:
-    block = wrapped(text, " " * (_LABEL + 2))
-    return f"  {label:<{_LABEL}}{block[_LABEL + 2 :]}"
+def _parts(message: Problem | Finding, language: Language) -> Iterator[Line]:
+    yield "", _labelled("seen", sentence(message.seen), language)
+    yield "", _labelled("why", message.why, language)
+    if message.cause:
+        yield "", _labelled("cause", message.cause, language)
+    for number, fix in enumerate(message.fixes):
+        yield from _fix(fix, number == 0, language)
+
+
+def _fix(fix: Fix, is_first: bool, language: Language) -> Iterator[Line]:
+    label = ("type" if fix.edits else "do") if is_first else "or"
+    if not fix.edits:
+        yield "", _labelled(label, fix.text, language)
+        return
+    # In one line, so that it can be copied.
+    yield "bold green", f"  {_label(label, language)}{flags(fix.edits)}"
+    yield "", _labelled("", fix.text, language)
+
+
+def _labelled(label: str, text: str, language: Language) -> str:
+    indent = _WIDTHS[language] + 2
+    return f"  {_label(label, language)}{wrapped(text, ' ' * indent)[indent:]}"
+
+
+def _label(label: str, language: Language) -> str:
+    word = _LABELS[language].get(label, "")
+    return word + " " * (_WIDTHS[language] - columns(word))
 
 
 def _write(lines: Sequence[Line]) -> None:

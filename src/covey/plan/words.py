@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import textwrap
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,27 +21,58 @@ def flags(edits: Mapping[str, Any]) -> str:
 
 
 # What is to be typed as it stands: commands in backticks, JSON in quotes.
-_WHOLE = re.compile(r"`[^`]*`|'\{.*?\}'")
+_WHOLE = r"`[^`]*`|'\{.*?\}'"
+_WORD = re.compile(rf"([ \t\n]*)((?:{_WHOLE}|[^ \t\n])+)")
+_UNIT = re.compile(rf"{_WHOLE}|.")
 
 
 def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
-    """Return text wrapped at `width` columns, each line behind `indent`; no command in it is broken."""
-    # textwrap breaks at spaces, and not at the no-break spaces that stand for those of a command.
-    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\xa0"), text)
-    lines = textwrap.fill(
-        whole,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines.replace("\xa0", " ")
+    """Return text wrapped at `width` columns, each line behind `indent`; no command in it is broken.
+
+    A line ends at a space, or beside a Chinese character, which takes two columns.
+    """
+    lines, line = [], indent
+    for space, word in _WORD.findall(text):
+        for piece in _pieces(word):
+            if line != indent and columns(line + space + piece) > width:
+                lines.append(line)
+                line = indent
+            line += piece if line == indent else space.replace("\n", " ") + piece
+            space = ""
+    return "\n".join([*lines, line])
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return sum(2 if _is_wide(char) else 1 for char in text)
+
+
+# No line begins with one of the first, or ends in one of the second.
+_CLOSING = frozenset("，。；：！？、）》」』】”’…,.;:!?)]}'\"%")
+_OPENING = frozenset("（《「『【“‘([{")
+
+
+def _pieces(word: str) -> list[str]:
+    """Return a word cut where a line may end, which is beside a wide character."""
+    pieces = [""]
+    for unit in _UNIT.findall(word):
+        before, after = pieces[-1][-1:], unit[0]
+        is_edge = bool(before) and (_is_wide(before) or _is_wide(after))
+        if is_edge and before not in _OPENING and after not in _CLOSING:
+            pieces.append(unit)
+        else:
+            pieces[-1] += unit
+    return pieces
+
+
+def _is_wide(char: str) -> bool:
+    return unicodedata.east_asian_width(char) in "WF"
 
 
 def sentence(text: str) -> str:
     """Return a text with a full stop where it ends in a word, a number, a quotation mark or a bracket."""
-    return text if not text or text.endswith((".", "!", "?", ":", "…")) else f"{text}."
+    stops = (".", "!", "?", ":", "…", "。", "！", "？", "：")
+    return text if not text or text.endswith(stops) else f"{text}."
 
 
 def coded(code: str, text: str) -> list[str]:

@@ -1,13 +1,17 @@
 """Option values as they are typed: what is printed is read back as it was."""
 
+import re
 import shlex
+import textwrap
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from covey.config import parse
 from covey.config.schema import OPTIONS, default_of
-from covey.plan.words import flags, note_lines, wrapped
+from covey.plan.words import columns, flags, note_lines, wrapped
 from covey.types import Fix, Problem, Severity
 
 
@@ -52,6 +56,40 @@ def test_wrapped() -> None:
     assert wrapped("one two three", "  ", width=9) == "  one two\n  three"
     # A path is never broken, nor is a word at its hyphens.
     assert wrapped("/a/very-long/path-to-it x", "", width=8) == "/a/very-long/path-to-it\nx"
+
+
+def test_chinese_is_two_columns_wide_and_breaks_between_characters() -> None:
+    assert columns("组 a，") == 6
+    assert wrapped("一二三四五", " ", width=7) == " 一二三\n 四五"
+    # No line begins with a full stop or a closing bracket, or ends in an opening one.
+    assert wrapped("一二三。四", "", width=6) == "一二\n三。四"
+    assert wrapped("一二（三）", "", width=6) == "一二\n（三）"
+    # A name or a command between Chinese characters stays whole.
+    assert wrapped("把num_generations改", "", width=8) == "把\nnum_generations\n改"
+    assert wrapped("用`a 题 b`改", "", width=4) == "用\n`a 题 b`\n改"
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text("ab-,. ", max_size=60), st.integers(5, 30))
+def test_text_in_latin_letters_breaks_as_textwrap_has_it(text: str, width: int) -> None:
+    plain = " ".join(text.split())
+    expected = textwrap.fill(
+        plain,
+        width,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    assert wrapped(plain, "  ", width).strip() == expected.strip()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text("题组ab，。（）` ", max_size=60), st.integers(8, 30))
+def test_wrapping_loses_nothing_but_spaces(text: str, width: int) -> None:
+    lines = wrapped(text, "  ", width)
+    assert re.sub(r"\s", "", lines) == re.sub(r"\s", "", text)
+    assert all(line.startswith("  ") for line in lines.splitlines())
 
 
 def test_note_lines() -> None:
