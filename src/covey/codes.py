@@ -398,6 +398,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Tracker failed",
         "A tracker only gets copies; the files of the run have everything, and the run goes on.",
     ),
+    (
+        "F120",
+        "Self test failed",
+        "Two ways to compute the same thing give more than rounding apart on this machine. Training on it "
+        "would not be what the configuration says, and no curve would show it.",
+    ),
 )
 
 CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}

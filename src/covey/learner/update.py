@@ -48,6 +48,16 @@ def update(
     """
     if batch.denominators.num_tokens == 0:
         return StepResult(stats=None, metrics={}, skipped="every row is masked or invalid")
+    sums = accumulate(batch, backend, config)
+    try:
+        step = backend.step(learning_rate)
+    except NonFiniteGradient as error:
+        raise GuardStop(_non_finite(str(error), sums)) from error
+    return StepResult(stats=step, metrics=_reduce(sums, config, comm))
+
+
+def accumulate(batch: Batch, backend: Backend, config: LossConfig) -> _Sums:
+    """Forward and backward of every micro-batch: the backend then holds the gradient of the step."""
 
     def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
         return policy_loss(_inputs(stats, micro, batch), config)
@@ -57,11 +67,7 @@ def update(
     for i, micro in enumerate(batch.micro_batches):
         stats, output = backend.backward(micro, loss, last=i == final)
         sums.add(stats, micro, output)
-    try:
-        step = backend.step(learning_rate)
-    except NonFiniteGradient as error:
-        raise GuardStop(_non_finite(str(error), sums)) from error
-    return StepResult(stats=step, metrics=_reduce(sums, config, comm))
+    return sums
 
 
 def _inputs(stats: TokenStats, micro: MicroBatch, batch: Batch) -> LossInputs:
