@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -52,10 +53,9 @@ class Measured:
 
 def checks(subject: Subject) -> Iterator[Measured]:
     """Every check, in the order of `BOUNDS`."""
-    is_gpu = subject.device.type != "cpu"
     for name, value, unused in _all(subject):
-        bound = BOUNDS[name]
-        yield Measured(name=name, value=value, limit=bound.gpu if is_gpu else bound.cpu, unused=unused)
+        limit = BOUNDS[name].limit(is_cpu=subject.device.type == "cpu", is_built_in=subject.is_built_in)
+        yield Measured(name=name, value=value, limit=limit, unused=unused)
 
 
 Values = Iterator[tuple[str, float, str]]
@@ -71,13 +71,9 @@ def _all(subject: Subject) -> Values:
     yield from _sampler("float32", backend, groups)
     yield from _on_policy(subject, policy, groups)
     yield from _determinism(subject, backend, groups)
-    low = backend_of(policy, dtype=torch.bfloat16)
     del backend
-    policy.use_stream(subject.stream)
-    with low.rollout_view() as view:
-        groups_in_low = sample(view, subject)
-    yield from _sampler("bfloat16", low, groups_in_low)
-    del low, view, policy
+    yield from _in_bfloat16(subject, policy)
+    del policy
     _release(subject)
     yield "resume: weights", _resume(subject, groups), ""
 
@@ -150,6 +146,24 @@ def _sampler(dtype: str, backend: SingleBackend, groups: Sequence[ScoredGroup]) 
     gap = (sampled - _logprobs(backend, groups)).abs()
     yield f"sampler, {dtype}: largest difference", float(gap.max()), ""
     yield f"sampler, {dtype}: mean difference", float(gap.mean()), ""
+
+
+def _in_bfloat16(subject: Subject, policy: Policy) -> Values:
+    """The sampler's rows with engine and learner in bfloat16, which `policy` is cast to."""
+    if not has_bfloat16(subject.device):
+        for which in ("largest", "mean"):
+            yield f"sampler, bfloat16: {which} difference", math.nan, "this GPU has no bfloat16"
+        return
+    policy.use_stream(subject.stream)
+    backend = backend_of(policy, dtype=torch.bfloat16)
+    with backend.rollout_view() as view:
+        groups = sample(view, subject)
+    yield from _sampler("bfloat16", backend, groups)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16; a CPU does, if slowly."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _on_policy(subject: Subject, policy: Policy, groups: Sequence[ScoredGroup]) -> Values:

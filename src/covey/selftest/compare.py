@@ -5,6 +5,7 @@ Axes: N trained tokens, in row order, then token order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,9 +56,13 @@ def relative(got: Tensor, expected: Tensor) -> float:
 
 
 def far(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """‖got - expected‖ / ‖expected‖ over tensors of the same names; 0 where both are equal to the bit."""
+    """‖got - expected‖ / ‖expected‖ over tensors of the same names.
+
+    Not a number where `expected` is 0: what is lost in both ways agrees with itself.
+    """
+    total = _norm(expected.values())
     gap = _norm(got[name] - tensor for name, tensor in expected.items())
-    return gap / _norm(expected.values()) if gap != 0.0 else 0.0
+    return gap / total if total != 0.0 else math.nan
 
 
 def _norm(tensors: Any) -> float:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from covey.models.layouts import StreamKind
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.checks import Measured
+from covey.selftest.subject import Subject
 from covey.types import Finding, Fix
 
 _WIDTH = max(len(name) for name in BOUNDS)
+
+_LAYOUTS: Mapping[StreamKind, str] = {
+    "prefix": "streams of rows that share prompts",
+    "packed": "streams of packed rows",
+    "padded": "padded rows, as the model mixes packed ones (F105)",
+}
 
 # Everybody's home, and everything from a word on that looks like the name of a secret.
 _HOME = re.compile(r"(?:/(?:home|Users)/|[A-Za-z]:\\Users\\)[^/\\\s]+")
@@ -35,21 +43,19 @@ def redacted(text: str) -> str:
     return text
 
 
-def header(device: torch.device, model: str, layout: str) -> list[str]:
-    """Versions, device, system and model."""
+def header(tested: Subject, model: str) -> list[str]:
+    """Versions, device, system and model; `model` is what was typed."""
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    device, threads = tested.device, torch.get_num_threads()
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    threads = torch.get_num_threads()
     return [
-        redacted(line)
-        for line in (
-            f"covey {version('covey')}, python {platform.python_version()}, {libraries}",
-            f"device  {device.type}: {named}, {threads} thread{'s' if threads > 1 else ''}",
-            f"system  {platform.platform()}",
-            f"model   {model}, float32, {layout}",
-            "",
-            f"{'check':<{_WIDTH}}  measured     bound",
-        )
+        f"covey {version('covey')}, python {platform.python_version()}, {libraries}",
+        f"device  {device.type}: {named}, {threads} thread{'s' if threads > 1 else ''}",
+        redacted(f"system  {platform.platform()}"),
+        f"model   {redacted(model)}: {tested.family}, {tested.parameters / 1e6:.2f} M parameters, float32",
+        f"layout  {_LAYOUTS[tested.stream]}, {tested.attention} attention",
+        "",
+        f"{'check':<{_WIDTH}}  measured     bound",
     ]
 
 
@@ -79,13 +85,14 @@ def finding(rows: Sequence[Measured], device: torch.device) -> Finding:
     """What failed, in four parts."""
     failed = [row for row in rows if row.failed]
     seen = "; ".join(f"{r.name} is {_number(r.value)}, at most {_number(r.limit)} is right" for r in failed)
+    first = BOUNDS[failed[0].name]
     elsewhere = "cpu" if device.type == "cuda" else "auto"
     return Finding(
         code="F120",
         seen=seen,
-        why="Training on this machine would not be what the configuration says, and no curve would show it.",
-        cause=f"A fault of covey, of a library or of the hardware in {failed[0].name.partition(':')[0]}: "
-        f"{BOUNDS[failed[0].name].part}.",
+        why=f"{first.reason} Training on this machine would not be what the configuration says, and no curve "
+        "would show it.",
+        cause=f"A fault of covey, of a library or of the hardware in {first.part}.",
         fixes=(
             Fix(text="paste the table into an issue"),
             Fix(text="install the versions of constraints.txt, and run it again"),

@@ -18,12 +18,6 @@ from covey.training.facts.model import QUICKSTART
 from covey.training.process import keep_freed_memory, own_device
 from covey.types import Fix, Problem
 
-_LAYOUTS = {
-    "prefix": "trained on streams that share prompts",
-    "packed": "trained on packed rows",
-    "padded": "trained on padded rows, as it mixes packed ones (F105)",
-}
-
 
 def selftest(device: str, model: str | None, say: Callable[[str], None]) -> list[Measured]:
     """Run every check and say each line of the report.
@@ -55,8 +49,7 @@ def _table(
 ) -> list[Measured]:
     """Say the header, and every check as it is done."""
     tested = subject(place, directory, is_built_in=model is None)
-    name = f"{model or 'built-in'}: {tested.family}, {tested.parameters / 1e6:.2f} M parameters"
-    for text in report.header(place, name, _LAYOUTS[tested.stream]):
+    for text in report.header(tested, model or "built-in"):
         say(text)
     rows = []
     for row in checks(tested):

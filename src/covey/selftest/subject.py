@@ -114,11 +114,12 @@ def _load(directory: Path, device: torch.device) -> Policy:
 
 
 def write_random_model(directory: Path) -> None:
-    """Two layers of Qwen2 with weights large enough for attention to be far from uniform."""
+    """Two layers of Qwen2 with weights large enough for attention to be far from uniform, and heads wide
+    enough for every kernel."""
     config = Qwen2Config(
         vocab_size=320,
-        hidden_size=64,
-        intermediate_size=96,
+        hidden_size=128,
+        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -131,7 +132,7 @@ def write_random_model(directory: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if "norm" not in name:
-            torch.nn.init.normal_(parameter, std=0.15, generator=generator)
+            torch.nn.init.normal_(parameter, std=0.1, generator=generator)
     disable_progress_bar()
     model.save_pretrained(directory)
 
