@@ -64,8 +64,7 @@ Values = Iterator[tuple[str, float, str]]
 def _all(subject: Subject) -> Values:
     policy = subject.policy()
     backend = backend_of(policy)
-    with backend.rollout_view() as view:
-        groups = sample(view, subject)
+    groups = sample(backend, subject)
     yield from _layouts(subject, backend, groups)
     yield from _head(policy, groups)
     yield from _sampler("float32", backend, groups)
@@ -156,8 +155,7 @@ def _in_bfloat16(subject: Subject, policy: Policy) -> Values:
         return
     policy.use_stream(subject.stream)
     backend = backend_of(policy, dtype=torch.bfloat16)
-    with backend.rollout_view() as view:
-        groups = sample(view, subject)
+    groups = sample(backend, subject)
     yield from _sampler("bfloat16", backend, groups)
 
 
@@ -186,8 +184,7 @@ def _on_policy(subject: Subject, policy: Policy, groups: Sequence[ScoredGroup]) 
 def _determinism(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
     """The same rollout by a new engine, and the same step again."""
     backend.policy.use_stream(subject.stream)
-    with backend.rollout_view() as view:
-        again = sample(view, subject)
+    again = sample(backend, subject)
     pairs = zip(to_samples(groups), to_samples(again), strict=True)
     differing = sum(a != b for x, y in pairs for a, b in zip(x.token_ids, y.token_ids, strict=True))
     yield "determinism: tokens that differ", float(differing), ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import torch
 from covey.batching import pack
 from covey.learner.backends.single import SingleBackend
 from covey.models import head, stream
+from covey.models.policy import Policy
 from covey.rollout.native import engine
 from covey.rollout.native.rows import Draws
 from covey.selftest import checks as selftest_checks
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.checks import checks
 from covey.selftest.compare import far
-from covey.selftest.subject import subject, write_random_model
+from covey.selftest.subject import Subject, subject, write_random_model
 from covey.training.state import OptimizerState
 
 SAMPLER = {name for name in BOUNDS if name.startswith("sampler")}
@@ -174,6 +176,25 @@ def test_a_device_without_bfloat16(model: Path, monkeypatch: pytest.MonkeyPatch)
     assert [row.name for row in rows] == list(BOUNDS)
     assert {row.name for row in rows if row.unused} == {n for n in SAMPLER if "bfloat16" in n}
     assert not any(row.failed for row in rows)
+
+
+def test_one_model_at_a_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing keeps the first copy alive while the resumed run, which needs the most memory, is made."""
+    alive: weakref.WeakSet[Policy] = weakref.WeakSet()
+    plain = Subject.policy
+
+    def watched(self: Subject, directory: Path | None = None) -> Policy:
+        policy = plain(self, directory)
+        alive.add(policy)
+        return policy
+
+    def count(*arguments: Any) -> float:
+        return float(len(alive))
+
+    monkeypatch.setattr(Subject, "policy", watched)
+    monkeypatch.setattr(selftest_checks, "_resume", count)
+    *_, resume = checks(subject(torch.device("cpu"), model, is_built_in=False))
+    assert (resume.name, resume.value) == ("resume: weights", 0.0)
 
 
 def test_how_far_tensors_are_apart() -> None:

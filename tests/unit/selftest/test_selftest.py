@@ -146,7 +146,7 @@ def test_no_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
 def test_too_large(
     what: str, code: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Said before a weight is loaded; the built-in model of 0.83 M parameters takes 28 and 12 bytes each."""
+    """Said before a weight is loaded; the built-in model of 0.83 M parameters takes 40 and 12 bytes each."""
     free = {"memory": 1 << 40, "disk": 1 << 40, what: 9_000_000}
     monkeypatch.setattr(subject, "free_memory", lambda cuda: free["memory"])
     monkeypatch.setattr(subject.shutil, "disk_usage", lambda path: SimpleNamespace(free=free["disk"]))
