@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
 from covey.models.layouts import AttentionKind, StreamKind, streams_of
 from covey.models.policy import Policy
-from covey.models.probe import micro_of
 from covey.models.stream import Row
 from covey.plan.recompute import Recompute
-from on_gpu.machine import device, relative, say
+from covey.selftest.compare import Result, by_plain_logits, by_policy, relative
+from on_gpu.machine import device, say
 
 VOCABULARY = 512
 # In float32 only the order of sums differs; in bfloat16 the limit follows from what padded rows lose.
@@ -67,13 +66,13 @@ def family_findings(family: str, small: bool) -> Iterator[Finding]:
     model = _model(family)
     rows = _rows(small)
     policy = Policy(model, stream="padded")
-    exact = _compute(policy, rows)
-    yield _finding(family, torch.float32, "chunked head", _full_logits(model, rows), exact, FLOAT32_LIMITS)
+    exact = by_policy(policy, rows)
+    yield _finding(family, torch.float32, "chunked head", by_plain_logits(model, rows), exact, FLOAT32_LIMITS)
     for dtype in (torch.float32, torch.bfloat16):
         policy.to(dtype).use_stream("padded")
         limits = FLOAT32_LIMITS
         if dtype != torch.float32:
-            lost = _finding(family, dtype, "padded", _compute(policy, rows), exact, (0.02, 0.1))
+            lost = _finding(family, dtype, "padded", by_policy(policy, rows), exact, (0.02, 0.1))
             limits = (BFLOAT16_FACTOR * lost.value, BFLOAT16_FACTOR * lost.gradient)
             yield lost
         for attention, stream, recompute in _ways():
@@ -82,7 +81,7 @@ def family_findings(family: str, small: bool) -> Iterator[Finding]:
             policy.keep_activations(recompute)
             again = "" if recompute == "none" else f", {recompute}"
             way = f"{stream}, {attention}{again}"
-            yield _finding(family, dtype, way, _compute(policy, rows), exact, limits)
+            yield _finding(family, dtype, way, by_policy(policy, rows), exact, limits)
         policy.keep_activations("none")
 
 
@@ -99,52 +98,11 @@ def _ways() -> list[tuple[AttentionKind, StreamKind, Recompute]]:
     return ways + [(kind, streams_of(kind)[0], r) for kind in kinds if kind != "eager" for r in recomputed]
 
 
-Result = tuple[Tensor, Tensor]
-
-
-def _compute(policy: Policy, rows: Sequence[Row]) -> Result:
-    """Logprobs and the gradient of a mixed loss over all weights, as one vector."""
-    policy.train().zero_grad(set_to_none=True)
-    micro = micro_of(rows, policy.stream, policy.device)
-    weight_N = _weights(len(micro.target_N)).to(policy.device)
-    micro = replace(micro, temperature_N=1.0 + 0.2 * weight_N.clamp(-1, 1))
-    stats = policy(micro)
-    ((stats.logprob_N + 0.1 * stats.entropy_N) * weight_N).sum().backward()
-    return stats.logprob_N.detach(), _gradient(policy.model)
-
-
-def _full_logits(model: Any, rows: Sequence[Row]) -> Result:
-    """The same without covey's head: the model's own logits of every row, row by row."""
-    model.train().zero_grad(set_to_none=True)
-    weight_N = _weights(sum(sum(r.is_trained) for r in rows)).to(device())
-    heat_N = 1.0 + 0.2 * weight_N.clamp(-1, 1)
-    found, start = [], 0
-    for row in rows:
-        ids = torch.tensor([list(row.token_ids)], device=device())
-        end = start + len(row.token_ids) - row.prompt_length
-        logits = model(input_ids=ids, use_cache=False).logits[0, row.prompt_length - 1 : -1].float()
-        table = (logits / heat_N[start:end, None]).log_softmax(-1)
-        logprob = table.gather(1, ids[0, row.prompt_length :, None])[:, 0]
-        entropy = -(table.exp() * table).sum(-1)
-        ((logprob + 0.1 * entropy) * weight_N[start:end]).sum().backward()
-        found.append(logprob.detach())
-        start = end
-    return torch.cat(found), _gradient(model)
-
-
-def _gradient(model: Any) -> Tensor:
-    return torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
-
-
 def _finding(
     family: str, dtype: torch.dtype, way: str, got: Result, exact: Result, limits: tuple[float, float]
 ) -> Finding:
     value, gradient = (relative(a, b) for a, b in zip(got, exact, strict=True))
     return Finding(family=family, dtype=dtype, way=way, value=value, gradient=gradient, limits=limits)
-
-
-def _weights(count: int) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(3))
 
 
 def _rows(small: bool) -> list[Row]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +144,3 @@ def forget_peak() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def relative(got: Tensor, expected: Tensor) -> float:
-    """‖got - expected‖ / ‖expected‖."""
-    exact = expected.double()
-    return float((got.double() - exact).norm() / exact.norm())

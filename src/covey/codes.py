@@ -494,6 +494,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Resume at another place of the data",
         "A resumed run goes on with the prompts that come next. Others are repeated or skipped.",
     ),
+    (
+        "F120",
+        "Self test failed",
+        "Two ways to compute the same thing give more than rounding apart on this machine. Training on it "
+        "would not be what the configuration says, and no curve would show it.",
+    ),
 )
 
 CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}

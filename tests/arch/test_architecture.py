@@ -31,6 +31,7 @@ LAYERS = (
     ("learner",),
     ("checkpoint", "health", "telemetry"),
     ("training",),
+    ("selftest",),
     ("api", "cli"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

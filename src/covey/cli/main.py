@@ -106,6 +106,14 @@ def quickstart(context: typer.Context) -> int:
     return verb(context.args)
 
 
+@app.command(context_settings=_OWN_WORDS, help=VERBS["selftest"])
+def selftest(context: typer.Context) -> int:
+    """Hand the words to the verb selftest."""
+    from covey.cli.selftest import selftest as verb
+
+    return verb(context.args)
+
+
 @app.command(context_settings=_OWN_WORDS, help=VERBS["explain"])
 def explain(context: typer.Context) -> int:
     """Hand the words to the verb explain."""

@@ -58,6 +58,18 @@ def update(
     """
     if batch.denominators.num_tokens == 0:
         return StepResult(stats=None, metrics={}, skipped="every row is masked or invalid")
+    sums = accumulate(batch, backend, config)
+    try:
+        step = backend.step(learning_rate)
+    except NonFiniteGradient as error:
+        raise GuardStop(_non_finite(str(error), sums, number)) from error
+    metrics = _reduce(sums, config, comm)
+    silent, gap = _evidence(sums, comm)
+    return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap)
+
+
+def accumulate(batch: Batch, backend: Backend, config: LossConfig) -> _Sums:
+    """Forward and backward of every micro-batch: the backend then holds the gradient of the step."""
 
     def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
         return policy_loss(_inputs(stats, micro, batch), config)
@@ -72,13 +84,7 @@ def update(
         if batch.has_signal[i]:
             sums.silent.append((after == before).all())
         before = after
-    try:
-        step = backend.step(learning_rate)
-    except NonFiniteGradient as error:
-        raise GuardStop(_non_finite(str(error), sums, number)) from error
-    metrics = _reduce(sums, config, comm)
-    silent, gap = _evidence(sums, comm)
-    return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap)
+    return sums
 
 
 def _inputs(stats: TokenStats, micro: MicroBatch, batch: Batch) -> LossInputs:

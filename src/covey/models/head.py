@@ -22,10 +22,14 @@ _BLOCK = {"cpu": (512, 1 << 21), "gpu": (4096, 1 << 26)}
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """How hidden states become logits: `softcap * tanh(scale * (hidden @ weight.T + bias) / softcap)`."""
+    """How hidden states become logits: `softcap * tanh(scale * (hidden @ weight.T + bias) / softcap)`.
+
+    `block` is how many tokens and logits are held at once; None is what suits the device.
+    """
 
     scale: float = 1.0
     softcap: float | None = None
+    block: tuple[int, int] | None = None
 
 
 def head_spec(model: nn.Module) -> HeadSpec:
@@ -62,7 +66,7 @@ class _Head:
 
     @classmethod
     def over(cls, num_tokens: int, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec) -> _Head:
-        tokens, cells = _BLOCK["cpu" if weight_VD.device.type == "cpu" else "gpu"]
+        tokens, cells = spec.block or _BLOCK["cpu" if weight_VD.device.type == "cpu" else "gpu"]
         tokens = max(tokens, cells // weight_VD.shape[0])
         vocab = max(1, cells // max(1, min(tokens, num_tokens)))
         blocks = _slices(num_tokens, tokens), _slices(weight_VD.shape[0], vocab)

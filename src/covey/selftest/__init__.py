@@ -1,0 +1,1 @@
+"""`covey selftest`: the exactness that covey promises, measured on the machine it runs on."""

@@ -1,0 +1,90 @@
+"""What each check may measure at most, with the reason, and where to look if it measures more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The most that a check may measure: `cpu` for the built-in model on a CPU, `other` elsewhere.
+
+    What is not a number is too much. A bound of 0 on a CPU holds there for every model. `reason` says why
+    this number, `part` which part of covey is wrong where more is measured.
+    """
+
+    cpu: float
+    other: float
+    reason: str
+    part: str
+
+    def limit(self, *, is_cpu: bool, is_built_in: bool) -> float:
+        """What holds for a device and a model."""
+        return self.cpu if is_cpu and (is_built_in or self.cpu == 0.0) else self.other
+
+
+_ORDER = (
+    "In float32 only the order of sums differs, which is 1e-7 to 1e-6 of a gradient; a lost row or a wrong "
+    "weight is above 1e-3. Deeper models and the kernels of a GPU round more."
+)
+_SAMPLER = (
+    "Engine and learner do the same sums in another order. In float32 that is near 1e-6. In bfloat16 it is "
+    "near 1e-2 in the mean, and up to 2e-1 for a token whose experts or attention change sides; a wrong "
+    "temperature or cache is above 1e-1 in the mean."
+)
+_SAME = "The same sums in the same order: any difference is a fault."
+# Sums that many threads of a GPU add to in no fixed order differ in their last bits.
+_ATOMIC = "On a CPU the same sums in the same order; on a GPU some sums are added up in no fixed order."
+
+BOUNDS: Mapping[str, Bound] = {
+    "micro-batches: gradient": Bound(
+        cpu=5e-6, other=2e-5, reason=_ORDER, part="the cut of a step into forward passes, or its denominators"
+    ),
+    "packing: gradient": Bound(
+        cpu=5e-6, other=2e-5, reason=_ORDER, part="the layout of packed rows, or their attention"
+    ),
+    "prompt sharing: gradient": Bound(
+        cpu=5e-6, other=2e-5, reason=_ORDER, part="the layout of rows that share a prompt, or their attention"
+    ),
+    "head in blocks: logprobs": Bound(
+        cpu=5e-6, other=2e-5, reason=_ORDER, part="the forward pass of the chunked head"
+    ),
+    "head in blocks: gradient": Bound(
+        cpu=5e-6, other=2e-5, reason=_ORDER, part="the backward pass of the chunked head"
+    ),
+    "sampler, float32: largest difference": Bound(
+        cpu=1e-4, other=1e-4, reason=_SAMPLER, part="the engine: its cache, its sampling or its short step"
+    ),
+    "sampler, float32: mean difference": Bound(
+        cpu=1e-5, other=1e-5, reason=_SAMPLER, part="the engine: its cache, its sampling or its short step"
+    ),
+    "on-policy: ratio - 1": Bound(
+        cpu=0.0, other=0.0, reason=_SAME, part="the pass that annotates, which has to be the one that trains"
+    ),
+    "unchanged reference: KL": Bound(
+        cpu=0.0, other=0.0, reason=_SAME, part="the reference model, or the pass that annotates with it"
+    ),
+    "determinism: tokens that differ": Bound(
+        cpu=0.0,
+        other=0.0,
+        reason=_SAME,
+        part="the noise of sampling, or a kernel that adds in no fixed order",
+    ),
+    "determinism: gradient": Bound(
+        cpu=0.0, other=2e-5, reason=_ATOMIC, part="a random number, or a kernel with no fixed order of sums"
+    ),
+    "sampler, bfloat16: largest difference": Bound(
+        cpu=1.0, other=1.0, reason=_SAMPLER, part="the engine: its cache, its sampling or its short step"
+    ),
+    "sampler, bfloat16: mean difference": Bound(
+        cpu=0.05, other=0.05, reason=_SAMPLER, part="the engine: its cache, its sampling or its short step"
+    ),
+    "resume: weights": Bound(
+        cpu=0.0,
+        other=1e-3,
+        reason=_ATOMIC + " AdamW makes them larger where a gradient is small. The share is of the update.",
+        part="what a checkpoint keeps of the optimizer and of the rollout",
+    ),
+}
+"""Every check by its name, in the order in which they run."""

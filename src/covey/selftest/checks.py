@@ -1,0 +1,267 @@
+"""The checks: each computes one thing in two ways and says how far they are apart."""
+
+from __future__ import annotations
+
+import gc
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.losses import k3
+from covey.batching.pack import PackPlan, pack
+from covey.batching.samples import to_samples
+from covey.checkpoint.read import read_states
+from covey.checkpoint.registry import Registry
+from covey.checkpoint.write import write_checkpoint
+from covey.comm import LocalComm
+from covey.learner.backends.single import SingleBackend
+from covey.learner.learn import annotate
+from covey.learner.update import accumulate, update
+from covey.models.load import save_policy
+from covey.models.policy import Policy, StreamKind
+from covey.models.stream import Row
+from covey.selftest.bounds import BOUNDS
+from covey.selftest.compare import by_plain_logits, by_policy, far, relative
+from covey.selftest.subject import LOSS, NUM_ROWS, Subject, backend_of, plan_of, rows_of, sample
+from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
+from covey.types import ScoredGroup, TrainSample
+
+# Tokens of a block of the head, and in how many blocks it takes the vocabulary.
+_BLOCK_TOKENS, _VOCABULARY_BLOCKS = 24, 4
+_LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A check with what it measured and the most that it may. `unused` says why nothing depends on it."""
+
+    name: str
+    value: float
+    limit: float
+    unused: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong; what is not a number is."""
+        return not self.unused and not self.value <= self.limit
+
+
+def checks(subject: Subject) -> Iterator[Measured]:
+    """Every check, in the order of `BOUNDS`."""
+    for name, value, unused in _all(subject):
+        limit = BOUNDS[name].limit(is_cpu=subject.device.type == "cpu", is_built_in=subject.is_built_in)
+        yield Measured(name=name, value=value, limit=limit, unused=unused)
+
+
+Values = Iterator[tuple[str, float, str]]
+
+
+def _all(subject: Subject) -> Values:
+    policy = subject.policy()
+    backend = backend_of(policy)
+    groups = sample(backend, subject)
+    yield from _layouts(subject, backend, groups)
+    yield from _head(policy, groups)
+    yield from _sampler("float32", backend, groups)
+    yield from _on_policy(subject, policy, groups)
+    yield from _determinism(subject, backend, groups)
+    del backend
+    yield from _in_bfloat16(subject, policy)
+    del policy
+    _release(subject)
+    yield "resume: weights", _resume(subject, groups), ""
+
+
+def _release(subject: Subject) -> None:
+    """Make room for the next copy of a model: modules refer to each other in circles."""
+    if not subject.is_built_in:
+        gc.collect()
+
+
+# -- the gradient of one optimizer step
+
+
+def gradient(backend: SingleBackend, rows: Sequence[TrainSample], plan: PackPlan) -> dict[str, Tensor]:
+    """The gradient of all rows as one optimizer step, which the backend keeps no longer."""
+    (batch,) = pack(rows, plan, rollout=0)
+    backend.policy.train()
+    accumulate(batch, backend, LOSS)
+    found = backend.masters.gradients()
+    for master in backend.masters.masters:
+        master.grad = None
+    return found
+
+
+def _layouts(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
+    """Against padded rows in one forward pass: a row a pass, packed rows, rows that share their prompt."""
+    policy = backend.policy
+    policy.use_stream("padded")
+    rows = rows_of(groups, backend, plan_of(policy), old=False, reference=False)
+    whole = gradient(backend, rows, plan_of(policy))
+    yield "micro-batches: gradient", far(gradient(backend, rows, plan_of(policy, max_tokens=1)), whole), ""
+    streams: tuple[tuple[str, StreamKind], ...] = (("packing", "packed"), ("prompt sharing", "prefix"))
+    for name, stream in streams:
+        policy.use_stream(stream)
+        unused = "" if subject.is_used(stream) else "this model is trained on rows of its own (F105)"
+        yield f"{name}: gradient", far(gradient(backend, rows, plan_of(policy)), whole), unused
+
+
+def _head(policy: Policy, groups: Sequence[ScoredGroup]) -> Values:
+    """The head over blocks of tokens and of the vocabulary, against the model's own logits."""
+    policy.use_stream("padded")
+    rows = [
+        Row(token_ids=s.token_ids, is_trained=s.is_trained, prompt_length=s.prompt_length, prompt_key=s.group)
+        for s in to_samples(groups)
+    ]
+    vocabulary: int = policy.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+    cells = _BLOCK_TOKENS * -(-vocabulary // _VOCABULARY_BLOCKS)
+    plain, own = by_plain_logits(policy.model, rows), policy.head
+    policy.head = replace(own, block=(_BLOCK_TOKENS, cells))
+    chunked = by_policy(policy, rows)
+    policy.head = own
+    yield "head in blocks: logprobs", relative(chunked[0], plain[0]), ""
+    yield "head in blocks: gradient", relative(chunked[1], plain[1]), ""
+
+
+# -- what was sampled
+
+
+@torch.no_grad()
+def _logprobs(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Tensor:
+    """The learner's logprobs of the sampled tokens, on padded rows."""
+    backend.policy.use_stream("padded")
+    plan = plan_of(backend.policy)
+    found = annotate(to_samples(groups), [True] * NUM_ROWS, backend, "old", plan, LocalComm())
+    return torch.cat([values for values in found if values is not None])
+
+
+def _sampler(dtype: str, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
+    sampled = torch.tensor([x for s in to_samples(groups) for x in s.sampler_logprobs])
+    gap = (sampled - _logprobs(backend, groups)).abs()
+    yield f"sampler, {dtype}: largest difference", float(gap.max()), ""
+    yield f"sampler, {dtype}: mean difference", float(gap.mean()), ""
+
+
+def _in_bfloat16(subject: Subject, policy: Policy) -> Values:
+    """The sampler's rows with engine and learner in bfloat16, which `policy` is cast to."""
+    if not has_bfloat16(subject.device):
+        for which in ("largest", "mean"):
+            yield f"sampler, bfloat16: {which} difference", math.nan, "this GPU has no bfloat16"
+        return
+    policy.use_stream(subject.stream)
+    backend = backend_of(policy, dtype=torch.bfloat16)
+    groups = sample(backend, subject)
+    yield from _sampler("bfloat16", backend, groups)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16; a CPU does, if slowly."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _on_policy(subject: Subject, policy: Policy, groups: Sequence[ScoredGroup]) -> Values:
+    """Before an update: the importance ratio, and the KL to a reference that is the same model."""
+    policy.use_stream(subject.stream)
+    reference = subject.policy().requires_grad_(False).eval()
+    backend = backend_of(policy, reference=reference)
+    rows = rows_of(groups, backend, plan_of(policy), old=True, reference=True)
+    (batch,) = pack(rows, plan_of(policy), rollout=0)
+    ratio = kl = 0.0
+    for micro in batch.micro_batches:
+        logprob_N = policy(micro).logprob_N.detach()
+        assert micro.old_logprob_N is not None and micro.ref_logprob_N is not None
+        ratio = max(ratio, float((torch.exp(logprob_N - micro.old_logprob_N) - 1.0).abs().max()))
+        kl = max(kl, float(k3(logprob_N, micro.ref_logprob_N).abs().max()))
+    yield "on-policy: ratio - 1", ratio, ""
+    yield "unchanged reference: KL", kl, ""
+
+
+def _determinism(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
+    """The same rollout by a new engine, and the same step again."""
+    backend.policy.use_stream(subject.stream)
+    again = sample(backend, subject)
+    pairs = zip(to_samples(groups), to_samples(again), strict=True)
+    differing = sum(a != b for x, y in pairs for a, b in zip(x.token_ids, y.token_ids, strict=True))
+    yield "determinism: tokens that differ", float(differing), ""
+    plan = plan_of(backend.policy)
+    rows = rows_of(groups, backend, plan, old=False, reference=False)
+    first = gradient(backend, rows, plan)
+    yield "determinism: gradient", far(gradient(backend, rows, plan), first), ""
+
+
+# -- resume
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """The learner's part of a run, with every state that a checkpoint of it holds."""
+
+    backend: SingleBackend
+    progress: Progress
+    buffer: RolloutBuffer
+    registry: Registry
+
+    def go_on(self, until: int) -> None:
+        """Take optimizer steps until so many are taken, of the four that the rollout gives."""
+        self.backend.policy.train()
+        for batch in pack(self.buffer.rows, self.plan, rollout=0)[self.buffer.done : until]:
+            update(batch, self.backend, LOSS, _LEARNING_RATE, LocalComm())
+            self.buffer.done += 1
+            self.progress.step += 1
+
+    @property
+    def plan(self) -> PackPlan:
+        return plan_of(self.backend.policy, steps=2, passes=2)
+
+    def weights(self) -> dict[str, Tensor]:
+        masters = self.backend.masters
+        return {n: m.detach().clone() for n, m in zip(masters.names, masters.masters, strict=True)}
+
+
+def _run(policy: Policy) -> _Run:
+    backend, progress, buffer = backend_of(policy), Progress(), RolloutBuffer()
+    registry = Registry()
+    for component in (progress, buffer, OptimizerState(backend), RandomState(LocalComm())):
+        registry.register(component)
+    return _Run(backend=backend, progress=progress, buffer=buffer, registry=registry)
+
+
+def _resume(subject: Subject, groups: Sequence[ScoredGroup]) -> float:
+    """Two steps, a checkpoint, two more; against the two more of a new run that starts from it.
+
+    The difference is a share of what the last two steps changed.
+    """
+    run = _run(subject.policy())
+    run.buffer.fill(rows_of(groups, run.backend, run.plan, old=True, reference=False), {}, {})
+    run.go_on(2)
+    with tempfile.TemporaryDirectory(prefix="covey-selftest-") as work:
+        checkpoint = _save(run, subject, Path(work))
+        run.go_on(4)
+        expected = run.weights()
+        del run
+        _release(subject)
+        again = _run(subject.policy(checkpoint))
+        again.registry.load(read_states(checkpoint))
+    start = again.weights()
+    again.go_on(4)
+    found = again.weights()
+    for name, tensor in start.items():
+        found[name] -= tensor
+        expected[name] -= tensor
+    return far(found, expected)
+
+
+def _save(run: _Run, subject: Subject, directory: Path) -> Path:
+    policy = run.backend.policy
+    return write_checkpoint(
+        directory,
+        step=run.progress.step,
+        write_model=lambda target: save_policy(policy, subject.directory, target),
+        states=run.registry.states(),
+        meta={},
+    )

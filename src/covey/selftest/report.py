@@ -1,0 +1,101 @@
+"""The table of a self test, fit to be pasted into an issue: versions and numbers, no names and no secrets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from covey.models.layouts import StreamKind
+from covey.selftest.bounds import BOUNDS
+from covey.selftest.checks import Measured
+from covey.selftest.subject import Subject
+from covey.types import Finding, Fix
+
+_WIDTH = max(len(name) for name in BOUNDS)
+
+_LAYOUTS: Mapping[StreamKind, str] = {
+    "prefix": "streams of rows that share prompts",
+    "packed": "streams of packed rows",
+    "padded": "padded rows, as the model mixes packed ones (F105)",
+}
+
+# Everybody's home, and everything from a word on that looks like the name of a secret.
+_HOME = re.compile(r"(?:/(?:home|Users)/|[A-Za-z]:\\Users\\)[^/\\\s]+")
+_SECRET = re.compile(r"[^\s/\\]*(?:key|token|secret)[^\n]*", re.IGNORECASE)
+
+
+def redacted(text: str) -> str:
+    """Text without secrets and user names: a home is ~, and what follows a word like API_KEY is hidden.
+
+    `redacted("HF_TOKEN=hf_abc")` is "[redacted]".
+    """
+    text = _SECRET.sub("[redacted]", text)
+    home = str(Path.home())
+    text = _HOME.sub("~", text.replace(home, "~") if len(home) > 1 else text)
+    for name in {Path.home().name, os.environ.get("USER", ""), os.environ.get("USERNAME", "")} - {""}:
+        text = re.sub(rf"(?<=[/\\]){re.escape(name)}(?=[/\\\s]|$)", "~", text)
+    return text
+
+
+def header(tested: Subject, model: str) -> list[str]:
+    """Versions, device, system and model; `model` is what was typed."""
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    device, threads = tested.device, torch.get_num_threads()
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return [
+        f"covey {version('covey')}, python {platform.python_version()}, {libraries}",
+        f"device  {device.type}: {named}, {threads} thread{'s' if threads > 1 else ''}",
+        redacted(f"system  {platform.platform()}"),
+        f"model   {redacted(model)}: {tested.family}, {tested.parameters / 1e6:.2f} M parameters, float32",
+        f"layout  {_LAYOUTS[tested.stream]}, {tested.attention} attention",
+        "",
+        f"{'check':<{_WIDTH}}  measured     bound",
+    ]
+
+
+def _processor() -> str:
+    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def line(row: Measured) -> str:
+    """One check."""
+    verdict = f"not used: {row.unused}" if row.unused else "FAIL" if row.failed else "pass"
+    return f"{row.name:<{_WIDTH}}  {_number(row.value):>8}  {_number(row.limit):>8}  {verdict}"
+
+
+def _number(value: float) -> str:
+    """Whole numbers stand as they are, so that exactly zero and what rounds to it never look alike."""
+    return f"{value:.0f}" if value.is_integer() else f"{value:.1e}"
+
+
+def verdict(rows: Sequence[Measured]) -> str:
+    """One line on all of it."""
+    failed = sum(row.failed for row in rows)
+    count = sum(not row.unused for row in rows)
+    return f"FAILED: {failed} of {count} checks" if failed else f"passed: {count} of {count} checks"
+
+
+def finding(rows: Sequence[Measured], device: torch.device) -> Finding:
+    """What failed, in four parts."""
+    failed = [row for row in rows if row.failed]
+    seen = "; ".join(f"{r.name} is {_number(r.value)}, at most {_number(r.limit)} is right" for r in failed)
+    first = BOUNDS[failed[0].name]
+    elsewhere = "cpu" if device.type == "cuda" else "auto"
+    return Finding(
+        code="F120",
+        seen=seen,
+        why=f"{first.reason} Training on this machine would not be what the configuration says, and no curve "
+        "would show it.",
+        cause=f"A fault of covey, of a library or of the hardware in {first.part}.",
+        fixes=(
+            Fix(text="paste the table into an issue"),
+            Fix(text="install the versions of constraints.txt, and run it again"),
+            Fix(text=f"`covey selftest --device {elsewhere}` says whether the device matters"),
+        ),
+    )

@@ -1,0 +1,289 @@
+"""What is tested: a small random model or one of a directory, and completions that it samples."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from covey.algorithm.losses import LossConfig
+from covey.algorithm.needs import Needs
+from covey.batching.credit import CreditConfig
+from covey.batching.pack import PackPlan
+from covey.comm import LocalComm
+from covey.data.model_files import model_problem
+from covey.errors import ConfigError
+from covey.learner.backends.single import SingleBackend
+from covey.learner.learn import learn
+from covey.learner.optimizer import OptimizerConfig
+from covey.models.adapter_shapes import read_shapes
+from covey.models.layouts import AttentionKind, StreamKind
+from covey.models.load import choose_stream, load_policy
+from covey.models.policy import Policy
+from covey.plan.problem import problem
+from covey.rollout.generate import GenerateEngine
+from covey.rollout.native.engine import NativeEngine
+from covey.training.facts.memory import free_memory
+from covey.types import (
+    Draw,
+    Finish,
+    Fix,
+    GenerationRequest,
+    Group,
+    NoiseKey,
+    Prompt,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    Segment,
+    Source,
+    TrainSample,
+    Trajectory,
+)
+
+LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.2)
+TEMPERATURE = 0.8
+
+# Tokens of the prompts of each rollout: the engine keeps short and long prompts in different ways. Tokens of
+# the siblings: ragged, and one that its prompt alone predicts.
+_PROMPTS = ((5, 12), (23, 70))
+_COMPLETIONS = (16, 5, 9, 1)
+NUM_ROWS = sum(len(lengths) for lengths in _PROMPTS) * len(_COMPLETIONS)
+
+# Bytes a parameter. Disk: a checkpoint's weights and two moments. Memory: the same and the gradient, and the
+# weights that the resumed run is compared with, before and after, are 24; with activations, copies on the way
+# and freed memory that is kept, 40 were measured (a model of 58 M parameters, on a CPU).
+_MEMORY_BYTES, _DISK_BYTES = 40, 12
+_PASS_TOKENS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The model of a directory on a device, and how its rows are laid out in training.
+
+    `family` is its `model_type`; it has `parameters` of them.
+    """
+
+    device: torch.device
+    directory: Path
+    is_built_in: bool
+    family: str
+    parameters: int
+    attention: AttentionKind
+    stream: StreamKind
+
+    def policy(self, directory: Path | None = None) -> Policy:
+        """A new copy of the model in float32, or of the one that a checkpoint of it holds."""
+        policy = _load(directory or self.directory, self.device)
+        policy.attention = self.attention
+        policy.use_stream(self.stream)
+        return policy
+
+    def is_used(self, stream: StreamKind) -> bool:
+        """Whether training may lay this model's rows out so; the built-in one passes every layout."""
+        order: tuple[StreamKind, ...] = ("padded", "packed", "prefix")
+        return self.is_built_in or order.index(stream) <= order.index(self.stream)
+
+
+def subject(device: torch.device, directory: Path, *, is_built_in: bool) -> Subject:
+    """The model with the layout that a run would train it on."""
+    policy = _load(directory, device)
+    choose_stream(policy, "auto")
+    config: Any = policy.model.config
+    return Subject(
+        device=device,
+        directory=directory,
+        is_built_in=is_built_in,
+        family=config.model_type,
+        parameters=sum(p.numel() for p in policy.parameters()),
+        attention=policy.attention,
+        # What a fault does to the built-in model is a failure, and not a property of the model.
+        stream="prefix" if is_built_in else policy.stream,
+    )
+
+
+def _load(directory: Path, device: torch.device) -> Policy:
+    return load_policy(directory, device=device, disable_dropout=True, gradient_checkpointing=False)
+
+
+def write_random_model(directory: Path) -> None:
+    """Two layers of Qwen2 with weights large enough for attention to be far from uniform, and heads wide
+    enough for every kernel."""
+    config = Qwen2Config(
+        vocab_size=320,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model: Any = Qwen2ForCausalLM(config).float()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+    disable_progress_bar()
+    model.save_pretrained(directory)
+
+
+def refuse(directory: Path, device: torch.device) -> None:
+    """ConfigError where the directory holds no model, or one that is too large for this machine."""
+    fault = model_problem(directory)
+    if fault is not None:
+        raise ConfigError(
+            [
+                problem(
+                    "E301",
+                    "model",
+                    str(fault),
+                    "A misspelt path, or the directory of something else.",
+                    Fix(text="the directory of a whole model: --model DIR"),
+                    Fix(text="no --model: the built-in one"),
+                )
+            ]
+        )
+    parameters = sum(math.prod(shape) for shape in read_shapes(directory).tensors.values())
+    free = free_memory(cuda=device.type == "cuda")
+    disk = shutil.disk_usage(tempfile.gettempdir()).free
+    for code, needed, have, where in (
+        ("E211", _MEMORY_BYTES * parameters, free, f"the memory of the {device.type}"),
+        ("E407", _DISK_BYTES * parameters, disk, "the directory for temporary files"),
+    ):
+        if have is not None and needed > have:
+            raise ConfigError([_too_large(code, parameters, needed, have, where)])
+
+
+def _too_large(code: str, parameters: int, needed: int, have: int, where: str) -> Any:
+    return problem(
+        code,
+        "model",
+        f"A model of {parameters / 1e9:.2f} B parameters takes {needed / 2**30:.1f} GiB for a self test in "
+        f"float32, and {where} has {have / 2**30:.1f} GiB free.",
+        "It is trained twice in float32, from a checkpoint too, and its weights are kept to compare them.",
+        Fix(text="a smaller model of the same family: --model DIR"),
+        Fix(text="no --model: the built-in model has the same code paths"),
+    )
+
+
+def sample(backend: SingleBackend, subject: Subject) -> list[ScoredGroup]:
+    """Completions of random prompts by the engine that a run would sample with, in two rollouts."""
+    with backend.rollout_view() as view:
+        return [group for number in range(len(_PROMPTS)) for group in _rollout(view, subject, number)]
+
+
+def _rollout(view: Policy, subject: Subject, number: int) -> list[ScoredGroup]:
+    engine = GenerateEngine(view) if subject.stream == "padded" else NativeEngine(view)
+    prompts = [_prompt(view, number, i, length) for i, length in enumerate(_PROMPTS[number])]
+    requests = [{engine.submit(r): r for r in _requests(prompt)} for prompt in prompts]
+    made = {c.request_id: c for c in engine.results()}
+    return [
+        _scored(p, [_trajectory(r, made[i].token_ids, made[i].logprobs) for i, r in siblings.items()])
+        for p, siblings in zip(prompts, requests, strict=True)
+    ]
+
+
+def _prompt(view: Policy, rollout: int, number: int, length: int) -> Prompt:
+    config: Any = view.model.config
+    vocab = min(config.vocab_size, 1 << 15)
+    generator = torch.Generator().manual_seed(length)
+    return Prompt(
+        id=number,
+        messages=None,
+        text="",
+        token_ids=tuple(torch.randint(vocab, (length,), generator=generator).tolist()),
+        columns={},
+        draw=Draw(epoch=0, rollout=rollout),
+    )
+
+
+def _requests(prompt: Prompt) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            prompt_token_ids=prompt.token_ids,
+            sampling=SamplingParams(temperature=TEMPERATURE, max_new_tokens=length, stop_token_ids=()),
+            noise_key=NoiseKey(
+                seed=1,
+                split="train",
+                rollout=prompt.draw.rollout,
+                attempt=0,
+                prompt_id=prompt.id,
+                sibling=sibling,
+            ),
+        )
+        for sibling, length in enumerate(_COMPLETIONS)
+    ]
+
+
+def _trajectory(
+    request: GenerationRequest, token_ids: tuple[int, ...], logprobs: tuple[float, ...]
+) -> Trajectory:
+    prompt = Segment(token_ids=request.prompt_token_ids, source=Source.PROMPT, trained=False)
+    own = Segment(
+        token_ids=token_ids,
+        source=Source.MODEL,
+        trained=True,
+        logprobs=logprobs,
+        versions=(0,) * len(token_ids),
+    )
+    return Trajectory(
+        segments=(prompt, own),
+        sampling=request.sampling,
+        noise_key=request.noise_key,
+        finish=Finish.LENGTH,
+        text="",
+    )
+
+
+def _scored(prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
+    """Rewards that no two siblings share, so that every row has a gradient."""
+    scores = [Score(total=sum(t.completion_ids) % 7 + 0.1 * i, parts=()) for i, t in enumerate(trajectories)]
+    group = Group(prompt=prompt, trajectories=tuple(trajectories), planned=len(trajectories))
+    return ScoredGroup(group=group, scores=tuple(scores))
+
+
+def backend_of(
+    policy: Policy, *, dtype: torch.dtype = torch.float32, reference: Policy | None = None
+) -> SingleBackend:
+    """The backend of one process, with AdamW as a run has it."""
+    config = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+    return SingleBackend(policy, config, compute_dtype=dtype, reference=reference)
+
+
+def plan_of(policy: Policy, *, steps: int = 1, passes: int = 1, max_tokens: int = _PASS_TOKENS) -> PackPlan:
+    """All rows in `steps` optimizer steps, `passes` times, on the layout that the policy has now."""
+    return PackPlan(
+        rank=0,
+        world=1,
+        completions_per_rank=NUM_ROWS // steps,
+        num_iterations=passes,
+        max_tokens=max_tokens,
+        max_completion_length=max(_COMPLETIONS),
+        stream=policy.stream,
+        device=policy.device,
+    )
+
+
+def rows_of(
+    groups: Sequence[ScoredGroup], backend: SingleBackend, plan: PackPlan, *, old: bool, reference: bool
+) -> list[TrainSample]:
+    """The completions as rows to train on, every one of them forwarded."""
+    return learn(
+        groups,
+        backend,
+        credit=CreditConfig(scale_rewards="group", mask_truncated_completions=False),
+        needs=Needs(old=old, reference=reference, may_skip_rows=False),
+        plan=plan,
+        comm=LocalComm(),
+    )
