@@ -22,7 +22,7 @@ REPOSITORY = ROOT.parent.parent
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
     ("types",),
-    ("errors", "codes"),
+    ("errors", "codes", "exits", "place"),
     ("comm", "config"),
     ("plan", "algorithm"),
     ("models", "data", "rewards", "quickstart"),
@@ -40,6 +40,8 @@ TORCH_FREE = (
     "types",
     "errors",
     "codes",
+    "exits",
+    "place",
     "config",
     "plan",
     "data",
@@ -47,6 +49,9 @@ TORCH_FREE = (
     "api",
     "cli",
     "training.facts",
+    "health.hang",
+    "health.stacks",
+    "health.watchdog",
 )
 FOREIGN = ("trl", "swift", "accelerate", "transformers.trainer", "transformers.Trainer")
 # Functions that may exceed 60 lines, with the reason; at most five.

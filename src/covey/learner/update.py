@@ -46,19 +46,27 @@ def update(
     gradient, as TRL does. Raises GuardStop (F101) before anything is applied where the gradient is not
     finite.
     """
+    place, num_micro = comm.place, len(batch.micro_batches)
+    comm.begin("update", num_micro=num_micro, num_tokens=batch.denominators.num_tokens)
     if batch.denominators.num_tokens == 0:
         return StepResult(stats=None, metrics={}, skipped="every row is masked or invalid")
 
     def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
-        return policy_loss(_inputs(stats, micro, batch), config)
+        output = policy_loss(_inputs(stats, micro, batch), config)
+        if comm.world > 1 and place.spot.micro == num_micro:
+            # The backward pass that follows reduces gradients over ranks. A GPU takes that on, and the host
+            # waits for it only when the step reads the norm.
+            place.wait("gradients")
+        return output
 
     sums = _Sums({})
-    final = len(batch.micro_batches) - 1
-    for i, micro in enumerate(batch.micro_batches):
-        stats, output = backend.backward(micro, loss, last=i == final)
+    for number, micro in enumerate(batch.micro_batches, start=1):
+        place.advance(number, num_micro)
+        stats, output = backend.backward(micro, loss, last=number == num_micro)
         sums.add(stats, micro, output)
     try:
         step = backend.step(learning_rate)
+        place.go_on()
     except NonFiniteGradient as error:
         raise GuardStop(_non_finite(str(error), sums)) from error
     return StepResult(stats=step, metrics=_reduce(sums, config, comm))

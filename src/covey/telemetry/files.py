@@ -224,7 +224,14 @@ def delete_run(output_dir: Path) -> None:
         "superseded",
         "evaluations",
     )
-    former = (*output_dir.glob("checkpoint-*"), *output_dir.glob("runs/events.out.tfevents.*"))
+    former = (
+        *(
+            path
+            for pattern in ("checkpoint-*", "hang-*", "status-rank-*.json")
+            for path in output_dir.glob(pattern)
+        ),
+        *output_dir.glob("runs/events.out.tfevents.*"),
+    )
     for path in (*(output_dir / name for name in names), *former):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -54,16 +55,54 @@ def keep_freed_memory(device: torch.device) -> None:
 
 
 @contextmanager
-def ranks(world: int) -> Iterator[Comm]:
-    """The process group of the run; metadata travels over gloo, gradients over NCCL where there are GPUs."""
+def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
+    """The process group of the run; metadata travels over gloo, gradients over NCCL where there are GPUs.
+
+    What NCCL's flight recorder has to say of a collective that timed out goes to `output_dir`.
+    """
     if world == 1:
         yield LocalComm()
         return
+    if torch.cuda.is_available() and output_dir is not None:
+        record_collectives(output_dir)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield GroupComm()
     finally:
         dist.destroy_process_group()
+
+
+# Each variable of torch 2.11 and later with its former name, which torch reads where this one is not set
+# (torch/csrc/distributed/c10d/FlightRecorder.hpp, FlightRecorder.cpp, ProcessGroupNCCL.hpp).
+_RECORDER = (
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+)
+
+
+def record_collectives(output_dir: Path) -> None:
+    """Have NCCL remember its last 2,000 collectives and write them to `output_dir` when one times out.
+
+    What the environment says already stays as it is.
+    """
+    values = ("2000", str(output_dir.absolute() / "nccl-rank-"), "1")
+    for (name, former), value in zip(_RECORDER, values, strict=True):
+        if former not in os.environ:
+            os.environ.setdefault(name, value)
+
+
+def gpu_memory() -> dict[str, float]:
+    """Gibibytes of this process's GPU by torch's own count, without a word to the driver; none where CUDA is
+    not in use."""
+    if not torch.cuda.is_initialized():
+        return {}
+    values = {
+        "allocated_gib": torch.cuda.memory_allocated(),
+        "reserved_gib": torch.cuda.memory_reserved(),
+        "peak_gib": torch.cuda.max_memory_allocated(),
+    }
+    return {name: round(value / 2**30, 3) for name, value in values.items()}
 
 
 @contextmanager
