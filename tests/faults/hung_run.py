@@ -1,4 +1,4 @@
-"""`python hung_run.py FAULT WORDS…`: `covey` with a fault planted in rank 1 and short time limits.
+"""`python hung_run.py FAULT WORDS…`: `covey` with a fault planted in rank 1 and a short time limit.
 
 The command starts its processes with this file in the place of the module covey: the fault is in them.
 """
@@ -15,15 +15,8 @@ from covey.cli import launch
 from covey.cli.main import main
 from covey.health.watchdog import Allowance
 
-LIMIT_S = 2.0
-STEP = 3
-
-
-class ShortLimits(dict[str, Allowance]):
-    """Every phase has the same few seconds."""
-
-    def get(self, phase: str, default: Any = None) -> Allowance:
-        return Allowance(first_s=LIMIT_S, floor_s=LIMIT_S)
+# The times of the third visit are the first that are learned from.
+STEP = 4
 
 
 def sleep_forever() -> None:
@@ -35,7 +28,7 @@ def plant(fault: str) -> None:
     from covey.learner.backends.ddp import DDPBackend
     from covey.training import loop, watch
 
-    watch.allowances = lambda timeout_s: ShortLimits()
+    watch.allowances = lambda timeout_s: {"update": Allowance(floor_s=2.0)}
     if os.environ["RANK"] != "1":
         return
     count = 0

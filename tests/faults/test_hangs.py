@@ -41,17 +41,17 @@ def test_a_rank_that_is_stuck_ends_the_run_and_is_named(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
     hang = tmp_path / "run" / "hang-0001"
     ranks = [json.loads((hang / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
-    assert [(r["phase"], r["step"]) for r in ranks] == [("update", 2)] * 2
+    assert [(r["phase"], r["step"]) for r in ranks] == [("update", 3)] * 2
     assert [r["collective"] for r in ranks] == ["gradients", ""]
     (event,) = findings(tmp_path / "run")
-    assert event["code"] == "F301" and event["step"] == 2
+    assert event["code"] == "F301" and event["step"] == 3
     stacks = (hang / "rank-1.txt").read_text()
     assert "in sleep_forever" in stacks and "time.sleep(10_000)" in stacks
     assert "sleep_forever" not in (hang / "rank-0.txt").read_text()
-    assert "Rank 1 is in update, micro-batch 1 of 1, after step 2, at hung_run.py" in str(event["seen"])
+    assert "Rank 1 is in update, micro-batch 1 of 1, after step 3, at hung_run.py" in str(event["seen"])
     assert "Rank 0 waits in gradients" in str(event["seen"])
     assert done.stderr.count("F301") == 1
-    assert "--resume_from_checkpoint" in done.stderr and "run/checkpoint-2" in done.stderr
+    assert "--resume_from_checkpoint" in done.stderr and "run/checkpoint-3" in done.stderr
     for rank in ranks:
         with pytest.raises(ProcessLookupError):
             os.kill(rank["pid"], 0)
@@ -64,9 +64,9 @@ def test_ranks_about_to_do_different_things_are_told_apart(tmp_path: Path) -> No
     assert done.returncode == 3, done.stderr
     (event,) = findings(tmp_path / "run")
     assert event["code"] == "F302"
-    assert "rank 0: update after step 2 with 1 micro-batches" in str(event["seen"])
-    assert "rank 1: update after step 2 with 2 micro-batches" in str(event["seen"])
+    assert "rank 0: update after step 3 with 1 micro-batches" in str(event["seen"])
+    assert "rank 1: update after step 3 with 2 micro-batches" in str(event["seen"])
     assert "F302" in done.stderr
     assert not list((tmp_path / "run").glob("hang-*"))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]

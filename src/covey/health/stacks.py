@@ -36,7 +36,7 @@ def write_stacks(path: Path, heading: str, main_thread: int) -> None:
 def top_frame(main_thread: int) -> str:
     """Where a thread stands: "judge.py:12 in ask", or "threading.py:331 in wait, from judge.py:12 in ask"
     where the standard library was called; "" where it has ended."""
-    words = []
+    words: list[str] = []
     for frame in _frames(main_thread):
         is_library = (
             frame.f_code.co_filename.startswith(_LIBRARY) and "-packages" not in frame.f_code.co_filename

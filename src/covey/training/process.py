@@ -8,7 +8,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -64,7 +64,7 @@ def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
         yield LocalComm()
         return
     if torch.cuda.is_available() and output_dir is not None:
-        record_collectives(output_dir)
+        record_collectives(output_dir, os.environ)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield GroupComm()
@@ -81,15 +81,15 @@ _RECORDER = (
 )
 
 
-def record_collectives(output_dir: Path) -> None:
+def record_collectives(output_dir: Path, environment: MutableMapping[str, str]) -> None:
     """Have NCCL remember its last 2,000 collectives and write them to `output_dir` when one times out.
 
-    What the environment says already stays as it is.
+    What `environment` says already stays as it is.
     """
     values = ("2000", str(output_dir.absolute() / "nccl-rank-"), "1")
     for (name, former), value in zip(_RECORDER, values, strict=True):
-        if former not in os.environ:
-            os.environ.setdefault(name, value)
+        if former not in environment:
+            environment.setdefault(name, value)
 
 
 def gpu_memory() -> dict[str, float]:
