@@ -65,7 +65,7 @@ class Watched:
     """What a watchdog is told of its process.
 
     `report` records and prints a finding; `leave(leads, all_leave)` ends the process; `memory` says what it
-    holds on its device.
+    holds on its device, and `collectives` gives what the device's library remembers of them, as JSON.
     """
 
     place: Place
@@ -76,6 +76,7 @@ class Watched:
     report: Callable[[Finding], None]
     leave: Callable[[bool, bool], None]
     memory: Callable[[], Mapping[str, float]] = dict
+    collectives: Callable[[], bytes] = bytes
     poll_s: float = 1.0
     patience_s: float = 15.0
     sleep: Callable[[float], None] = time.sleep
@@ -227,6 +228,9 @@ class Watchdog:
                 conclusion.write_text(json.dumps(asdict(finding), indent=2) + "\n", encoding="utf-8")
             else:
                 self._wait_for(conclusion.is_file)
+            # Last, for it asks a library that may be what is stuck.
+            if trace := self.watched.collectives():
+                (self._hang / f"nccl-rank-{status.rank}.json").write_bytes(trace)
         except OSError as error:
             os.write(2, f"covey: rank {status.rank} is stuck, {status.line()}, {error}\n".encode())
         finally:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
@@ -65,12 +66,17 @@ def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
         return
     if torch.cuda.is_available() and output_dir is not None:
         record_collectives(output_dir, os.environ)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_COLLECTIVE_LIMIT
+    )
     try:
         yield GroupComm()
     finally:
         dist.destroy_process_group()
 
+
+# Above the half hour of the watchdog, so that a hang is named before a collective fails for it.
+_COLLECTIVE_LIMIT = timedelta(minutes=60)
 
 # Each variable of torch 2.11 and later with its former name, which torch reads where this one is not set
 # (torch/csrc/distributed/c10d/FlightRecorder.hpp, FlightRecorder.cpp, ProcessGroupNCCL.hpp).
@@ -90,6 +96,18 @@ def record_collectives(output_dir: Path, environment: MutableMapping[str, str]) 
     for (name, former), value in zip(_RECORDER, values, strict=True):
         if former not in environment:
             environment.setdefault(name, value)
+
+
+def nccl_trace() -> bytes:
+    """The last collectives as NCCL's flight recorder has them, as JSON; nothing where NCCL is not in use."""
+    if not torch.cuda.is_initialized() or not dist.is_initialized():
+        return b""
+    try:
+        from torch._C._distributed_c10d import _dump_nccl_trace_json  # type: ignore[attr-defined]
+    except ImportError:
+        # A build of torch without NCCL.
+        return b""
+    return bytes(_dump_nccl_trace_json())
 
 
 def gpu_memory() -> dict[str, float]:

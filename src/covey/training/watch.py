@@ -12,7 +12,7 @@ from covey.health.watchdog import Watchdog, Watched, allowances, flush_output
 from covey.plan.words import coded, flags, sentence
 from covey.telemetry.files import RunFiles
 from covey.training.job import Job
-from covey.training.process import gpu_memory
+from covey.training.process import gpu_memory, nccl_trace
 from covey.types import Finding
 
 
@@ -41,6 +41,7 @@ def watched(job: Job, config: Config) -> Iterator[None]:
             report=report,
             leave=leave,
             memory=gpu_memory,
+            collectives=nccl_trace,
         )
     )
     watchdog.start()

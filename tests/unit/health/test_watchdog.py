@@ -183,7 +183,7 @@ def test_one_process_leaves_its_stacks_and_a_finding(tmp_path: Path, stood_still
         (tmp_path / f"checkpoint-{number}").mkdir()
         (tmp_path / f"checkpoint-{number}" / "manifest.json").write_text("{}")
     (tmp_path / "checkpoint-12").mkdir()
-    watch = Watch(tmp_path, memory=lambda: {"allocated_gib": 3.5})
+    watch = Watch(tmp_path, memory=lambda: {"allocated_gib": 3.5}, collectives=lambda: b"{}")
     watch.place.thread = stood_still
     watch.place.step = 12
     watch.visit("update", 1.0, 1.0, 1.0)
@@ -200,6 +200,7 @@ def test_one_process_leaves_its_stacks_and_a_finding(tmp_path: Path, stood_still
     assert [f.edits for f in finding.fixes][1] == {"resume_from_checkpoint": str(tmp_path / "checkpoint-10")}
     status = json.loads((tmp_path / "hang-0002" / "rank-0.json").read_text())
     assert (status["phase"], status["micro"], status["memory"]) == ("update", 2, {"allocated_gib": 3.5})
+    assert (tmp_path / "hang-0002" / "nccl-rank-0.json").read_bytes() == b"{}"
     text = (tmp_path / "hang-0002" / "rank-0.txt").read_text()
     assert "in stand_still" in text and "os.read(reader, 1)" in text
     assert "thread trainer (the one that trains)" in text and "allocated_gib 3.5" in text
