@@ -153,5 +153,6 @@ def check_plans(plans: Sequence[Sequence[int]]) -> None:
 
 def _plan_words(plan: Sequence[int]) -> str:
     phase, step, num_micro, num_tokens = plan
-    counts = f" with {num_micro} micro-batches and {num_tokens:,} trained tokens" if num_micro else ""
+    plural = "" if num_micro == 1 else "es"
+    counts = f" with {num_micro} micro-batch{plural} and {num_tokens:,} trained tokens" if num_micro else ""
     return f"{PHASES[phase]} after step {step}{counts}"
