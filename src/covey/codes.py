@@ -500,6 +500,24 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Two ways to compute the same thing give more than rounding apart on this machine. Training on it "
         "would not be what the configuration says, and no curve would show it.",
     ),
+    # -- hangs
+    (
+        "F301",
+        "No progress",
+        "The run would stand still until somebody looks, and hold its devices until then. The stacks of all "
+        "processes are written, and the run ends.",
+    ),
+    (
+        "F302",
+        "Ranks about to do different things",
+        "Each would wait for the others in a collective that never ends, or they would add up what does not "
+        "belong together.",
+    ),
+    (
+        "F303",
+        "No run to look at",
+        "Only a process that trains says where it is, and only to the user whose process it is.",
+    ),
 )
 
 CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
@@ -520,6 +538,7 @@ _SECTIONS = {
     "E4": "Output and resume",
     "W1": "Warnings",
     "F1": "Findings of a run",
+    "F3": "Hangs",
 }
 
 

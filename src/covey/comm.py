@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from covey.codes import CODES
+from covey.errors import GuardStop
+from covey.place import PHASES, Place, ranks_word
+from covey.types import Finding, Fix
+
 
 class Comm(Protocol):
-    """The ranks of a run. Every method is collective."""
+    """The ranks of a run, and where this one is. Every method is collective."""
 
     rank: int
     world: int
+    place: Place
+
+    def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None: ...
 
     def sum(self, values: Sequence[float]) -> list[float]: ...
 
@@ -30,6 +39,13 @@ class LocalComm:
 
     rank = 0
     world = 1
+
+    def __init__(self) -> None:
+        self.place = Place()
+
+    def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None:
+        """Enter a phase."""
+        self.place.enter(phase)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The values themselves."""
@@ -54,14 +70,37 @@ class GroupComm:
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
+        self.place = Place()
+
+    def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None:
+        """Enter a phase that has collectives once every rank is about to, with the same step and counts.
+
+        Raises GuardStop (F302) on every rank where they differ. Until all are there, the time counts as the
+        former phase's: what one rank alone does, such as saving, takes every rank as long.
+        """
+        plan = [PHASES.index(phase), self.place.step, num_micro, num_tokens]
+        own = torch.tensor(plan, dtype=torch.int64)
+        parts = [torch.empty_like(own) for _ in range(self.world)]
+        with self._in("begin"):
+            dist.all_gather(parts, own)
+        check_plans([p.tolist() for p in parts])
+        self.place.enter(phase)
+
+    @contextmanager
+    def _in(self, collective: str) -> Iterator[None]:
+        self.place.wait(collective)
+        yield
+        self.place.go_on()
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sums in float64; every rank gives the same number of values."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        with self._in("sum"):
+            return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
         """Element-wise maxima in float64; every rank gives the same number of values."""
-        return self._reduce(values, dist.ReduceOp.MAX)
+        with self._in("max"):
+            return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         tensor = torch.tensor(list(values), dtype=torch.float64)
@@ -70,17 +109,50 @@ class GroupComm:
 
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum of a CPU tensor over ranks."""
-        dist.all_reduce(tensor)
+        with self._in("sum_tensor"):
+            dist.all_reduce(tensor)
         return tensor
 
     def gather_json(self, value: Any) -> list[Any]:
         """Every rank's JSON value, in rank order."""
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([data.numel()]))
-        lengths = [int(s) for s in sizes]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: data.numel()] = data
-        parts = [torch.zeros_like(padded) for _ in range(self.world)]
-        dist.all_gather(parts, padded)
+        with self._in("gather_json"):
+            dist.all_gather(sizes, torch.tensor([data.numel()]))
+            lengths = [int(s) for s in sizes]
+            padded = torch.zeros(max(lengths), dtype=torch.uint8)
+            padded[: data.numel()] = data
+            parts = [torch.zeros_like(padded) for _ in range(self.world)]
+            dist.all_gather(parts, padded)
         return [json.loads(p[:n].numpy().tobytes().decode()) for p, n in zip(parts, lengths, strict=True)]
+
+
+def check_plans(plans: Sequence[Sequence[int]]) -> None:
+    """Raise GuardStop (F302) where ranks are about to do different things.
+
+    A plan is the number of a phase in PHASES, the optimizer steps taken, micro-batches and trained tokens of
+    the step; one a rank.
+    """
+    if all(plan == plans[0] for plan in plans):
+        return
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank, plan in enumerate(plans):
+        alike.setdefault(tuple(plan), []).append(rank)
+    raise GuardStop(
+        Finding(
+            code="F302",
+            seen="; ".join(f"{ranks_word(ranks)}: {_plan_words(plan)}" for plan, ranks in alike.items()),
+            why=CODES["F302"].why,
+            cause="A file, a package or an environment variable that is not the same for every process, or "
+            "a fault of covey.",
+            fixes=(Fix(text="compare data, model and package versions of the machines, then resume"),),
+            step=plans[0][1],
+        )
+    )
+
+
+def _plan_words(plan: Sequence[int]) -> str:
+    phase, step, num_micro, num_tokens = plan
+    plural = "" if num_micro == 1 else "es"
+    counts = f" with {num_micro} micro-batch{plural} and {num_tokens:,} trained tokens" if num_micro else ""
+    return f"{PHASES[phase]} after step {step}{counts}"

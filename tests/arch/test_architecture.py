@@ -22,7 +22,7 @@ REPOSITORY = ROOT.parent.parent
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
     ("types", "chinese"),
-    ("errors", "codes"),
+    ("errors", "codes", "exits", "place"),
     ("comm", "config"),
     ("plan", "algorithm"),
     ("models", "data", "rewards", "quickstart"),
@@ -42,6 +42,8 @@ TORCH_FREE = (
     "chinese",
     "errors",
     "codes",
+    "exits",
+    "place",
     "config",
     "plan",
     "data",
@@ -49,6 +51,9 @@ TORCH_FREE = (
     "api",
     "cli",
     "training.facts",
+    "health.hang",
+    "health.stacks",
+    "health.watchdog",
 )
 FOREIGN = ("trl", "swift", "accelerate", "transformers.trainer", "transformers.Trainer")
 # Functions that may exceed 60 lines, with the reason; at most five.

@@ -33,7 +33,7 @@ PAGES = tuple(sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"
 DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
 # These speak of the options of other tools.
 ON_OTHERS = ("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md")
-VERB_FLAGS = {"help", "version", "json", "merge", "base", "rlhf_type", "lang", "device"}
+VERB_FLAGS = {"help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live"}
 OTHER_COMMANDS = ("make", "pip", "git", "hf", "source", "torchrun", "swift", "trl", "accelerate", "python")
 LANGUAGES = {"python", "bash", "console", "text", "yaml", "json"}
 

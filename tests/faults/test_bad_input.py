@@ -162,7 +162,8 @@ def test_overwriting_deletes_the_former_run_alone(finished: Path, tmp_path: Path
     """Old records and checkpoints go, a file of the user stays, and the new config.yaml deletes nothing."""
     subprocess.run(["cp", "-r", str(finished), str(tmp_path / "run")], check=True)
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    for name in ("runs/events.out.tfevents.1", "runs/another/config.yaml", "evaluations/a/eval.json"):
+    left = ("hang-0001/rank-0.txt", "status-rank-3.json", "nccl-rank-3", "live/ask")
+    for name in ("runs/events.out.tfevents.1", "runs/another/config.yaml", "evaluations/a/eval.json", *left):
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).write_text("old")
     words = (*BASE, "--output_dir", "run", "--max_steps", "1", "--overwrite_output_dir")
@@ -173,6 +174,7 @@ def test_overwriting_deletes_the_former_run_alone(finished: Path, tmp_path: Path
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
     assert (tmp_path / "run" / "runs" / "another" / "config.yaml").read_text() == "old"
     assert not (tmp_path / "run" / "evaluations").exists()
+    assert [name for name in left if (tmp_path / "run" / name).exists()] == []
     assert not list((tmp_path / "run" / "runs").glob("events.*"))
     assert "--overwrite_output_dir" in refused("run/config.yaml", cwd=tmp_path)
 

@@ -1,26 +1,12 @@
-"""One voice and one exit code from several processes.
-
-torchrun ends with 1 whatever its processes end with, and prints a long report when one of them fails. So the
-process of rank 0 leaves its exit code in a file that the launching process reads, and endings that every
-rank agrees on (a configuration at fault, a guard) look like success to torchrun.
-"""
+"""One voice and one exit code from several processes; what each of them leaves behind is in covey.exits."""
 
 from __future__ import annotations
 
 import os
-import time
 
-EXIT_FILE = "COVEY_EXIT_FILE"
-"""The environment variable with the file that rank 0 writes its exit code to."""
+from covey.exits import EXIT_FILE, first_has_ended, is_first, leave
 
-_AGREED = (0, 2, 3)
-_PATIENCE_S = 10.0
-_POLL_S = 0.05
-
-
-def is_first() -> bool:
-    """Return whether this is the only process or the one of rank 0."""
-    return os.environ.get("RANK", "0") == "0"
+__all__ = ["EXIT_FILE", "exit_code", "is_first", "leave", "speaks"]
 
 
 def speaks() -> bool:
@@ -28,20 +14,7 @@ def speaks() -> bool:
     itself."""
     if is_first():
         return True
-    return EXIT_FILE in os.environ and not _first_has_ended()
-
-
-def leave(code: int) -> int:
-    """Return what this process exits with, once its own code is left for the process that launched it."""
-    path = os.environ.get(EXIT_FILE)
-    if path is None:
-        return code
-    if is_first():
-        with open(path + ".part", "w", encoding="ascii") as file:
-            file.write(str(code))
-        os.replace(path + ".part", path)
-        return 0 if code in _AGREED else code
-    return 0 if code in _AGREED and (code == 0 or _first_has_ended()) else code
+    return EXIT_FILE in os.environ and not first_has_ended()
 
 
 def exit_code(path: str, returncode: int, received: set[int]) -> int:
@@ -60,13 +33,3 @@ def exit_code(path: str, returncode: int, received: set[int]) -> int:
     if left in (130, 143) and not received:
         return 1
     return 1 if left == 0 and returncode != 0 else left
-
-
-def _first_has_ended() -> bool:
-    path = os.environ[EXIT_FILE]
-    until = time.monotonic() + _PATIENCE_S
-    while not os.path.exists(path):
-        if time.monotonic() > until:
-            return False
-        time.sleep(_POLL_S)
-    return True

@@ -30,6 +30,7 @@ def learn(
     The forward passes that annotate are the ones that train: the same rows in the same order, so that before
     an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0.
     """
+    comm.place.enter("annotate")
     samples = to_samples(groups)
     credits = row_credits(groups, samples, credit)
     forward = [needs_forward(c, may_skip_rows=needs.may_skip_rows) for c in credits]
@@ -63,6 +64,7 @@ def annotate(
     parts = flat.split(counts)
     for step in step_slices(len(samples), plan):
         for numbers in micro_batches(samples, forward, step, plan, plan.rank):
+            comm.place.advance()
             rows = [_bare(samples[i]) for i in numbers]
             logprob_N = backend.annotate(build_micro(rows, plan), which).cpu()
             for i, values in zip(numbers, logprob_N.split([counts[i] for i in numbers]), strict=True):

@@ -47,41 +47,47 @@ def update(
     config: LossConfig,
     learning_rate: float,
     comm: Comm,
-    *,
-    number: int | None = None,
 ) -> StepResult:
-    """Take one optimizer step; `number` is its place in the run, for what is said of it.
+    """Take one optimizer step.
 
     A step whose every row is out of the loss is skipped. One without signal calls the optimizer with a zero
     gradient, as TRL does. Raises GuardStop (F101) before anything is applied where the gradient is not
     finite.
     """
+    comm.begin("update", num_micro=len(batch.micro_batches), num_tokens=batch.denominators.num_tokens)
     if batch.denominators.num_tokens == 0:
         return StepResult(stats=None, metrics={}, skipped="every row is masked or invalid")
-    sums = accumulate(batch, backend, config)
+    sums = accumulate(batch, backend, config, comm)
     try:
         step = backend.step(learning_rate)
+        comm.place.go_on()
     except NonFiniteGradient as error:
-        raise GuardStop(_non_finite(str(error), sums, number)) from error
+        raise GuardStop(_non_finite(str(error), sums, comm.place.step + 1)) from error
     metrics = _reduce(sums, config, comm)
     silent, gap = _evidence(sums, comm)
     return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap)
 
 
-def accumulate(batch: Batch, backend: Backend, config: LossConfig) -> _Sums:
+def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -> _Sums:
     """Forward and backward of every micro-batch: the backend then holds the gradient of the step."""
+    place, num_micro = comm.place, len(batch.micro_batches)
 
     def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
-        return policy_loss(_inputs(stats, micro, batch), config)
+        output = policy_loss(_inputs(stats, micro, batch), config)
+        if comm.world > 1 and place.spot.micro == num_micro:
+            # The backward pass that follows reduces gradients over ranks. A GPU takes that on, and the host
+            # waits for it only when the step reads the norm.
+            place.wait("gradients")
+        return output
 
     sums = _Sums({})
-    final = len(batch.micro_batches) - 1
     before = backend.gradient_sample()
-    for i, micro in enumerate(batch.micro_batches):
-        stats, output = backend.backward(micro, loss, last=i == final)
+    for number, micro in enumerate(batch.micro_batches, start=1):
+        place.advance(number, num_micro)
+        stats, output = backend.backward(micro, loss, last=number == num_micro)
         sums.add(stats, micro, output)
         after = backend.gradient_sample()
-        if batch.has_signal[i]:
+        if batch.has_signal[number - 1]:
             sums.silent.append((after == before).all())
         before = after
     return sums
@@ -124,7 +130,7 @@ def _evidence(sums: _Sums, comm: Comm) -> tuple[int, float | None]:
     return int(total), largest if largest >= 0.0 else None
 
 
-def _non_finite(seen: str, sums: _Sums, step: int | None) -> Finding:
+def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:
     broken = [n for n, v in sums.values.items() if not torch.isfinite(v)]
     return Finding(
         code="F101",

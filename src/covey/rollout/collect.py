@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from covey.comm import Comm
 from covey.data.text import TextCodec
+from covey.place import Place
 from covey.rewards.protocol import Scored
 from covey.rollout.engine import Engine
 from covey.rollout.records import groups_of, to_record
@@ -83,12 +84,16 @@ def collect(
     started = time.perf_counter()
     waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
     made: dict[int, Trajectory] = {}
-    for numbers in _finished(mine, engine, plan, made, codec):
+    for numbers in _finished(mine, engine, plan, made, codec, comm.place):
         rows = [Scored(prompt=mine[i].prompt, trajectory=made[i]) for i in numbers]
         waiting.append((numbers, score(rows)))
     trajectories = [made[i] for i in range(len(mine))]
     sampled = time.perf_counter()
-    found = {i: s for numbers, wait in waiting for i, s in zip(numbers, wait(), strict=True)}
+    comm.place.enter("reward" if plan.split == "train" else "evaluate")
+    found: dict[int, Score] = {}
+    for numbers, wait in waiting:
+        found.update(zip(numbers, wait(), strict=True))
+        comm.place.advance()
     scores = [found[i] for i in range(len(mine))]
     scored = time.perf_counter()
     return Collected(
@@ -117,6 +122,7 @@ def _finished(
     plan: CollectPlan,
     made: dict[int, Trajectory],
     codec: TextCodec,
+    place: Place,
 ) -> Iterator[list[int]]:
     """Draw every slot's completion into `made`; gives the numbers of the slots of groups that have ended,
     several groups at a time, in slot order."""
@@ -138,6 +144,7 @@ def _finished(
     ended: list[int] = []
     tokens = 0
     for completion in engine.results():
+        place.advance()
         tokens += len(completion.token_ids)
         number = number_of[completion.request_id]
         group = slots[number].group

@@ -90,7 +90,7 @@ def gradient(backend: SingleBackend, rows: Sequence[TrainSample], plan: PackPlan
     """The gradient of all rows as one optimizer step, which the backend keeps no longer."""
     (batch,) = pack(rows, plan, rollout=0)
     backend.policy.train()
-    accumulate(batch, backend, LOSS)
+    accumulate(batch, backend, LOSS, LocalComm())
     found = backend.masters.gradients()
     for master in backend.masters.masters:
         master.grad = None

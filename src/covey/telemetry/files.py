@@ -214,18 +214,12 @@ def delete_run(output_dir: Path) -> None:
     So do copies in trackers, each of which is a run of its own there, but for TensorBoard's, which would be
     drawn over the new curves.
     """
-    names = (
-        "config.yaml",
-        "plan.json",
-        "metrics.jsonl",
-        "events.jsonl",
-        "reward.png",
-        "rollouts",
-        "superseded",
-        "evaluations",
+    patterns = (
+        *("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "reward.png"),
+        *("rollouts", "superseded", "evaluations", "checkpoint-*", "runs/events.out.tfevents.*"),
+        *("hang-*", "status-rank-*.json", "nccl-rank-*", "live"),
     )
-    former = (*output_dir.glob("checkpoint-*"), *output_dir.glob("runs/events.out.tfevents.*"))
-    for path in (*(output_dir / name for name in names), *former):
+    for path in [path for pattern in patterns for path in output_dir.glob(pattern)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

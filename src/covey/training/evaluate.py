@@ -55,6 +55,7 @@ class Evaluator:
 
     def run(self) -> Evaluation:
         """Evaluate the current weights. Collective."""
+        self.comm.begin("evaluate")
         started = time.perf_counter()
         groups = {s.name: self._collect(s) for s in self.sets}
         metrics: dict[str, Metric] = {}

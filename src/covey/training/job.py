@@ -94,6 +94,7 @@ class Job:
 
     def begin(self) -> None:
         """Evaluate before the first step where that is asked for."""
+        self.comm.place.step = self.progress.step
         if self.evaluator is None or not self.eval_times.on_start or self.progress.step:
             return
         metrics = self._evaluate()
@@ -131,6 +132,8 @@ class Job:
         self.progress.step += 1
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
+        self.comm.place.step = self.progress.step
+        self.comm.place.enter("publish")
         self.engine.publish(self.backend.named_weights(), self.progress.step)
         self._agree_to_end()
         seconds = time.perf_counter() - self._clock

@@ -27,8 +27,7 @@ def run(job: Job) -> None:
             job.take_in(collected, rows)
         for batch in job.remaining_batches():
             rate = job.schedule.at(job.progress.step)
-            number = job.progress.step + 1
-            result = update(batch, job.backend, job.loss, rate, job.comm, number=number)
+            result = update(batch, job.backend, job.loss, rate, job.comm)
             job.finish_step(batch, result)
             if job.is_done():
                 break

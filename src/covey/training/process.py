@@ -8,8 +8,10 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -54,16 +56,71 @@ def keep_freed_memory(device: torch.device) -> None:
 
 
 @contextmanager
-def ranks(world: int) -> Iterator[Comm]:
-    """The process group of the run; metadata travels over gloo, gradients over NCCL where there are GPUs."""
+def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
+    """The process group of the run; metadata travels over gloo, gradients over NCCL where there are GPUs.
+
+    What NCCL's flight recorder has to say of a collective that timed out goes to `output_dir`.
+    """
     if world == 1:
         yield LocalComm()
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    if torch.cuda.is_available() and output_dir is not None:
+        record_collectives(output_dir, os.environ)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_COLLECTIVE_LIMIT
+    )
     try:
         yield GroupComm()
     finally:
         dist.destroy_process_group()
+
+
+# Above the half hour of the watchdog, so that a hang is named before a collective fails for it.
+_COLLECTIVE_LIMIT = timedelta(minutes=60)
+
+# Each variable of torch 2.11 and later with its former name, which torch reads where this one is not set
+# (torch/csrc/distributed/c10d/FlightRecorder.hpp, FlightRecorder.cpp, ProcessGroupNCCL.hpp).
+_RECORDER = (
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+)
+
+
+def record_collectives(output_dir: Path, environment: MutableMapping[str, str]) -> None:
+    """Have NCCL remember its last 2,000 collectives and write them to `output_dir` when one times out.
+
+    What `environment` says already stays as it is.
+    """
+    values = ("2000", str(output_dir.absolute() / "nccl-rank-"), "1")
+    for (name, former), value in zip(_RECORDER, values, strict=True):
+        if former not in environment:
+            environment.setdefault(name, value)
+
+
+def nccl_trace() -> bytes:
+    """The last collectives as NCCL's flight recorder has them, as JSON; nothing where NCCL is not in use."""
+    if not torch.cuda.is_initialized() or not dist.is_initialized():
+        return b""
+    try:
+        from torch._C._distributed_c10d import _dump_nccl_trace_json  # type: ignore[attr-defined]
+    except ImportError:
+        # A build of torch without NCCL.
+        return b""
+    return bytes(_dump_nccl_trace_json())
+
+
+def gpu_memory() -> dict[str, float]:
+    """Gibibytes of this process's GPU by torch's own count, without a word to the driver; none where CUDA is
+    not in use."""
+    if not torch.cuda.is_initialized():
+        return {}
+    values = {
+        "allocated_gib": torch.cuda.memory_allocated(),
+        "reserved_gib": torch.cuda.memory_reserved(),
+        "peak_gib": torch.cuda.max_memory_allocated(),
+    }
+    return {name: round(value / 2**30, 3) for name, value in values.items()}
 
 
 @contextmanager

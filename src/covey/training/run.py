@@ -54,6 +54,7 @@ from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring
 from covey.training.source import LiveSource, ReplaySource, Source, StreamDrawing, TableDrawing, upcoming
 from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
+from covey.training.watch import watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
             found = stack.enter_context(survey(resolved.config, world))
         problems = refuse_faults(resolved, found.facts)
         fetch_model(resolved.config)
-        comm = stack.enter_context(ranks(world))
+        comm = stack.enter_context(ranks(world, Path(resolved.config.output_dir)))
         job = build_job(resolved, found, comm)
         stack.callback(job.backend.close)
         recorder = job.recorder
@@ -92,7 +93,8 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
         exit_code = 1
         try:
             stack.enter_context(handlers(job.signals))
-            run(job)
+            with watched(job, resolved.config):
+                run(job)
             exit_code = SIGNAL_CODES.get(signal.Signals(job.signals.number), 1) if job.signals.number else 0
         except GuardStop as stop:
             exit_code = 3
@@ -169,6 +171,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
             registry=registry,
             best=best,
             recorder=recorder,
+            place=comm.place,
             saved_step=-1 if resume is None else progress.step,
         ),
         recorder=recorder,

@@ -9,6 +9,7 @@ from pathlib import Path
 from covey.checkpoint.registry import Registry
 from covey.checkpoint.retain import retain
 from covey.checkpoint.write import write_checkpoint
+from covey.place import Place
 from covey.training.evaluate import Best
 from covey.training.recorder import Recorder
 
@@ -35,6 +36,7 @@ class Saver:
     registry: Registry
     best: Best
     recorder: Recorder
+    place: Place
     saved_step: int = -1
 
     def path(self, step: int) -> Path:
@@ -51,6 +53,7 @@ class Saver:
         """Write `checkpoint-<step>` once, verify it, and let older ones go. Collective."""
         if self.saved_step == step:
             return
+        self.place.enter("save")
         states = None if self.plan.model_only else self.registry.states()
         self.saved_step = step
         if self.recorder.files is None:

@@ -76,6 +76,7 @@ class LiveSource:
 
     def next(self, rollout: int) -> Collected:
         """Sample and score rollout number `rollout`."""
+        self.comm.begin("rollout")
         prompts = self.drawing.draw(rollout)
         view: AbstractContextManager[object] = self.backend.rollout_view()
         with view:

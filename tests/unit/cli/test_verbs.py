@@ -148,7 +148,7 @@ def test_what_a_rank_leaves(
         path.write_text(first_left)
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv(ranks.EXIT_FILE, str(path))
-    monkeypatch.setattr(ranks, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr("covey.exits._PATIENCE_S", 0.0)
     assert ranks.leave(code) == exits
     assert (path.read_text() if path.exists() else None) == written
 
@@ -158,7 +158,7 @@ def test_a_rank_speaks_up_where_the_first_one_does_not_end(
 ) -> None:
     path = tmp_path / "exit"
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(ranks, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr("covey.exits._PATIENCE_S", 0.0)
     assert not ranks.speaks()
     monkeypatch.setenv(ranks.EXIT_FILE, str(path))
     assert ranks.speaks()

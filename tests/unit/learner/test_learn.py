@@ -32,6 +32,7 @@ class SumOfRanks(LocalComm):
     """A rank whose sums over ranks are looked up: annotations of all ranks are added by the test."""
 
     def __init__(self, rank, shares):
+        super().__init__()
         self.rank = rank
         self._shares = shares
 

@@ -1,0 +1,78 @@
+"""Where a process is in its run: its main thread says so in passing, a thread that watches it reads it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+PHASES = ("start", "rollout", "reward", "annotate", "update", "publish", "evaluate", "save")
+"""What a main thread does, in the order of a run."""
+
+EXCLUDED = 2
+"""Visits of a phase that say nothing of the later ones: kernels are compiled, caches are filled."""
+
+
+def ranks_word(ranks: Sequence[int]) -> str:
+    """`ranks_word([0, 2])` is "ranks 0, 2"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+class Spot(NamedTuple):
+    """A moment of the main thread; times are seconds of the place's clock.
+
+    `progress` is when it last got on within its phase, `collective` what it waits for other ranks in ("":
+    nothing).
+    """
+
+    phase: str
+    entered: float
+    progress: float
+    micro: int = 0
+    num_micro: int = 0
+    collective: str = ""
+
+
+class Place:
+    """The spot of the main thread, and how long its phases take.
+
+    Each method replaces the spot as a whole, so a reader needs no lock and never sees half of it.
+    """
+
+    __slots__ = ("clock", "num_collectives", "spans", "spot", "step", "thread")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        now = clock()
+        self.clock = clock
+        self.step = 0
+        """Optimizer steps taken."""
+        self.num_collectives = 0
+        """Collectives entered so far."""
+        self.spans: dict[str, tuple[int, float]] = {}
+        """Of each phase: visits that ended, and the seconds of the slowest but for the first EXCLUDED."""
+        self.thread = threading.get_ident()
+        self.spot = Spot("start", now, now)
+
+    def enter(self, phase: str) -> None:
+        """Leave the present phase for one of PHASES; the same phase again is another visit."""
+        now = self.clock()
+        last = self.spot
+        visits, slowest = self.spans.get(last.phase, (0, 0.0))
+        took = now - last.entered if visits >= EXCLUDED else 0.0
+        self.spans[last.phase] = (visits + 1, max(slowest, took))
+        self.spot = Spot(phase, now, now)
+
+    def advance(self, micro: int = 0, num_micro: int = 0) -> None:
+        """Get on within the phase: a completion has ended, or micro-batch `micro` of `num_micro` begins."""
+        last = self.spot
+        self.spot = Spot(last.phase, last.entered, self.clock(), micro, num_micro)
+
+    def wait(self, collective: str) -> None:
+        """Enter a collective: from here on it is the others that are waited for."""
+        self.num_collectives += 1
+        self.spot = self.spot._replace(collective=collective)
+
+    def go_on(self) -> None:
+        """Leave the collective, which is progress too."""
+        self.spot = self.spot._replace(collective="", progress=self.clock())

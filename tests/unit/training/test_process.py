@@ -1,0 +1,50 @@
+"""What a process tells NCCL's flight recorder, and what a finding looks like on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from covey.training.process import record_collectives
+from covey.training.watch import text_of
+from covey.types import Finding, Fix
+
+NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+FORMER = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+
+
+def test_the_flight_recorder_is_on(tmp_path: Path) -> None:
+    environment: dict[str, str] = {}
+    record_collectives(tmp_path, environment)
+    assert environment == dict(zip(NAMES, ("2000", str(tmp_path / "nccl-rank-"), "1"), strict=True))
+
+
+@pytest.mark.parametrize("name", [*NAMES, *FORMER])
+def test_what_the_environment_says_stays(tmp_path: Path, name: str) -> None:
+    environment = {name: "mine"}
+    record_collectives(tmp_path, environment)
+    assert environment[name] == "mine"
+    assert len(environment) == 3
+
+
+def test_torch_reads_these_names() -> None:
+    """In the headers and the library that torch comes with."""
+    import torch
+
+    root = Path(torch.__file__).parent
+    headers = root / "include" / "torch" / "csrc" / "distributed" / "c10d"
+    text = (headers / "FlightRecorder.hpp").read_text() + (headers / "ProcessGroupNCCL.hpp").read_text()
+    assert '{"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}' in text
+    assert '"TORCH_NCCL_DUMP_ON_TIMEOUT"' in text
+
+
+def test_a_finding_has_four_parts_and_a_line_to_copy() -> None:
+    found = Finding(
+        code="F301",
+        seen="a",
+        why="b.",
+        cause="c",
+        fixes=(Fix(text="d", edits={"max_steps": 3}), Fix(text="e")),
+    )
+    assert text_of(found) == ["F301      a. b. c.", f"{'':10}d.", f"{'':10}--max_steps 3", f"{'':10}e."]
