@@ -115,8 +115,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "E119",
         "Library with a known fault",
-        "This version of the library has a published vulnerability in something that a run does with it, such "
-        "as reading files that others wrote.",
+        "This version of the library has a published vulnerability in something that a run does with it, "
+        "such as reading files that others wrote.",
     ),
     # -- batch
     (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from covey.config.foreign import PLAN_WORDS
 from covey.config.names import normalise
@@ -17,6 +17,8 @@ from covey.config.values import FALSE_WORDS, TRUE_WORDS
 from covey.plan.layout import ENGINE_SHARE, OFFLOADS, STAGES, Engine, Layout, Offload
 from covey.plan.problem import problem
 from covey.types import Fix, Problem
+
+T = TypeVar("T")
 
 DEEPSPEED: Mapping[str, tuple[int, Offload]] = {
     "zero0": (0, "none"),
@@ -40,6 +42,7 @@ TAKEN = (
 )
 """Words of TRL and ms-swift that say how a run lies on its GPUs."""
 
+_STAGES = tuple(map(str, STAGES))
 _UNITS = {"gib": 1 << 30, "gb": 10**9, "mib": 1 << 20, "mb": 10**6}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gib|gb|mib|mb)", re.IGNORECASE)
 _FLAG = re.compile(r"-+[A-Za-z_]")
@@ -81,7 +84,8 @@ def _split(argv: Sequence[str], names: Any) -> tuple[dict[str, str], list[str]]:
                 given[current] = value
                 continue
         is_value = current and not given[current]
-        if is_value and (current not in _SWITCHES or word.lower() in TRUE_WORDS | FALSE_WORDS):
+        # A file after a switch is the run's, as everywhere.
+        if is_value and not (current in _SWITCHES and word.lower().endswith((".yaml", ".yml"))):
             given[current] = word
         else:
             rest.append(word)
@@ -123,10 +127,20 @@ class _Reader:
     def _states(self) -> tuple[int, Offload]:
         stage, offload = DEEPSPEED[self.choice("deepspeed", tuple(DEEPSPEED))]
         if "plan_zero_stage" in self.given:
-            stage = int(self.choice("plan_zero_stage", tuple(map(str, STAGES))))
+            stage = self._same("plan_zero_stage", stage, int(self.choice("plan_zero_stage", _STAGES)))
         if "plan_offload" in self.given:
-            offload = next(o for o in OFFLOADS if o == self.choice("plan_offload", OFFLOADS))
+            word = self.choice("plan_offload", OFFLOADS)
+            offload = self._same("plan_offload", offload, next(o for o in OFFLOADS if o == word))
         return stage, offload
+
+    def _same(self, name: str, of_deepspeed: T, own: T) -> T:
+        """Our own word; where one of DeepSpeed says something else, that is a problem."""
+        if "deepspeed" in self.given and own != of_deepspeed:
+            seen = f"{name} is {own}, and deepspeed {self.given['deepspeed']} says {of_deepspeed}."
+            cause = "A command put together from two sources."
+            fix = Fix(text="keep the one of DeepSpeed", edits={name: of_deepspeed})
+            self.problems.append(problem("E106", name, seen, cause, fix))
+        return own
 
     def _engine(self) -> Engine:
         """vLLM where a word speaks of it, colocated unless vllm_mode says otherwise."""
