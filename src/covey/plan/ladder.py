@@ -57,7 +57,8 @@ _LEAST_SHARE, _MOST_SHARE, _SHARE_STEP = 0.2, 0.9, 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of one thing, `kind`: what is typed, and what of configuration and layout it makes.
+    """A change of one thing, `kind`: what is typed, and what it makes of the configuration's options and of
+    the layout's fields.
 
     `cost` is its place in the order above; below 0 it gives speed.
     """
@@ -65,7 +66,7 @@ class Change:
     kind: str
     typed: Edits
     options: Edits
-    layout: Layout | None
+    layout: Edits
     cost: float
 
 
@@ -163,17 +164,11 @@ def _smallest(config: Config, facts: Facts, changes: list[Change], tried: list[R
 
 
 def _both(first: Change, second: Change) -> Change:
-    """Two changes of different kinds; states and engine are both of the layout."""
-    layout = first.layout or second.layout
-    if first.layout is not None and second.layout is not None:
-        states, engine = (first, second) if first.kind == "states" else (second, first)
-        assert states.layout is not None and engine.layout is not None
-        layout = replace(engine.layout, zero_stage=states.layout.zero_stage, offload=states.layout.offload)
     return Change(
         kind=f"{first.kind}+{second.kind}",
         typed=first.typed | second.typed,
         options=first.options | second.options,
-        layout=layout,
+        layout=first.layout | second.layout,
         cost=first.cost + second.cost,
     )
 
@@ -189,8 +184,9 @@ def _shown(tried: list[tuple[Change, Rung]]) -> tuple[Rung, ...]:
 
 
 def _rung(config: Config, facts: Facts, change: Change) -> Rung:
-    changed = replace(facts, layout=change.layout or facts.layout)
-    plan = memory_plan(config.model_copy(update=change.options), changed)
+    if facts.layout is not None:
+        facts = replace(facts, layout=replace(facts.layout, **change.layout))
+    plan = memory_plan(config.model_copy(update=change.options), facts)
     return _of(plan, change.typed, change.cost)
 
 
@@ -201,7 +197,7 @@ def _of(plan: MemoryPlan, typed: Edits, cost: float) -> Rung:
 
 def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Iterator[Change]:
     def option(kind: str, typed: Edits, cost: float, options: Edits | None = None) -> Change:
-        return Change(kind=kind, typed=typed, options=options or typed, layout=None, cost=cost)
+        return Change(kind=kind, typed=typed, options=options or typed, layout={}, cost=cost)
 
     if config.torch_dtype == "float32" and facts.cuda:
         yield option("dtype", {"torch_dtype": "bfloat16"}, 0.1)
@@ -234,27 +230,31 @@ def _of_states(layout: Layout) -> Iterator[Change]:
         if offload != layout.offload:
             edits["plan_offload"] = offload
         if edits and (layout.num_gpus > 1 or offload != "none" or cost < 0):
-            changed = replace(layout, zero_stage=stage, offload=offload)
-            yield Change(kind="states", typed=edits, options={}, layout=changed, cost=cost)
+            fields = {"zero_stage": stage, "offload": offload}
+            yield Change(kind="states", typed=edits, options={}, layout=fields, cost=cost)
 
 
 def _of_engine(layout: Layout) -> Iterator[Change]:
     if layout.engine != "colocate":
         return
-    steps = range(1, 9)
-    for sign in (1, -1):
-        for number in steps:
-            share = round(layout.engine_share - sign * number * _SHARE_STEP, 2)
-            if _LEAST_SHARE <= share <= _MOST_SHARE:
-                edits = {"vllm_gpu_memory_utilization": share}
-                changed = replace(layout, engine_share=share)
-                cost = sign * _OF_SHARE * number
-                yield Change(kind="engine", typed=edits, options={}, layout=changed, cost=cost)
+    for number in range(-8, 9):
+        share = round(layout.engine_share - number * _SHARE_STEP, 2)
+        if number and _LEAST_SHARE <= share <= _MOST_SHARE:
+            yield Change(
+                kind="engine",
+                typed={"vllm_gpu_memory_utilization": share},
+                options={},
+                layout={"engine_share": share},
+                cost=_OF_SHARE * number,
+            )
     sleeps = not layout.engine_sleeps
-    cost = _OF_SLEEP if sleeps else -_OF_SLEEP
-    edits_to_sleep = {"vllm_enable_sleep_mode": sleeps}
-    changed = replace(layout, engine_sleeps=sleeps)
-    yield Change(kind="sleep", typed=edits_to_sleep, options={}, layout=changed, cost=cost)
+    yield Change(
+        kind="sleep",
+        typed={"vllm_enable_sleep_mode": sleeps},
+        options={},
+        layout={"engine_sleeps": sleeps},
+        cost=_OF_SLEEP if sleeps else -_OF_SLEEP,
+    )
 
 
 def _typed_as(kind: Recompute) -> str:
