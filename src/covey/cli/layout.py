@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from covey.config.foreign import PLAN_WORDS
 from covey.config.names import normalise
@@ -17,8 +17,6 @@ from covey.config.values import FALSE_WORDS, TRUE_WORDS
 from covey.plan.layout import ENGINE_SHARE, OFFLOADS, STAGES, Engine, Layout, Offload
 from covey.plan.problem import problem
 from covey.types import Fix, Problem
-
-T = TypeVar("T")
 
 DEEPSPEED: Mapping[str, tuple[int, Offload]] = {
     "zero0": (0, "none"),
@@ -119,28 +117,25 @@ class _Reader:
             "engine": self._engine(),
             "engine_share": self._share(),
             "engine_parallel": self.number("vllm_tensor_parallel_size", 1),
-            "engine_sleeps": self.switch("vllm_enable_sleep_mode") or self.number("sleep_level", 0) > 0,
+            "engine_sleeps": self._sleeps(),
             "asynchronous": self.switch("async_generate"),
         }
         return None if self.problems else Layout(**found)
 
     def _states(self) -> tuple[int, Offload]:
+        """Our own words over DeepSpeed's, so that what a plan offers can be typed behind any command."""
         stage, offload = DEEPSPEED[self.choice("deepspeed", tuple(DEEPSPEED))]
         if "plan_zero_stage" in self.given:
-            stage = self._same("plan_zero_stage", stage, int(self.choice("plan_zero_stage", _STAGES)))
+            stage = int(self.choice("plan_zero_stage", _STAGES))
         if "plan_offload" in self.given:
             word = self.choice("plan_offload", OFFLOADS)
-            offload = self._same("plan_offload", offload, next(o for o in OFFLOADS if o == word))
+            offload = next(o for o in OFFLOADS if o == word)
         return stage, offload
 
-    def _same(self, name: str, of_deepspeed: T, own: T) -> T:
-        """Our own word; where one of DeepSpeed says something else, that is a problem."""
-        if "deepspeed" in self.given and own != of_deepspeed:
-            seen = f"{name} is {own}, and deepspeed {self.given['deepspeed']} says {of_deepspeed}."
-            cause = "A command put together from two sources."
-            fix = Fix(text="keep the one of DeepSpeed", edits={name: of_deepspeed})
-            self.problems.append(problem("E106", name, seen, cause, fix))
-        return own
+    def _sleeps(self) -> bool:
+        if "vllm_enable_sleep_mode" in self.given:
+            return self.switch("vllm_enable_sleep_mode")
+        return self.number("sleep_level", 0) > 0
 
     def _engine(self) -> Engine:
         """vLLM where a word speaks of it, colocated unless vllm_mode says otherwise."""

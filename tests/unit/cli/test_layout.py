@@ -54,6 +54,9 @@ def model(tmp_path: Path) -> Path:
         (["--deepspeed", "zero3_offload"], {"zero_stage": 3, "offload": "params"}),
         (["--deepspeed", "zero2_offload"], {"zero_stage": 2, "offload": "optimizer"}),
         (["--deepspeed", "zero3"], {"zero_stage": 3}),
+        (["--deepspeed", "zero2", "--plan_zero_stage", "3"], {"zero_stage": 3}),
+        (["--deepspeed", "zero3_offload", "--plan_offload", "none"], {"zero_stage": 3}),
+        (["--plan_zero_stage", "1", "--plan_zero_stage", "2"], {"zero_stage": 2}),
         (["--use_vllm", "true"], {"engine": "colocate"}),
         (["--use_vllm", "--vllm_mode", "server"], {"engine": "server"}),
         (["--use_vllm", "false", "--vllm_mode", "colocate"], {}),
@@ -63,6 +66,7 @@ def model(tmp_path: Path) -> Path:
         ),
         (["--vllm_mode", "colocate", "--sleep_level", "1"], {"engine": "colocate", "engine_sleeps": True}),
         (["--use_vllm", "--vllm_enable_sleep_mode"], {"engine": "colocate", "engine_sleeps": True}),
+        (["--use_vllm", "--sleep_level", "2", "--vllm_enable_sleep_mode", "false"], {"engine": "colocate"}),
         (["--async_generate", "true"], {"asynchronous": True}),
     ],
 )
@@ -109,7 +113,6 @@ def test_the_ladder_takes_no_word_of_the_run() -> None:
         (["--plan_gpus", "none", "--plan_gpu_memory", "80GB"], "E103", "plan_gpus"),
         (["--plan_gpus", "0", "--plan_gpu_memory", "80GB"], "E103", "plan_gpus"),
         (["--plan_gpus", "8", "--plan_gpu_memory", "80"], "E103", "plan_gpu_memory"),
-        ([*GPUS, "--deepspeed", "zero2", "--plan_zero_stage", "3"], "E106", "plan_zero_stage"),
     ],
 )
 def test_words_that_are_no_layout(words: list[str], code: str, option: str) -> None:
@@ -156,6 +159,17 @@ def test_what_does_not_fit_is_shown_and_refused(capsys: pytest.CaptureFixture[st
     assert "the smallest change that fits: --plan_zero_stage 3 --plan_offload optimizer" in done.out
     assert codes_in(done.err) == ["E211"]
     assert "--plan_zero_stage 3 --plan_offload optimizer" in done.err
+
+
+def test_what_is_offered_can_be_typed(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """Behind the words that were typed already, those of DeepSpeed among them."""
+    words = ["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", "zero2"]
+    assert main(words) == 2
+    lines = [line.split() for line in capsys.readouterr().err.splitlines()]
+    offered = [line[1:] for line in lines if line[:1] in (["type"], ["or"]) and line[1].startswith("--")]
+    assert offered
+    for edits in offered:
+        assert main([*words, *edits]) == 0
 
 
 def test_a_missing_tokenizer_is_said(capsys: pytest.CaptureFixture[str], model: Path) -> None:
