@@ -64,7 +64,7 @@ def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:
     lines = [_USAGE[verb]]
     if verb == "plan":
         lines += [f"  --{name}\n{wrapped(words, '      ')}" for name, words in PLAN_WORDS.items()]
-        lines.append(f"  {wrapped(_OTHERS, '  ').lstrip()}\n")
+        lines.append("\n" + wrapped(_OTHERS, "      ") + "\n")
     if values:
         lines += [f"  {flags({name: value})}" for name, value in values.items()] + [""]
     for group, heading in GROUPS.items():
