@@ -19,7 +19,8 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of a package: the oldest and the newest version that ran, where and when."""
+    """What is known of a package: the newest version that ran, where and when, and the oldest that is let pass:
+    of covey's dependencies that which its own package asks for."""
 
     oldest: str
     newest: str
@@ -39,7 +40,7 @@ class Bad:
     date: str
 
 
-_SUITE = "covey's tests on a CPU, and the oldest versions that its package allows"
+_SUITE = "covey's tests on a CPU"
 TRIED: Mapping[str, Known] = {
     "torch": Known(oldest="2.11", newest="2.13.0", source=_SUITE, date="2026-11"),
     "transformers": Known(oldest="5.17", newest="5.23.0", source=_SUITE, date="2026-11"),
@@ -119,7 +120,8 @@ def _of_package(package: str, version: str) -> list[Problem]:
             return [problem("E119", package, seen, "An environment made before the mended version.", install)]
     if number >= parsed(tried.oldest):
         return []
-    seen = f"{package} is {version}; the oldest that ran is {tried.oldest} ({tried.date}: {tried.source})."
+    seen = f"{package} is {version}, older than {tried.oldest}; what ran is {tried.newest} ({tried.source}, "
+    seen += f"{tried.date})."
     return [warning("W115", package, seen, "An environment made for another program.", install)]
 
 

@@ -1,6 +1,7 @@
 """Versions of libraries that are refused, warned of, or let pass."""
 
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,12 @@ def test_the_tables_agree() -> None:
         assert parsed(bad.first) < parsed(bad.fixed) <= parsed(TRIED[bad.package].oldest)
     for tried in TRIED.values():
         assert parsed(tried.oldest) <= parsed(tried.newest)
+
+
+def test_dependencies_are_let_pass_from_the_version_that_the_package_asks_for() -> None:
+    asked = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    for package in ("torch", "transformers", "peft"):
+        assert f'"{package}>={TRIED[package].oldest}"' in asked
 
 
 @pytest.mark.parametrize(
