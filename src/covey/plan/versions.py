@@ -19,8 +19,10 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of a package: the newest version that ran, where and when, and the oldest that is let pass:
-    of covey's dependencies that which its own package asks for."""
+    """What is known of a package: the newest version that ran, where and when.
+
+    `oldest` is the first that is let pass: of covey's dependencies that which its own package asks for.
+    """
 
     oldest: str
     newest: str
