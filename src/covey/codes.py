@@ -116,6 +116,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Kernel that does not fit",
         "Other kernels would run in its place, slower and without a word, or the first step would fail.",
     ),
+    (
+        "E119",
+        "Library with a known fault",
+        "This version of the library has a published vulnerability in something that a run does with it, "
+        "such as reading files that others wrote.",
+    ),
     # -- batch
     (
         "E201",
@@ -174,6 +180,35 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Memory too small for the run",
         "A run that does not fit is ended by the system or the driver in the middle of a step, with no word "
         "of covey's.",
+    ),
+    (
+        "E212",
+        "Word of covey plan",
+        "`covey train` runs on the machine it is started on, in one process or with DDP, each process with "
+        "the whole model. Another machine, ZeRO and offloading can be planned and not run.",
+    ),
+    (
+        "E213",
+        "Offload that the ZeRO stage has not",
+        "DeepSpeed takes from the GPU what it has cut into parts: the optimizer from stage 1 on, weights in "
+        "stage 3 alone. In a lower stage the setting is refused or does nothing.",
+    ),
+    (
+        "E214",
+        "Engine that does not divide the GPUs",
+        "Colocated vLLM runs in the training processes, so its engines have to take up all of them, each "
+        "with whole attention heads.",
+    ),
+    (
+        "E215",
+        "Share of the engine too small",
+        "vLLM puts its weights and then its cache into its share of the GPU; where the weights leave no room "
+        "it does not start.",
+    ),
+    (
+        "E216",
+        "Asynchronous engine on the training GPUs",
+        "Sampling beside training needs GPUs of its own; colocated, the two take turns.",
     ),
     # -- model, data, rewards
     (
@@ -360,6 +395,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Memory nearly full",
         "The forecast is an estimate, and other programs take memory too: a run this close to the limit may "
         "be ended in the middle of a step.",
+    ),
+    (
+        "W115",
+        "Library that nobody tried",
+        "The tests have not run with so old a version of the library; names and defaults change between "
+        "versions.",
     ),
     # -- findings of a run
     (

@@ -27,13 +27,14 @@ from typing import Any
 import pytest
 
 from covey.cli.verbs import VERBS
+from covey.config.foreign import PLAN_WORDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = tuple(sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
 # These speak of the options of other tools.
-ON_OTHERS = ("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md")
-VERB_FLAGS = {"help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live"}
+ON_OTHERS = ("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md", "docs/plan.md")
+VERB_FLAGS = {"help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live", *PLAN_WORDS}
 OTHER_COMMANDS = ("make", "pip", "git", "hf", "source", "torchrun", "swift", "trl", "accelerate", "python")
 LANGUAGES = {"python", "bash", "console", "text", "yaml", "json"}
 

@@ -60,7 +60,9 @@ class Run:
         self.got.append(resolved)
         return Outcome(self.ends())
 
-    def _survey(self, config: Any, num_processes: int, *, offline: bool = False) -> Survey:
+    def _survey(
+        self, config: Any, num_processes: int, *, offline: bool = False, layout: Any = None
+    ) -> Survey:
         self.order.append("facts offline" if offline else "facts")
         self.gathered.append(num_processes)
         return Survey(replace(self.facts, num_processes=num_processes), self.order)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.cli.layout import TAKEN
+from covey.config.foreign import PLAN_WORDS
 from covey.config.names import ALIASES
 from covey.config.schema import GROUPS, OPTIONS, REQUIRED, default_of, doc_of, group_of, rule_of
 from covey.config.values import kind_of
@@ -30,6 +32,10 @@ usage: covey plan [CONFIG.yaml] --option value ... [--json]
 
 The options of `covey train`, or after --rlhf_type grpo those of `covey rlhf`. Nothing is written, no weights
 are read, and hubs are not asked: models and data are those on this machine. --json prints one object.
+
+A machine that is not here, by these words; a model's config.json and tokenizer are enough for it. It is a
+forecast: `covey train` has one process or DDP.
+
 """,
     "eval": """\
 usage: covey eval MODEL_OR_CHECKPOINT --val_dataset FILE ... [--option value ...]
@@ -45,6 +51,8 @@ The options of `covey train`, over these values:
 """,
 }
 
+_OTHERS = "With --plan_gpus also, as in TRL and ms-swift: " + " ".join(f"--{name}" for name in TAKEN)
+
 
 def asks_for_help(argv: Sequence[str]) -> bool:
     """Return whether --help or -h is among the words."""
@@ -54,6 +62,9 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:
     """Return the help of a verb; `values` are those that it puts in the place of defaults."""
     lines = [_USAGE[verb]]
+    if verb == "plan":
+        lines += [f"  --{name}\n{wrapped(words, '      ')}" for name, words in PLAN_WORDS.items()]
+        lines.append("\n" + wrapped(_OTHERS, "      ") + "\n")
     if values:
         lines += [f"  {flags({name: value})}" for name, value in values.items()] + [""]
     for group, heading in GROUPS.items():

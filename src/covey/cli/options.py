@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from covey.cli.launch import OUTPUT_DIR
+from covey.cli.layout import Planned
 from covey.config import Resolved, Typed, parse, resolve
 from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.config.quickstart import quickstart_typed
+from covey.plan.problem import problem
+from covey.types import Fix, Problem
 
 _BASES: Mapping[str, Callable[[dict[str, Typed]], dict[str, Typed]]] = {
     "train": dict,
@@ -19,8 +22,11 @@ _BASES: Mapping[str, Callable[[dict[str, Typed]], dict[str, Typed]]] = {
 """What a verb puts under the options that were typed."""
 
 
-def read(verb: str, argv: Sequence[str]) -> tuple[Resolved, int]:
-    """Return the configuration of a command and the number of training processes over all machines."""
+def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tuple[Resolved, int]:
+    """Return the configuration of a command and the number of training processes over all machines.
+
+    `planned` is a machine that takes the place of this one, with what is wrong with its words.
+    """
     parsed = parse(argv)
     if parsed.is_ms_swift and verb == "train":
         verb = "rlhf"
@@ -28,9 +34,15 @@ def read(verb: str, argv: Sequence[str]) -> tuple[Resolved, int]:
     asked = os.environ.get(_ASKED_PROCESSES, "")
     if "nproc_per_node" not in typed and asked.isdigit() and int(asked) > 1:
         typed["nproc_per_node"] = Typed(int(asked), f"environment {_ASKED_PROCESSES}")
+    problems = [*parsed.problems]
     num_processes = _num_processes(typed)
+    if planned is not None:
+        problems += planned.problems
+        if planned.layout is not None:
+            problems += _two_numbers(typed, planned.layout.num_gpus)
+            num_processes = planned.layout.num_gpus
     notes = [dialect_note(parsed.typed)] if verb == "rlhf" else []
-    resolved = resolve(typed, num_processes, [*parsed.problems, *notes])
+    resolved = resolve(typed, num_processes, [*problems, *notes])
     counted_up = os.environ.get(OUTPUT_DIR)
     if counted_up is not None and "output_dir" not in resolved.typed_names:
         config = resolved.config.model_copy(update={"output_dir": counted_up})
@@ -52,3 +64,13 @@ def _num_processes(typed: dict[str, Typed]) -> int:
     if world.isdigit() and int(world) >= 1:
         return int(world)
     return max(1, typed["nproc_per_node"].value) if "nproc_per_node" in typed else 1
+
+
+def _two_numbers(typed: dict[str, Typed], num_gpus: int) -> list[Problem]:
+    """Say where the number of processes is not that of the GPUs that are planned."""
+    given = typed.get("nproc_per_node")
+    if given is None or given.value == num_gpus:
+        return []
+    seen = f"plan_gpus is {num_gpus}, and nproc_per_node is {given.value} ({given.source})."
+    fix = Fix(text="one process for each GPU", edits={"nproc_per_node": num_gpus})
+    return [problem("E106", "nproc_per_node", seen, "A command for another machine.", fix)]

@@ -7,11 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from covey.cli.help import asks_for_help, help_text
+from covey.cli.layout import Planned, take_layout
 from covey.cli.options import read
+from covey.config.resolve import Resolved
+from covey.errors import ConfigError
 from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
+from covey.plan.facts import Facts
+from covey.plan.ladder import ladder
 from covey.plan.report import report_json, report_lines
 from covey.plan.words import note_lines
+from covey.types import Problem, Severity
 
 
 def plan(argv: Sequence[str]) -> int:
@@ -21,18 +27,42 @@ def plan(argv: Sequence[str]) -> int:
         return 0
     words = [word for word in argv if word != "--json"]
     verb = words.pop(0) if words[:1] in (["train"], ["rlhf"]) else "train"
-    resolved, num_processes = read(verb, words)
+    planned = take_layout(words)
+    resolved, num_processes = read(verb, planned.words, planned)
     from covey.training.facts import survey
 
-    with survey(resolved.config, num_processes, offline=True) as found:
-        said = refuse_faults(resolved, found.facts)
-        batch = batch_plan(resolved.config, num_processes, found.facts.num_prompts)
-        if "--json" in argv:
-            content = report_json(resolved.config, found.facts, batch, said)
-            sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
-            return 0
-        lines = report_lines(resolved.config, found.facts, batch)
+    with survey(resolved.config, num_processes, offline=True, layout=planned.layout) as found:
+        refusal = None
+        try:
+            said = refuse_faults(resolved, found.facts)
+        except ConfigError as error:
+            # What does not fit a machine that is planned is shown before it is refused.
+            if not _is_of_memory(error, planned):
+                raise
+            refusal, said = error, []
+        _print(resolved, found.facts, said, planned, as_json="--json" in argv)
+    if refusal is not None:
+        raise refusal
+    return 0
+
+
+def _print(
+    resolved: Resolved, facts: Facts, said: Sequence[Problem], planned: Planned, *, as_json: bool
+) -> None:
+    config = resolved.config
+    batch = batch_plan(config, facts.num_processes, facts.num_prompts)
+    rungs = ladder(config, facts, resolved.typed_names) if planned.ladder else None
+    if as_json:
+        content = report_json(config, facts, batch, said, rungs)
+        sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+        return
+    lines = report_lines(config, facts, batch, ladder=rungs)
     for problem in said:
         lines += note_lines(problem)
     sys.stdout.write("\n".join(lines) + "\n")
-    return 0
+
+
+def _is_of_memory(error: ConfigError, planned: Planned) -> bool:
+    """Whether the forecast alone is at fault, and a layout or a ladder was asked for."""
+    codes = {problem.code for problem in error.problems if problem.severity is Severity.ERROR}
+    return codes == {"E211"} and (planned.layout is not None or planned.ladder)

@@ -184,3 +184,13 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "dataloader_": _NO_LOADERS,
 }
 """Beginnings of names that come in families."""
+
+PLAN_WORDS: Mapping[str, str] = {
+    "plan_gpus": "GPUs of the machine that is planned; its other words say what they are and how a run lies "
+    "on them.",
+    "plan_gpu_memory": "Memory of each, with its unit: 96GiB, 80GB.",
+    "plan_zero_stage": "Stage of DeepSpeed's ZeRO, 0 to 3; 0, the default, is DDP.",
+    "plan_offload": "What lies in the machine's memory instead: none, optimizer, or params, which is both.",
+    "ladder": "Show the layouts one change away, with the memory of each and the least costly that fits.",
+}
+"""Words of `covey plan` alone, each with its help."""

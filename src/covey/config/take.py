@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.codes import CODES
-from covey.config.foreign import Moot
+from covey.config.foreign import PLAN_WORDS, Moot
 from covey.config.names import Name, look_up, nearest, normalise, switch_value
 from covey.config.schema import default_of
 from covey.config.values import UnfitError, coerce, kind_of
@@ -40,6 +40,8 @@ class Layer:
         if known.typed == "rlhf_type":
             self.problems += _other_method(value, source)
             self.is_ms_swift = True
+        elif known.typed in PLAN_WORDS:
+            self.problems.append(_of_plan(known.typed, source))
         elif known.moot is not None:
             self.problems.append(_moot(known.typed, known.moot, value, source))
         elif known.refused is not None:
@@ -80,6 +82,18 @@ def refused(known: Name, source: str) -> Problem:
         why=known.refused or "",
         cause="The command comes from TRL, from ms-swift or from another version of covey.",
         fixes=(Fix(text=f"leave out --{known.typed}"),),
+    )
+
+
+def _of_plan(name: str, source: str) -> Problem:
+    """Return the problem of a word that `covey plan` alone takes, and on its command line."""
+    return Problem(
+        code="E212",
+        option=name,
+        seen=f"{name} ({source}) is a word of `covey plan` alone.",
+        why=CODES["E212"].why,
+        cause="A command of `covey plan`, typed for another verb or into a file.",
+        fixes=(Fix(text=f"`covey plan ... --{name}`"), Fix(text=f"leave out --{name}")),
     )
 
 

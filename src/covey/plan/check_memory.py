@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from itertools import islice
-from typing import Any
 
 from covey.config.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
-from covey.plan.fixes import edits_to
-from covey.plan.memory import TIGHT, MemoryPlan, memory_plan, recompute_of
+from covey.plan.ladder import SHORTEST, Edits, computed_again, ladder_fixes, smaller_passes
+from covey.plan.memory import TIGHT, MemoryPlan, memory_plan
 from covey.plan.problem import problem, warning
-from covey.plan.recompute import KINDS
-from covey.plan.shape import COUNTS, counted, faults, shape_of, with_product
+from covey.plan.shape import counted, faults, shape_of
 from covey.types import Fix, Problem
 
 _REFUSED = 0.97
 _SHOWN = 3
-_SHORTEST = 16
-
-Edits = dict[str, Any]
 
 
 def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
@@ -34,7 +29,7 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     if plan.free_bytes is None or plan.share <= TIGHT:
         return []
     say = problem if plan.share > _REFUSED and plan.is_exact else warning
-    fixes = _fixes(config, facts, typed)
+    fixes = _fixes(config, facts, typed) if facts.layout is None else ladder_fixes(config, facts, typed)
     return [
         say(
             "E211" if say is problem else "W114",
@@ -54,6 +49,8 @@ def _seen(plan: MemoryPlan, facts: Facts) -> str:
     shared = facts.num_processes > 1 and not facts.cuda
     who = f"{counted(facts.num_processes, 'process', 'es')} take" if shared else "The run takes"
     where = "on the GPU" if facts.cuda else "on this machine"
+    if facts.layout is not None:
+        who, where = f"Each process of {facts.layout.in_words()} takes", "on its GPU"
     return (
         f"{who} about {size(plan.needed_bytes)} in the phase {plan.binding.name}, Python and its libraries "
         f"included; {size(plan.free_bytes or 0)} are free {where}."
@@ -71,10 +68,10 @@ def _cause(plan: MemoryPlan) -> str:
 def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
     """The first ways out that the same arithmetic finds to fit with room to spare; those that leave the run
     what it is come first, and two together where neither is enough."""
-    again = _again(config, facts)
+    again = computed_again(config, facts)
     low: Edits = {"torch_dtype": "bfloat16"}
     lora: Edits = {"tuner_type": "lora"}
-    smaller = list(_smaller(config, facts, typed))
+    smaller = list(smaller_passes(config, facts, typed))
 
     def fitting(text: str, *ways: tuple[Edits, Edits]) -> list[Fix]:
         fits = (edits for edits, change in ways if _fits(config, facts, change))
@@ -100,39 +97,8 @@ def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple
     return tuple(fixes[:_SHOWN])
 
 
-def _again(config: Config, facts: Facts) -> list[tuple[Edits, Edits]]:
-    """The ways to compute more activations again than the run does, that which costs the least time first;
-    `auto` has tried them."""
-    if config.gradient_checkpointing == "auto":
-        return []
-    kinds = KINDS[KINDS.index(recompute_of(config, facts)) + 1 :]
-    values: list[Edits] = [{"gradient_checkpointing": "true" if k == "full" else k} for k in kinds]
-    return [(value, value) for value in values]
-
-
-def _smaller(config: Config, facts: Facts, typed: Collection[str] | None) -> Iterator[tuple[Edits, Edits]]:
-    """Forward passes of fewer rows, largest first, with as many more of them: what is typed, and all counts
-    that follow."""
-    tokens = config.max_tokens_per_micro_batch
-    while tokens is not None and tokens > _SHORTEST:
-        tokens //= 2
-        yield {"max_tokens_per_micro_batch": tokens}, {"max_tokens_per_micro_batch": tokens}
-    if tokens is not None:
-        return
-    shape = shape_of(config, facts.num_processes)
-    rows = shape.per_device_train_batch_size
-    for fewer in (n for n in range(rows - 1, 0, -1) if rows % n == 0):
-        wanted = with_product(
-            shape,
-            per_device_train_batch_size=fewer,
-            gradient_accumulation_steps=shape.gradient_accumulation_steps * rows // fewer,
-            steps_per_generation=shape.steps_per_generation * rows // fewer,
-        )
-        yield edits_to(shape, wanted, typed), {name: getattr(wanted, name) for name in COUNTS}
-
-
 def _shorter(length: int) -> Iterator[int]:
-    while length // 2 >= _SHORTEST:
+    while length // 2 >= SHORTEST:
         length //= 2
         yield length
 

@@ -11,6 +11,7 @@ from covey.plan.check_batch import batch_problems
 from covey.plan.check_data import data_problems
 from covey.plan.check_effect import effect_problems
 from covey.plan.check_eval import eval_problems
+from covey.plan.check_layout import layout_problems
 from covey.plan.check_memory import memory_problems
 from covey.plan.check_model import model_problems
 from covey.plan.check_reward import reward_problems
@@ -19,6 +20,7 @@ from covey.plan.check_values import value_problems
 from covey.plan.facts import Facts
 from covey.plan.kernels import kernel_problems
 from covey.plan.shape import COUNTS
+from covey.plan.versions import version_problems
 from covey.types import Problem, Severity
 
 
@@ -28,13 +30,17 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     `typed` are the names of the options that the user gave (`Resolved.typed_names`): a fix of the batch names
     only what has to be typed, and of those that have no effect each is named.
     """
+    layout = layout_problems(facts)
     problems = [
         *model_problems(config, facts),
         *kernel_problems(config, facts),
+        *version_problems(config, facts),
         *data_problems(config, facts),
         *reward_problems(config, facts),
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
-        *memory_problems(config, facts, typed),
+        *layout,
+        # Of parts that cannot be together there is no forecast.
+        *([] if layout else memory_problems(config, facts, typed)),
         *value_problems(config),
         *eval_problems(config, facts),
         *run_problems(config, facts),

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from covey.plan.layout import Layout
+
 # "ended" is a run that left no checkpoint to go on from.
 OutputDirState = Literal["free", "run", "ended", "not_empty", "not_writable"]
 
@@ -181,6 +183,8 @@ class Facts:
     free_memory_bytes      memory that is free: of the smallest GPU, else of the machine for all processes
     cuda                   whether training uses CUDA
     nproc_available        GPUs with CUDA, else cores of this machine
+    layout                 the machine that the plan is for, where that is not this one
+    versions               (package, version) of the libraries that the run rests on
     """
 
     num_processes: int = 1
@@ -231,3 +235,5 @@ class Facts:
     free_memory_bytes: int | None = None
     cuda: bool | None = None
     nproc_available: int | None = None
+    layout: Layout | None = None
+    versions: tuple[tuple[str, str], ...] = ()

@@ -8,7 +8,7 @@ is counted at its longest, so a run whose completions end earlier takes less.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.config.schema import Config
@@ -33,6 +33,7 @@ from covey.plan.activations import (
 )
 from covey.plan.disk import size
 from covey.plan.facts import Facts, ModelSizes
+from covey.plan.layout import Layout
 from covey.plan.recompute import IN_WORDS, KINDS, Recompute, choose_recompute
 
 LIBRARIES = 500_000_000
@@ -57,6 +58,9 @@ _KERNEL_BYTES, _MAX_KERNELS, _KERNELS_PER_STEP = 550_000, 1024, 2
 # 119 M weights, where all are kept and where some are computed again; what an adapter adds to a layer's
 # output is freed at once, hence the more.
 _FRAGMENTED_FULL, _FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.42)
+# DeepSpeed's reduce_bucket_size, twice, since the next one fills while one is reduced; and what NCCL and
+# cuBLAS set aside, which with LIBRARIES makes the 1.5 GB at which reports begin.
+_BUCKET, _BUCKETS, _COMMUNICATION = 500_000_000, 2, 1_000_000_000
 _SHOWN = 0.02
 
 
@@ -80,7 +84,7 @@ class MemoryPlan:
     `needed_bytes` are those of all processes that share the memory of which `free_bytes` are free: one on a
     GPU, all of them on a CPU, each with its libraries. `recompute` says which activations are computed again.
     `is_exact` is False for a family of models whose layers are not known by the line; its activations are
-    counted twice.
+    counted twice. `host_bytes` are what all processes keep in the machine's memory under the facts' layout.
     """
 
     phases: tuple[Phase, ...]
@@ -88,6 +92,7 @@ class MemoryPlan:
     free_bytes: int | None
     recompute: Recompute
     is_exact: bool
+    host_bytes: int = 0
 
     @property
     def binding(self) -> Phase:
@@ -109,6 +114,7 @@ class MemoryPlan:
             "free_bytes": self.free_bytes,
             "recompute": self.recompute,
             "is_exact": self.is_exact,
+            "host_bytes": self.host_bytes,
         }
 
     def in_words(self) -> list[str]:
@@ -141,6 +147,7 @@ def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
         free_bytes=facts.free_memory_bytes,
         recompute=recompute,
         is_exact=facts.model_sizes is None or facts.model_sizes.family in CLOSED_FORM,
+        host_bytes=_host_bytes(config, facts, training_of(config, facts, recompute)),
     )
 
 
@@ -200,18 +207,14 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
         prompt = config.max_length
     if model is None or prompt is None:
         return ()
+    layout = _layout(facts)
     weights = _weights(model, how)
-    held = _held(config, model, how, weights)
-    start = {"weights in float32": FLOAT * model.parameters}
-    if "reference" in held:
-        start["reference in float32"] = FLOAT * model.parameters
-    if how.element != FLOAT:
-        start["weights"] = how.element * model.parameters
-    # A few rows go forward and backward to prove the layout; of the weights the head alone gets a gradient.
-    start["probe"] = _of_head(model, how)
-    phases = [Phase(name="load", parts=start)]
+    held = _held(config, model, how, weights, layout)
+    phases = [Phase(name="load", parts=_load(model, how, held, layout))]
+    if facts.layout is not None and facts.num_processes > 1:
+        held["communication"] = _COMMUNICATION
     cache, rollout = _rollout(config, facts, how, model, prompt, sum(held.values()))
-    held["moments"] = _MOMENTS * weights.trained
+    held["moments"] = layout.on_gpu(_MOMENTS * weights.trained, "optimizer")
     if not how.cuda:
         held["libraries at work"] = _AT_WORK
     if rollout and how.element != FLOAT and not facts.cuda:
@@ -219,19 +222,89 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
         held["compiled kernels"] = _KERNEL_BYTES * num_kernels
     if rollout:
         phases.append(Phase(name="rollout", parts=held | cache | rollout))
-    if config.engine == "native":
+    if config.engine == "native" or layout.engine != "own":
         held |= cache
+    gathered = _gathered_layer(model, how, layout)
     passes = pass_sizes(config, facts, prompt)
     if config.beta != 0.0 or _steps_per_rollout(config) > 1:
         work = max((_annotation(model, p, how) for p in passes), key=lambda parts: sum(parts.values()))
-        phases.append(Phase(name="annotate", parts=held | work))
+        phases.append(Phase(name="annotate", parts=held | gathered | work))
     if facts.num_processes > 1:
-        held["DDP buckets"] = how.element * weights.low + FLOAT * weights.single
-    works = [_update(model, p, how, weights) for p in passes]
-    phases.append(Phase(name="update", parts=held | max(works, key=lambda parts: sum(parts.values()))))
-    phases.append(Phase(name="step", parts=held | {"gradients": FLOAT * weights.trained}))
-    phases.append(Phase(name="save", parts=held))
+        held |= _buckets(how, weights, layout)
+    works = [_update(model, p, how, weights, layout) for p in passes]
+    fullest = max(works, key=lambda parts: sum(parts.values()))
+    phases.append(Phase(name="update", parts=held | gathered | fullest))
+    gradients = {"gradients": layout.on_gpu(FLOAT * weights.trained, "gradients")}
+    phases.append(Phase(name="step", parts=held | gradients))
+    if facts.layout is not None:
+        phases.append(Phase(name="publish", parts=held | _publish(model, how, layout)))
+    whole = {"gathered tensor": FLOAT * model.vocabulary * model.hidden} if layout.zero_stage else {}
+    phases.append(Phase(name="save", parts=held | whole))
     return tuple(phases)
+
+
+def _layout(facts: Facts) -> Layout:
+    """The layout that is planned; else that of this machine, each process with the whole model."""
+    return facts.layout or Layout(num_gpus=max(1, facts.num_processes), gpu_bytes=0)
+
+
+def _load(model: ModelSizes, how: Training, held: Mapping[str, int], layout: Layout) -> dict[str, int]:
+    """The fullest moment of the load: the model as it was saved beside its copies; DeepSpeed makes those
+    part by part.
+
+    A few rows go forward and backward to prove the layout; of the weights the head alone gets a gradient.
+    """
+    if layout.zero_stage:
+        return {name: held[name] for name in ("weights", "masters", "reference") if name in held}
+    start = {"weights in float32": FLOAT * model.parameters}
+    if "reference" in held:
+        start["reference in float32"] = FLOAT * model.parameters
+    if how.element != FLOAT:
+        start["weights"] = how.element * model.parameters
+    return start | {"probe": _of_head(model, how)}
+
+
+def _gathered_layer(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
+    """The layer that stage 3 puts together to compute it, with its gradient: the largest one."""
+    if layout.zero_stage < 3:
+        return {}
+    ends = model.vocabulary * model.hidden
+    inner = (model.parameters - ends * (1 if model.tied else 2)) // model.layers
+    return {"gathered layer": 2 * how.element * max(ends, inner)}
+
+
+def _buckets(how: Training, weights: _Weights, layout: Layout) -> dict[str, int]:
+    """What gradients travel between the processes in."""
+    if not layout.zero_stage:
+        return {"DDP buckets": how.element * weights.low + FLOAT * weights.single}
+    return {"reduce buckets": _BUCKETS * how.element * min(_BUCKET, weights.trained)}
+
+
+def _publish(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
+    """What brings new weights to the engine: vLLM gets one tensor after the other, and is awake for it."""
+    if layout.engine == "own":
+        return {}
+    found = {"gathered tensor": how.element * model.vocabulary * model.hidden}
+    if layout.engine_sleeps:
+        found["engine"] = _LOW * model.parameters // layout.engine_parallel
+    return found
+
+
+def _host_bytes(config: Config, facts: Facts, how: Training) -> int:
+    """What offloading keeps in the machine's memory, of all processes together."""
+    model, layout = facts.model_sizes, _layout(facts)
+    if model is None:
+        return 0
+    weights = _weights(model, how)
+    held = _held(config, model, how, weights, replace(layout, offload="none", zero_stage=0))
+    found = 0
+    if layout.is_offloaded("weights"):
+        found += sum(held.get(name, 0) for name in ("weights", "adapters", "reference"))
+    if layout.is_offloaded("gradients"):
+        found += FLOAT * weights.trained
+    if layout.is_offloaded("optimizer"):
+        found += _MOMENTS * weights.trained + held.get("masters", 0)
+    return found
 
 
 def _weights(model: ModelSizes, how: Training) -> _Weights:
@@ -239,16 +312,19 @@ def _weights(model: ModelSizes, how: Training) -> _Weights:
     return _Weights(0, low + full) if how.element == FLOAT else _Weights(low, full)
 
 
-def _held(config: Config, model: ModelSizes, how: Training, weights: _Weights) -> dict[str, int]:
+def _held(
+    config: Config, model: ModelSizes, how: Training, weights: _Weights, layout: Layout
+) -> dict[str, int]:
     """What stays from the load to the end, but for the moments."""
-    held = {"weights": how.element * model.parameters}
+    held = {"weights": layout.on_gpu(how.element * model.parameters, "weights")}
     if not how.full:
-        held["adapters"] = FLOAT * model.adapter_parameters + how.element * model.saved_parameters
+        adapters = FLOAT * model.adapter_parameters + how.element * model.saved_parameters
+        held["adapters"] = layout.on_gpu(adapters, "weights")
     if weights.low:
-        held["masters"] = FLOAT * weights.low
+        held["masters"] = layout.on_gpu(FLOAT * weights.low, "optimizer")
     # A policy with an adapter is its own reference.
     if config.beta != 0.0 and how.full:
-        held["reference"] = how.element * model.parameters
+        held["reference"] = layout.on_gpu(how.element * model.parameters, "weights")
     return held
 
 
@@ -261,9 +337,16 @@ def _rollout(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The cache, which the native engine keeps, and what sampling works with beside it; both empty where
     nothing is sampled."""
-    asked = _requests(config, facts)
+    asked, layout = _requests(config, facts), _layout(facts)
     if not asked:
         return {}, {}
+    if layout.engine != "own":
+        engine = {"engine": layout.engine_bytes}
+        return ({}, engine) if layout.engine_sleeps else (engine, engine)
+    # The engine of the training process samples with the whole model.
+    whole = how.element * model.parameters
+    missing = whole - layout.on_gpu(whole, "weights")
+    held += missing
     key = 2 * model.layers * model.kv_heads * model.head_width * how.element
     row = key * (prompt + config.max_completion_length)
     rows, slots = min(max(r for r, _ in asked), MAX_ROWS), max(s for _, s in asked)
@@ -281,6 +364,8 @@ def _rollout(
     work = {"sampling": max(sampling, working_bytes(model, alone, how))}
     if not how.full and how.element == FLOAT:
         work["merged weights"] = FLOAT * model.adapted_parameters
+    if missing:
+        work["gathered weights"] = missing
     # Recordings of a GPU go on reading the copies.
     (cache if how.cuda else work).update(_copies(config, model, how))
     return cache, work
@@ -315,10 +400,12 @@ def _annotation(model: ModelSizes, size: PassSize, how: Training) -> dict[str, i
     return {"forward pass": mask_bytes(size, how) + work}
 
 
-def _update(model: ModelSizes, size: PassSize, how: Training, weights: _Weights) -> dict[str, int]:
+def _update(
+    model: ModelSizes, size: PassSize, how: Training, weights: _Weights, layout: Layout
+) -> dict[str, int]:
     """The fullest moment of a backward pass: at its start all activations are held, at its end all
     gradients."""
-    before = FLOAT * weights.trained if size.later else 0
+    before = layout.on_gpu(FLOAT * weights.trained, "gradients") if size.later else 0
     of_head = _of_head(model, how)
     kept = kept_bytes(model, size, how)
     layer = working_bytes(model, size, how)
@@ -328,7 +415,7 @@ def _update(model: ModelSizes, size: PassSize, how: Training, weights: _Weights)
         layer += mask_bytes(size, how)
     start = {"gradients": before, "activations": kept, "head": _head(model, size, how)}
     inside = {"gradients": before + of_head, "activations": kept + layer}
-    end = {"gradients": _gradients(how, weights, before)}
+    end = {"gradients": _gradients(how, weights, layout)}
     # Of a tied head the gradient waits for that of the embedding, and both are added to that of a master.
     adding = model.vocabulary * model.hidden * FLOAT if weights.low else 0
     end["head"] = of_head * (2 if before and not weights.low else 1) + adding
@@ -339,10 +426,11 @@ def _update(model: ModelSizes, size: PassSize, how: Training, weights: _Weights)
     return fullest
 
 
-def _gradients(how: Training, weights: _Weights, before: int) -> int:
+def _gradients(how: Training, weights: _Weights, layout: Layout) -> int:
     """What is held of gradients at the end of a backward pass: float32 sums, and those of lower precision
-    that come to them."""
-    return (before or FLOAT * weights.trained) + how.element * weights.low
+    that come to them; from stage 2 on these are gone as soon as they are reduced."""
+    lower = how.element * weights.low if layout.zero_stage < 2 else 0
+    return layout.on_gpu(FLOAT * weights.trained, "gradients") + lower
 
 
 def _head(model: ModelSizes, size: PassSize, how: Training) -> int:

@@ -8,9 +8,11 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.plan.batch import BatchPlan
-from covey.plan.disk import disk_plan
+from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
-from covey.plan.memory import memory_plan
+from covey.plan.ladder import Ladder
+from covey.plan.layout import HOST_MARGIN, state_bytes
+from covey.plan.memory import MemoryPlan, memory_plan
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
 from covey.types import Problem
@@ -18,10 +20,18 @@ from covey.types import Problem
 _SPLITS = 6
 
 
-def report_lines(config: Config, facts: Facts, batch: BatchPlan, *, brief: bool = False) -> list[str]:
+def report_lines(
+    config: Config,
+    facts: Facts,
+    batch: BatchPlan,
+    *,
+    brief: bool = False,
+    ladder: Ladder | None = None,
+) -> list[str]:
     """Return the plan as lines, each behind a word of at most ten letters; `brief` leaves out the parts of
     the memory."""
-    memory = memory_plan(config, facts).in_words()
+    forecast = memory_plan(config, facts)
+    memory = forecast.in_words()
     sections = {
         "model": _model(config, facts),
         "ends at": [facts.stop_tokens] if facts.stop_tokens else [],
@@ -31,7 +41,9 @@ def report_lines(config: Config, facts: Facts, batch: BatchPlan, *, brief: bool 
         "batch": batch.in_words(),
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
+        "layout": _layout(config, facts, forecast),
         "memory": memory[-1:] if brief else memory,
+        "ladder": [] if ladder is None else ladder.in_words(),
         "disk": disk_plan(config, facts).in_words(),
         "prompt 0": [repr(facts.first_prompt)] if facts.first_prompt is not None else [],
     }
@@ -43,16 +55,20 @@ def report_lines(config: Config, facts: Facts, batch: BatchPlan, *, brief: bool 
 
 
 def report_json(
-    config: Config, facts: Facts, batch: BatchPlan, notes: Sequence[Problem] = ()
+    config: Config,
+    facts: Facts,
+    batch: BatchPlan,
+    notes: Sequence[Problem] = (),
+    ladder: Ladder | None = None,
 ) -> dict[str, Any]:
     """Return the plan as `covey plan --json` prints it and plan.json holds it."""
-    return {
+    return ({} if ladder is None else {"ladder": ladder.as_dict()}) | {
         "options": config.model_dump(),
         "batch": batch.as_dict(),
         "in_words": batch.in_words(),
         "memory": memory_plan(config, facts).as_dict(),
         "disk": disk_plan(config, facts).as_dict(),
-        "lines": report_lines(config, facts, batch),
+        "lines": report_lines(config, facts, batch, ladder=ladder),
         "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in notes],
         "facts": asdict(facts),
     }
@@ -63,10 +79,10 @@ def _millions(count: int) -> str:
 
 
 def _model(config: Config, facts: Facts) -> list[str]:
-    size = "" if facts.num_parameters is None else f": {_millions(facts.num_parameters)} parameters"
+    weight = "" if facts.num_parameters is None else f": {_millions(facts.num_parameters)} parameters"
     context = "" if facts.model_context is None else f", context {facts.model_context} tokens"
     revision = f" at {config.model_revision}" if config.model_revision else ""
-    lines = [f"{config.model}{revision}{size}{context}"]
+    lines = [f"{config.model}{revision}{weight}{context}"]
     if config.tuner_type == "lora":
         kinds = [name for name, on in (("DoRA", config.use_dora), ("rsLoRA", config.use_rslora)) if on]
         kind = f" ({', '.join(kinds)})" if kinds else ""
@@ -82,6 +98,27 @@ def _model(config: Config, facts: Facts) -> list[str]:
         )
     else:
         lines.append("all weights are trained")
+    return lines
+
+
+def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
+    """The machine that is planned, and what of a whole model's states one of its GPUs holds."""
+    layout = facts.layout
+    if layout is None:
+        return []
+    gpus = counted(layout.num_gpus, "GPU")
+    lines = [f"{gpus} of {size(layout.gpu_bytes)} ({layout.gpu_bytes / 2**30:.4g} GiB); {layout.in_words()}"]
+    if layout.zero_stage or layout.engine != "own":
+        lines.append("a forecast alone: this version trains with one process or DDP and its own engine")
+    if config.tuner_type != "lora" and facts.num_parameters is not None:
+        ours, theirs = (state_bytes(facts.num_parameters, layout, n) for n in (4, 2))
+        lines.append(
+            f"model states {size(ours)} a GPU; with gradients of 2 bytes, as DeepSpeed's estimator counts, "
+            f"{size(theirs)} ({theirs / 2**30:.4g} GiB)"
+        )
+    if plan.host_bytes:
+        margin = size(round(HOST_MARGIN * plan.host_bytes))
+        lines.append(f"in the machine's memory {size(plan.host_bytes)}, with DeepSpeed's margin {margin}")
     return lines
 
 

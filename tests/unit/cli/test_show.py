@@ -6,6 +6,7 @@ from covey.cli.help import help_text
 from covey.cli.main import main
 from covey.cli.show import problem_text
 from covey.config.dialect import MS_SWIFT
+from covey.config.foreign import PLAN_WORDS
 from covey.config.names import ALIASES
 from covey.config.quickstart import QUICKSTART
 from covey.config.schema import OPTIONS
@@ -39,7 +40,8 @@ def test_help_has_every_option_with_its_default_and_other_names(verb: str) -> No
     text = help_text(verb)
     assert text.startswith(f"usage: covey {verb} ")
     shown = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
-    assert shown == [f"--{name}" for name in OPTIONS]
+    own = list(PLAN_WORDS) if verb == "plan" else []
+    assert shown == [f"--{name}" for name in (*own, *OPTIONS)]
 
     for alias in ALIASES:
         assert f"--{alias}" in text
@@ -47,7 +49,7 @@ def test_help_has_every_option_with_its_default_and_other_names(verb: str) -> No
     parts += ["auto|float32|bfloat16", "[true|false]", "Batch: every number counts completions, not prompts"]
     for part in parts:
         assert part in text
-    assert "--vllm" not in text
+    assert ("--vllm" in text) == (verb == "plan")
 
 
 def test_help_of_rlhf_has_the_defaults_of_ms_swift(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """A suggestion is valid when it is typed, there always is one, and what is valid is never refused."""
 
+from math import gcd
 from typing import Any
 
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ BATCH = (
 )  # fmt: skip
 COUNT = st.one_of(st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(-1, 100), st.integers(1, 10**12))
 OPTIONS = st.fixed_dictionaries({}, optional=dict.fromkeys(BATCH, COUNT))
-PROCESSES = st.sampled_from([1, 2, 3, 4, 7, 8, 64])
+PROCESSES = st.one_of(st.sampled_from([1, 2, 3, 4, 7, 8, 64]), st.integers(1, 512))
 PROMPTS = st.one_of(st.none(), st.integers(1, 50), st.just(10_000))
 
 
@@ -25,7 +26,7 @@ def resolved(options: dict[str, Any], processes: int) -> Resolved:
     return from_dict({**BASE, **options}, processes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(OPTIONS, PROCESSES, PROMPTS)
 def test_fixes_are_valid_when_typed(options: dict[str, int], processes: int, prompts: int | None) -> None:
     found = resolved(options, processes)
@@ -39,7 +40,7 @@ def test_fixes_are_valid_when_typed(options: dict[str, int], processes: int, pro
             assert not batch_problems(fixed.config, processes, prompts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(OPTIONS, PROCESSES, PROMPTS)
 def test_fixes_are_valid_on_the_configuration_alone(
     options: dict[str, int], processes: int, prompts: int | None
@@ -56,19 +57,19 @@ def test_fixes_are_valid_on_the_configuration_alone(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    processes=st.integers(1, 16),
-    per_device=st.integers(1, 16),
-    passes=st.integers(1, 8),
-    factor=st.integers(1, 4),
-    iterations=st.integers(1, 4),
+    processes=st.integers(1, 1024),
+    per_device=st.integers(1, 128),
+    passes=st.integers(1, 64),
+    factor=st.integers(1, 16),
+    iterations=st.integers(1, 100),
     data=st.data(),
 )
 def test_what_is_valid_is_never_refused(
     processes: int, per_device: int, passes: int, factor: int, iterations: int, data: st.DataObject
 ) -> None:
     total = processes * per_device * passes * factor
-    group = data.draw(st.sampled_from([d for d in range(2, total + 1) if total % d == 0] or [0]))
-    if group == 0:
+    group = gcd(total, data.draw(st.integers(2, 2**20)))
+    if group < 2:
         return
     options = {
         "per_device_train_batch_size": per_device, "gradient_accumulation_steps": passes,

@@ -13,6 +13,7 @@ from covey.data.model_files import model_context, model_problem, read_json
 from covey.data.text import TextCodec, load_codec, stop_tokens_in_words
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, facts_of, read_shapes
+from covey.models.config_shapes import FAMILIES, shapes_of_config
 from covey.plan.checks import checks
 from covey.plan.facts import Facts, ModelFault, TargetFacts
 from covey.quickstart import task
@@ -79,14 +80,17 @@ def _adapter_settings(config: Config) -> LoraSettings:
 
 
 def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, TextCodec | None]:
-    """The facts with those of the model, and its tokenizer where it could be read."""
+    """The facts with those of the model, and its tokenizer where it could be read.
+
+    Where the layout of another machine is planned, config.json stands for weights that are not here.
+    """
     if not config.model:
         return facts, None
     try:
         directory, is_whole = _located(config, offline=offline)
     except ModelError as error:
         return replace(facts, model_problem=str(error), model_fault="hub"), None
-    problem = model_problem(directory, with_weights=is_whole)
+    problem = model_problem(directory, with_weights=is_whole and facts.layout is None)
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
         fault = _FAULTS.get(problem.kind, "missing")
         return replace(facts, model_problem=str(problem), model_fault=fault), None
@@ -98,6 +102,10 @@ def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, T
     )
     try:
         facts = _with_sizes(facts, config, directory)
+        if facts.layout is not None and facts.num_parameters is None:
+            words = f"{directory} has no weights, and config.json alone says what a model weighs for the "
+            words += f"families {', '.join(FAMILIES)} only, not for {facts.model_type}"
+            facts = replace(facts, model_problem=words, model_fault="missing")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         words = f"a .safetensors file of {directory} is damaged: {error}"
         facts = replace(facts, model_problem=words, model_fault="missing")
@@ -147,6 +155,8 @@ def _unused_sampling(config: Config, directory: Path) -> tuple[tuple[str, float]
 
 def _with_sizes(facts: Facts, config: Config, directory: Path) -> Facts:
     shapes = read_shapes(directory)
+    if facts.layout is not None and model_problem(directory) is not None:
+        shapes = shapes_of_config(read_json(directory / "config.json")) or shapes
     if not shapes.tensors:
         return facts
     described = facts_of(shapes, _adapter_settings(config))

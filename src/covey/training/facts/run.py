@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from covey.config.file import read_file
 from covey.config.schema import Config
 from covey.errors import CheckpointError
 from covey.plan.facts import Facts, OutputDirState, ResumeFacts
+from covey.plan.layout import Layout
+from covey.plan.versions import TRIED
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
 from covey.training.facts.memory import free_memory
@@ -40,11 +43,36 @@ def run_facts(config: Config, num_processes: int) -> Facts:
         free_memory_bytes=free_memory(cuda=gpus > 0),
         cuda=gpus > 0,
         nproc_available=gpus or os.cpu_count(),
+        versions=_versions(),
         has_bfloat16=_has_bfloat16(gpus) if _asks_for_bfloat16(config) else None,
         missing_packages=(
             *(("report_to", package) for _, package in missing_trackers(config.report_to)),
             *(_missing_kernels(config) if gpus else ()),
         ),
+    )
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    """Version of each package that something is known of; those that are not installed are left out."""
+    found = []
+    for package in TRIED:
+        try:
+            found.append((package, metadata.version(package)))
+        except metadata.PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+def elsewhere(facts: Facts, layout: Layout) -> Facts:
+    """The facts with the GPUs of a layout in the place of this machine; of its disk nothing is known."""
+    return replace(
+        facts,
+        layout=layout,
+        free_disk_bytes=None,
+        free_memory_bytes=layout.gpu_bytes,
+        cuda=True,
+        nproc_available=layout.num_gpus,
+        has_bfloat16=True,
     )
 
 

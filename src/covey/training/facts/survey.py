@@ -10,11 +10,12 @@ from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
 from covey.plan.facts import Facts
+from covey.plan.layout import Layout
 from covey.rewards.reward_set import RewardSet
 from covey.training.facts.data import with_data
 from covey.training.facts.model import with_model
 from covey.training.facts.rewards import Functions, with_rewards
-from covey.training.facts.run import run_facts, with_replay
+from covey.training.facts.run import elsewhere, run_facts, with_replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +47,21 @@ class Survey:
 
 
 def survey(
-    config: Config, num_processes: int, *, offline: bool = False, functions: Functions | None = None
+    config: Config,
+    num_processes: int,
+    *,
+    offline: bool = False,
+    functions: Functions | None = None,
+    layout: Layout | None = None,
 ) -> Survey:
     """Look at machine, model, data and rewards; a part that cannot be read leaves its facts unknown.
 
     With `offline` no hub is asked. `functions` are rewards that are no name but a function of this process.
+    `layout` is a machine that takes the place of this one.
     """
     facts = run_facts(config, num_processes)
+    if layout is not None:
+        facts = elsewhere(facts, layout)
     facts, codec = with_model(facts, config, offline=offline)
     if config.replay_rollouts is not None:
         return Survey(facts=with_replay(facts, config, num_processes), codec=codec)

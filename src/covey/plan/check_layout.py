@@ -1,0 +1,81 @@
+"""What is wrong with a layout that is planned: parts of it that cannot be together."""
+
+from __future__ import annotations
+
+from covey.plan.disk import size
+from covey.plan.facts import Facts
+from covey.plan.layout import WEIGHT_BYTES, Layout
+from covey.plan.problem import problem
+from covey.types import Fix, Problem
+
+SHARE = "vllm_gpu_memory_utilization"
+PARALLEL = "vllm_tensor_parallel_size"
+_HIGHEST = 0.95
+
+
+def layout_problems(facts: Facts) -> list[Problem]:
+    """Return what cannot be together in the facts' layout; nothing where none is planned."""
+    layout = facts.layout
+    if layout is None:
+        return []
+    found = _offload(layout)
+    if layout.engine == "colocate":
+        found += [*_parallel(layout, facts), *_share(layout, facts)]
+    if layout.asynchronous and layout.engine == "colocate":
+        found.append(
+            problem(
+                "E216",
+                "async_generate",
+                "async_generate is on, and vLLM shares the GPUs with the training (vllm_mode colocate).",
+                "A command for an inference server, whose vllm_mode was changed.",
+                Fix(text="an inference server on GPUs of its own", edits={"vllm_mode": "server"}),
+                Fix(text="sampling and training take turns", edits={"async_generate": False}),
+            )
+        )
+    return found
+
+
+def _offload(layout: Layout) -> list[Problem]:
+    needed = {"none": 0, "optimizer": 1, "params": 3}[layout.offload]
+    if layout.zero_stage >= needed:
+        return []
+    seen = f"plan_offload is {layout.offload}, and plan_zero_stage is {layout.zero_stage}."
+    cause = "DeepSpeed offloads the optimizer from stage 1 on, and weights in stage 3 alone."
+    fixes = [Fix(text=f"ZeRO-{needed}", edits={"plan_zero_stage": needed})]
+    lower = "none" if layout.zero_stage == 0 else "optimizer"
+    fixes.append(Fix(text="what this stage offloads at most", edits={"plan_offload": lower}))
+    return [problem("E213", "plan_offload", seen, cause, *fixes)]
+
+
+def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
+    """vLLM in as many processes as there are GPUs: whole engines of them, each with whole heads."""
+    heads = 0 if facts.model_sizes is None else facts.model_sizes.heads
+    each = layout.engine_parallel
+
+    def is_whole(number: int) -> bool:
+        return number >= 1 and layout.num_gpus % number == 0 and heads % number == 0
+
+    if is_whole(each):
+        return []
+    of_heads = f" and {heads} attention heads" if heads else ""
+    seen = f"{PARALLEL} is {each}, on {layout.num_gpus} GPUs{of_heads}; it has to divide them."
+    below = next(n for n in range(max(1, min(each, layout.num_gpus)), 0, -1) if is_whole(n))
+    fix = Fix(text=f"{layout.num_gpus // below} engines of {below}", edits={PARALLEL: below})
+    return [problem("E214", PARALLEL, seen, "A size for another machine or another model.", fix)]
+
+
+def _share(layout: Layout, facts: Facts) -> list[Problem]:
+    weights = 0
+    if facts.model_sizes is not None:
+        weights = WEIGHT_BYTES * facts.model_sizes.parameters // max(1, layout.engine_parallel)
+    if 0 < layout.engine_share < 1 and layout.engine_bytes > weights:
+        return []
+    seen = f"{SHARE} is {layout.engine_share:g}, {size(layout.engine_bytes)} of a GPU; the weights of one "
+    seen += f"engine on it are {size(weights)}, and its cache comes to them."
+    # Half as much again as the weights, for the cache, in twentieths of a GPU.
+    wanted = -(-30 * weights // max(1, layout.gpu_bytes)) / 20 or 0.3
+    if wanted <= _HIGHEST:
+        fix = Fix(text="room for the weights and half as much for the cache", edits={SHARE: wanted})
+    else:
+        fix = Fix(text=f"a higher --{PARALLEL}, or an inference server (--vllm_mode server)")
+    return [problem("E215", SHARE, seen, "A share for a smaller model or a larger GPU.", fix)]

@@ -1,0 +1,317 @@
+"""The layouts next to the one that is planned: one change each, with the memory it takes and what it costs.
+
+Downwards are changes that take less memory, upwards those that give speed back. The order is the cost in
+speed, from what the sources say of each:
+
+    float32 to bfloat16       none: products are faster (other numbers in the forward pass)
+    ZeRO-1, ZeRO-2            none: as much traffic as DDP (arXiv:1910.02054, section 7)
+    a smaller engine share    fewer completions side by side
+    an engine that sleeps     its weights travel once a rollout
+    half the micro-batch      twice the calls of half the size
+    selective recomputation   all but matrix products again
+    recomputation             a third more arithmetic (arXiv:2205.05198)
+    ZeRO-3                    half as much traffic again, in every pass
+    the optimizer offloaded   the step on the CPU, gradients and weights over its bus
+    weights offloaded too     every layer over the bus in every pass
+    LoRA                      none, but it is another run: last
+
+Numbers below are places in that order, not times; those of two changes add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from covey.config.schema import Config
+from covey.plan.disk import size
+from covey.plan.facts import Facts
+from covey.plan.fixes import edits_to
+from covey.plan.layout import Layout, Offload
+from covey.plan.memory import TIGHT, MemoryPlan, memory_plan, recompute_of
+from covey.plan.recompute import KINDS, Recompute
+from covey.plan.shape import COUNTS, shape_of, with_product
+from covey.plan.words import flags
+from covey.types import Fix
+
+SHORTEST = 16
+Edits = dict[str, Any]
+
+_OF_STAGE = (0.0, 0.5, 1.0, 10.0)
+_OF_OFFLOAD: dict[Offload, float] = {"none": 0.0, "optimizer": 14.0, "params": 20.0}
+_OF_RECOMPUTE: dict[Recompute, float] = {"none": 0.0, "selective": 6.0, "full": 8.0}
+_OF_HALVING, _OF_SHARE, _OF_SLEEP, _OF_LORA = 4.0, 2.0, 3.0, 100.0
+_STATES: tuple[tuple[int, Offload], ...] = (
+    (0, "none"),
+    (1, "none"),
+    (2, "none"),
+    (3, "none"),
+    (2, "optimizer"),
+    (3, "optimizer"),
+    (3, "params"),
+)
+_LEAST_SHARE, _MOST_SHARE, _SHARE_STEP = 0.2, 0.9, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of one thing, `kind`: what is typed, and what it makes of the configuration's options and of
+    the layout's fields.
+
+    `cost` is its place in the order above; below 0 it gives speed.
+    """
+
+    kind: str
+    typed: Edits
+    options: Edits
+    layout: Edits
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """A layout: the options that are typed to have it, its peak on one GPU, and whether that fits with room
+    to spare."""
+
+    typed: Edits
+    cost: float
+    peak_bytes: int
+    binding: str
+    share: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether a run has a tenth to spare."""
+        return 0 < self.share <= TIGHT
+
+    def in_words(self) -> str:
+        """The layout as one line, without what is typed."""
+        verdict = "fits" if self.fits else "does not fit"
+        return f"{size(self.peak_bytes)} in {self.binding}, {self.share:.0%}: {verdict}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """The layout that is planned, those above and below it, nearest first, and the least costly that fits:
+    of one change, else of two; None where none does, or where the planned one does."""
+
+    here: Rung
+    up: tuple[Rung, ...]
+    down: tuple[Rung, ...]
+    smallest: Rung | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the layouts as `covey plan --json` prints them."""
+
+        def rung(of: Rung) -> dict[str, Any]:
+            words = {name: getattr(of, name) for name in ("typed", "peak_bytes", "binding", "share", "fits")}
+            return words | {"flags": flags(of.typed)}
+
+        return {
+            "here": rung(self.here),
+            "up": [rung(r) for r in self.up],
+            "down": [rung(r) for r in self.down],
+            "smallest": None if self.smallest is None else rung(self.smallest),
+        }
+
+    def in_words(self) -> list[str]:
+        """Return the layouts as lines, the fastest first."""
+        rungs = [("faster", r) for r in reversed(self.up)] + [("as planned", self.here)]
+        rungs += [("less memory", r) for r in self.down]
+        lines = [f"{name:<12}{r.in_words():<45}{flags(r.typed)}".rstrip() for name, r in rungs]
+        if self.here.fits:
+            return [*lines, "the plan fits as it is"]
+        if self.smallest is None:
+            return [*lines, "no change of one or two of these fits"]
+        return [*lines, f"the smallest change that fits: {flags(self.smallest.typed)}"]
+
+
+def ladder(config: Config, facts: Facts, typed: Collection[str] | None = None) -> Ladder | None:
+    """Return the layouts around a configuration; None where its memory is not known."""
+    plan = memory_plan(config, facts)
+    if not plan.share:
+        return None
+    changes = list(_changes(config, facts, typed))
+    tried = {id(change): _rung(config, facts, change) for change in changes}
+    down = [c for c in changes if c.cost > 0]
+    here = _of(plan, {}, 0.0)
+    return Ladder(
+        here=here,
+        up=_shown([(c, tried[id(c)]) for c in changes if c.cost < 0]),
+        down=_shown([(c, tried[id(c)]) for c in down]),
+        smallest=None if here.fits else _smallest(config, facts, down, [tried[id(c)] for c in down]),
+    )
+
+
+def ladder_fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
+    """Return the least costly layouts that fit, of one change, else the one of two."""
+    found = ladder(config, facts, typed)
+    if found is None or found.smallest is None:
+        return ()
+    fitting = [rung for rung in found.down if rung.fits][:3] or [found.smallest]
+    return tuple(Fix(text=rung.in_words(), edits=rung.typed) for rung in fitting)
+
+
+def _smallest(config: Config, facts: Facts, changes: list[Change], tried: list[Rung]) -> Rung | None:
+    fitting = [rung for rung in tried if rung.fits]
+    if fitting:
+        return min(fitting, key=lambda rung: rung.cost)
+    pairs = [_both(a, b) for a, b in combinations(changes, 2) if a.kind != b.kind]
+    rungs = (_rung(config, facts, pair) for pair in sorted(pairs, key=lambda pair: pair.cost))
+    return next((rung for rung in rungs if rung.fits), None)
+
+
+def _both(first: Change, second: Change) -> Change:
+    return Change(
+        kind=f"{first.kind}+{second.kind}",
+        typed=first.typed | second.typed,
+        options=first.options | second.options,
+        layout=first.layout | second.layout,
+        cost=first.cost + second.cost,
+    )
+
+
+def _shown(tried: list[tuple[Change, Rung]]) -> tuple[Rung, ...]:
+    """Of each kind the nearest that fits, else the furthest; all of the states, nearest first."""
+    best: dict[Any, Rung] = {}
+    for change, rung in sorted(tried, key=lambda pair: abs(pair[0].cost)):
+        key = (change.kind, change.cost if change.kind == "states" else 0)
+        if key not in best or not best[key].fits:
+            best[key] = rung
+    return tuple(sorted(best.values(), key=lambda rung: abs(rung.cost)))
+
+
+def _rung(config: Config, facts: Facts, change: Change) -> Rung:
+    if facts.layout is not None:
+        facts = replace(facts, layout=replace(facts.layout, **change.layout))
+    plan = memory_plan(config.model_copy(update=change.options), facts)
+    return _of(plan, change.typed, change.cost)
+
+
+def _of(plan: MemoryPlan, typed: Edits, cost: float) -> Rung:
+    binding = plan.binding.name
+    return Rung(typed=typed, cost=cost, peak_bytes=plan.needed_bytes, binding=binding, share=plan.share)
+
+
+def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Iterator[Change]:
+    def option(kind: str, typed: Edits, cost: float, options: Edits | None = None) -> Change:
+        return Change(kind=kind, typed=typed, options=options or typed, layout={}, cost=cost)
+
+    if config.torch_dtype == "float32" and facts.cuda:
+        yield option("dtype", {"torch_dtype": "bfloat16"}, 0.1)
+    for number, (edits, counts) in enumerate(smaller_passes(config, facts, typed), start=1):
+        yield option("passes", edits, _OF_HALVING * number, counts)
+    larger = _larger_pass(config, facts, typed)
+    if larger is not None:
+        yield option("passes", larger[0], -_OF_HALVING, larger[1])
+    if config.gradient_checkpointing != "auto":
+        now = recompute_of(config, facts)
+        for kind in KINDS:
+            cost = _OF_RECOMPUTE[kind] - _OF_RECOMPUTE[now]
+            if kind != now:
+                yield option("recompute", {"gradient_checkpointing": _typed_as(kind)}, cost)
+    if config.tuner_type != "lora":
+        yield option("tuner", {"tuner_type": "lora"}, _OF_LORA)
+    if facts.layout is not None:
+        yield from _of_states(facts.layout)
+        yield from _of_engine(facts.layout)
+
+
+def _of_states(layout: Layout) -> Iterator[Change]:
+    """Where weights, gradients and optimizer lie; one process has nothing to cut in parts."""
+    now = _OF_STAGE[layout.zero_stage] + _OF_OFFLOAD[layout.offload]
+    for stage, offload in _STATES:
+        cost = _OF_STAGE[stage] + _OF_OFFLOAD[offload] - now
+        edits: Edits = {}
+        if stage != layout.zero_stage:
+            edits["plan_zero_stage"] = stage
+        if offload != layout.offload:
+            edits["plan_offload"] = offload
+        if edits and (layout.num_gpus > 1 or offload != "none" or cost < 0):
+            fields = {"zero_stage": stage, "offload": offload}
+            yield Change(kind="states", typed=edits, options={}, layout=fields, cost=cost)
+
+
+def _of_engine(layout: Layout) -> Iterator[Change]:
+    if layout.engine != "colocate":
+        return
+    for number in range(-8, 9):
+        share = round(layout.engine_share - number * _SHARE_STEP, 2)
+        if number and _LEAST_SHARE <= share <= _MOST_SHARE:
+            yield Change(
+                kind="engine",
+                typed={"vllm_gpu_memory_utilization": share},
+                options={},
+                layout={"engine_share": share},
+                cost=_OF_SHARE * number,
+            )
+    sleeps = not layout.engine_sleeps
+    yield Change(
+        kind="sleep",
+        typed={"vllm_enable_sleep_mode": sleeps},
+        options={},
+        layout={"engine_sleeps": sleeps},
+        cost=_OF_SLEEP if sleeps else -_OF_SLEEP,
+    )
+
+
+def _typed_as(kind: Recompute) -> str:
+    return {"none": "false", "selective": "selective", "full": "true"}[kind]
+
+
+def computed_again(config: Config, facts: Facts) -> list[tuple[Edits, Edits]]:
+    """The ways to compute more activations again than the run does, that which costs the least time first;
+    `auto` has tried them."""
+    if config.gradient_checkpointing == "auto":
+        return []
+    kinds = KINDS[KINDS.index(recompute_of(config, facts)) + 1 :]
+    values: list[Edits] = [{"gradient_checkpointing": _typed_as(kind)} for kind in kinds]
+    return [(value, value) for value in values]
+
+
+def smaller_passes(
+    config: Config, facts: Facts, typed: Collection[str] | None
+) -> Iterator[tuple[Edits, Edits]]:
+    """Forward passes of fewer rows, largest first, with as many more of them: what is typed, and all counts
+    that follow."""
+    tokens = config.max_tokens_per_micro_batch
+    while tokens is not None and tokens > SHORTEST:
+        tokens //= 2
+        yield {"max_tokens_per_micro_batch": tokens}, {"max_tokens_per_micro_batch": tokens}
+    if tokens is not None:
+        return
+    rows = config.per_device_train_batch_size
+    for fewer in (n for n in range(rows - 1, 0, -1) if rows % n == 0):
+        yield _with_rows(config, facts, typed, fewer, rows // fewer)
+
+
+def _larger_pass(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Edits, Edits] | None:
+    """Forward passes of twice the rows and half as many, where their number is even."""
+    if config.max_tokens_per_micro_batch is not None:
+        twice: Edits = {"max_tokens_per_micro_batch": 2 * config.max_tokens_per_micro_batch}
+        return twice, twice
+    if config.gradient_accumulation_steps % 2 or config.steps_per_generation % 2:
+        return None
+    shape = shape_of(config, facts.num_processes)
+    wanted = with_product(
+        shape,
+        per_device_train_batch_size=2 * shape.per_device_train_batch_size,
+        gradient_accumulation_steps=shape.gradient_accumulation_steps // 2,
+        steps_per_generation=shape.steps_per_generation // 2,
+    )
+    return edits_to(shape, wanted, typed), {name: getattr(wanted, name) for name in COUNTS}
+
+
+def _with_rows(
+    config: Config, facts: Facts, typed: Collection[str] | None, rows: int, factor: int
+) -> tuple[Edits, Edits]:
+    shape = shape_of(config, facts.num_processes)
+    wanted = with_product(
+        shape,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=shape.gradient_accumulation_steps * factor,
+        steps_per_generation=shape.steps_per_generation * factor,
+    )
+    return edits_to(shape, wanted, typed), {name: getattr(wanted, name) for name in COUNTS}

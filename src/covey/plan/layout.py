@@ -1,0 +1,106 @@
+"""How a run would lie on GPUs that are not here: what each holds under DeepSpeed's ZeRO, and what beside it.
+
+P parameters, N GPUs. Shares of a tensor's bytes on one GPU, from the paper (arXiv:1910.02054, section 5) and
+DeepSpeed's page on memory: stage 1 cuts the optimizer's state into N parts, stage 2 gradients too, stage 3
+weights too. The optimizer offloaded takes its state, and from stage 2 on the gradients, to the machine's
+memory; parameters offloaded, which stage 3 alone has, take the weights as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+Offload = Literal["none", "optimizer", "params"]
+Engine = Literal["own", "colocate", "server"]
+Held = Literal["weights", "gradients", "optimizer"]
+
+STAGES = (0, 1, 2, 3)
+OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "params")
+
+_FIRST_STAGE: dict[Held, int] = {"optimizer": 1, "gradients": 2, "weights": 3}
+_OFFLOADED: dict[Offload, tuple[Held, ...]] = {
+    "none": (),
+    "optimizer": ("optimizer", "gradients"),
+    "params": ("optimizer", "gradients", "weights"),
+}
+
+WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12
+"""A parameter in bfloat16; its float32 master and AdamW's two moments."""
+
+ENGINE_SHARE = 0.3
+"""TRL's default of vllm_gpu_memory_utilization."""
+
+HOST_MARGIN = 1.5
+"""What DeepSpeed's estimator multiplies the machine's memory with, for buffers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """GPUs of one kind, and how model and engine lie on them.
+
+    engine           own, that of the training process; colocate, vLLM on the same GPUs; server, on others
+    engine_share     of a GPU's memory that vLLM takes
+    engine_parallel  GPUs that one vLLM spans
+    engine_sleeps    whether it gives its memory back while the model trains
+    asynchronous     whether it samples while the model trains
+    """
+
+    num_gpus: int
+    gpu_bytes: int
+    zero_stage: int = 0
+    offload: Offload = "none"
+    engine: Engine = "own"
+    engine_share: float = ENGINE_SHARE
+    engine_parallel: int = 1
+    engine_sleeps: bool = False
+    asynchronous: bool = False
+
+    def on_gpu(self, num_bytes: int, held: Held) -> int:
+        """What one GPU holds of so many bytes."""
+        if self.is_offloaded(held):
+            return 0
+        sharded = self.zero_stage >= _FIRST_STAGE[held]
+        return math.ceil(num_bytes * Fraction(1, self.num_gpus if sharded else 1))
+
+    def is_offloaded(self, held: Held) -> bool:
+        """Whether it lies in the machine's memory; the gradients of stage 1 stay, since they are whole."""
+        if held == "gradients" and self.zero_stage < 2:
+            return False
+        return held in _OFFLOADED[self.offload]
+
+    @property
+    def engine_bytes(self) -> int:
+        """What vLLM takes of a GPU while it samples."""
+        return int(self.engine_share * self.gpu_bytes) if self.engine == "colocate" else 0
+
+    def in_words(self) -> str:
+        """The layout without its machine: `ZeRO-3, optimizer and weights offloaded`."""
+        words = {
+            "none": "",
+            "optimizer": ", optimizer offloaded",
+            "params": ", optimizer and weights offloaded",
+        }
+        sleeps = ", asleep while the model trains" if self.engine_sleeps else ""
+        spans = f" over {self.engine_parallel} GPUs" if self.engine_parallel > 1 else ""
+        engine = {
+            "own": "",
+            "colocate": f"; vLLM on {self.engine_share:g} of each GPU{spans}{sleeps}",
+            "server": "; vLLM on GPUs of its own, which are not among these",
+        }
+        stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
+        return f"{stage}{words[self.offload]}{engine[self.engine]}"
+
+
+def state_bytes(parameters: int, layout: Layout, gradient_bytes: int) -> int:
+    """What one GPU holds of the states of a model that is trained whole: weights, gradients, optimizer.
+
+    DeepSpeed's own estimate has gradients of 2 bytes; covey sums them in 4.
+    """
+    return (
+        layout.on_gpu(WEIGHT_BYTES * parameters, "weights")
+        + layout.on_gpu(gradient_bytes * parameters, "gradients")
+        + layout.on_gpu(OPTIMIZER_BYTES * parameters, "optimizer")
+    )

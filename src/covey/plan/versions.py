@@ -1,0 +1,139 @@
+"""Which versions of libraries were tried, and which are known to be bad; looked at before weights load.
+
+Versions are read from the packages' metadata, so that nothing is imported to learn them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from covey.config.schema import Config
+from covey.plan.facts import Facts
+from covey.plan.problem import problem, warning
+from covey.types import Fix, Problem
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of a package: the newest version that ran, where and when.
+
+    `oldest` is the first that is let pass: of covey's dependencies that which its own package asks for.
+    """
+
+    oldest: str
+    newest: str
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bad:
+    """Versions of a package with a published fault: from `first` on, below `fixed`."""
+
+    package: str
+    first: str
+    fixed: str
+    words: str
+    source: str
+    date: str
+
+
+_SUITE = "covey's tests on a CPU"
+TRIED: Mapping[str, Known] = {
+    "torch": Known(oldest="2.11", newest="2.13.0", source=_SUITE, date="2026-11"),
+    "transformers": Known(oldest="5.17", newest="5.23.0", source=_SUITE, date="2026-11"),
+    "peft": Known(oldest="0.17", newest="0.21.2", source=_SUITE, date="2026-11"),
+    "deepspeed": Known(
+        oldest="0.19.8",
+        newest="0.19.8",
+        source="ZeRO-2 and ZeRO-3 in two processes on a CPU, outside covey, which does not use it",
+        date="2026-11",
+    ),
+    "vllm": Known(
+        oldest="0.32.0",
+        newest="0.32.0",
+        source="sampling alone on a CPU, outside covey, which does not use it",
+        date="2026-11",
+    ),
+}
+"""By package, as its distribution is called. flash-attn is not among them: it has not run here."""
+
+BAD: tuple[Bad, ...] = (
+    Bad(
+        package="torch",
+        first="0",
+        fixed="2.6",
+        words="torch.load runs code of a file also with weights_only=True",
+        source="CVE-2025-32434",
+        date="2025-04",
+    ),
+    Bad(
+        package="transformers",
+        first="4.56.0",
+        fixed="5.3.0",
+        words="a model's config.json can run code also with trust_remote_code=False",
+        source="CVE-2026-4372",
+        date="2026",
+    ),
+    Bad(
+        package="vllm",
+        first="0.5.2",
+        fixed="0.8.5",
+        words="several machines exchange data over a socket that is open to everyone",
+        source="CVE-2025-30202",
+        date="2025-04",
+    ),
+)
+
+
+def version_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what is known against the versions that a run rests on; nothing of a package that it does not
+    use."""
+    found = dict(facts.versions)
+    problems = []
+    for package in _used(config, facts):
+        if package in found:
+            problems += _of_package(package, found[package])
+    return problems
+
+
+def _used(config: Config, facts: Facts) -> list[str]:
+    layout = facts.layout
+    used = {
+        "torch": True,
+        "transformers": True,
+        "peft": config.tuner_type == "lora",
+        "deepspeed": layout is not None and layout.zero_stage > 0,
+        "vllm": layout is not None and layout.engine == "colocate",
+    }
+    return [package for package, is_used in used.items() if is_used]
+
+
+def _of_package(package: str, version: str) -> list[Problem]:
+    number, tried = parsed(version), TRIED[package]
+    install = Fix(text=f"pip install -U '{package}>={tried.oldest}'")
+    for bad in BAD:
+        if bad.package == package and parsed(bad.first) <= number < parsed(bad.fixed):
+            seen = f"{package} is {version}: {bad.words} ({bad.source}, {bad.date}; mended in {bad.fixed})."
+            return [problem("E119", package, seen, "An environment made before the mended version.", install)]
+    if number >= parsed(tried.oldest):
+        return []
+    seen = f"{package} is {version}, older than {tried.oldest}; what ran is {tried.newest} ({tried.source}, "
+    seen += f"{tried.date})."
+    return [warning("W115", package, seen, "An environment made for another program.", install)]
+
+
+def parsed(version: str) -> Version:
+    """Return the numbers of a release, without zeros at its end: `parsed("2.13.0+cpu")` is (2, 13).
+
+    A release candidate counts as its release.
+    """
+    found = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(part) for part in found[0].split(".")] if found else [0]
+    while len(numbers) > 1 and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

@@ -1,0 +1,40 @@
+"""A model of 32.8 B parameters, and layouts of it on eight GPUs of 96 GiB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from covey.plan import Facts
+from covey.plan.facts import ModelSizes
+from covey.plan.layout import Layout
+from support.checks import facts
+
+GIB = 2**30
+WORDS, HIDDEN = 152_064, 5120
+MODEL = ModelSizes(
+    family="qwen2",
+    layers=64,
+    hidden=HIDDEN,
+    heads=40,
+    kv_heads=8,
+    head_width=128,
+    intermediate=27_648,
+    vocabulary=WORDS,
+    tied=False,
+    parameters=32_763_876_352,
+    adapted=("q_proj", "v_proj"),
+    adapted_parameters=10**9,
+    adapter_parameters=10**8,
+)
+P = MODEL.parameters
+EIGHT = Layout(num_gpus=8, gpu_bytes=96 * GIB)
+SHORT = {"max_completion_length": 1024, "gradient_accumulation_steps": 1, "generation_batch_size": 64}
+SHARDED = replace(EIGHT, zero_stage=3)
+OFFLOADED = replace(EIGHT, zero_stage=3, offload="params")
+
+
+def elsewhere(layout: Layout, **changes: Any) -> Facts:
+    given = {"model_sizes": MODEL, "num_parameters": P, "longest_prompt": 512, "free_disk_bytes": None}
+    given |= {"num_processes": 8, "free_memory_bytes": layout.gpu_bytes, "layout": layout, "cuda": True}
+    return facts(**{**given, **changes})

@@ -1,0 +1,214 @@
+"""The words of `covey plan` for a machine that is not here: read, refused, and shown."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli.layout import take_layout
+from covey.cli.main import main
+from covey.plan.layout import Layout
+from covey.quickstart import task
+from support.verbs import alone, codes_in
+
+GPUS = ["--plan_gpus", "8", "--plan_gpu_memory", "96GiB"]
+RUN = ["--dataset", "quickstart#512", "--reward_funcs", "accuracy", "--max_completion_length", "2048"]
+SMALL = [*RUN[:4], "--max_completion_length", "32"]
+QWEN_32B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 5120,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "intermediate_size": 27648,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "eos_token_id": 314,
+}
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    alone(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory with a config.json of 32.8 B parameters and a tokenizer, without weights."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / "big").mkdir(exist_ok=True)
+        shutil.copy(task.MODEL_DIR / name, tmp_path / "big" / name)
+    (tmp_path / "big" / "config.json").write_text(json.dumps(QWEN_32B), encoding="utf-8")
+    return tmp_path / "big"
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ([], {}),
+        (["--plan_zero_stage", "2"], {"zero_stage": 2}),
+        (["--plan-zero-stage=3", "--plan-offload=params"], {"zero_stage": 3, "offload": "params"}),
+        (["--deepspeed", "zero3_offload"], {"zero_stage": 3, "offload": "params"}),
+        (["--deepspeed", "zero2_offload"], {"zero_stage": 2, "offload": "optimizer"}),
+        (["--deepspeed", "zero3"], {"zero_stage": 3}),
+        (["--deepspeed", "zero2", "--plan_zero_stage", "3"], {"zero_stage": 3}),
+        (["--deepspeed", "zero3_offload", "--plan_offload", "none"], {"zero_stage": 3}),
+        (["--plan_zero_stage", "1", "--plan_zero_stage", "2"], {"zero_stage": 2}),
+        (["--use_vllm", "true"], {"engine": "colocate"}),
+        (["--use_vllm", "--vllm_mode", "server"], {"engine": "server"}),
+        (["--use_vllm", "false", "--vllm_mode", "colocate"], {}),
+        (
+            ["--vllm_gpu_memory_utilization", "0.4", "--vllm_tensor_parallel_size", "4"],
+            {"engine": "colocate", "engine_share": 0.4, "engine_parallel": 4},
+        ),
+        (["--vllm_mode", "colocate", "--sleep_level", "1"], {"engine": "colocate", "engine_sleeps": True}),
+        (["--use_vllm", "--vllm_enable_sleep_mode"], {"engine": "colocate", "engine_sleeps": True}),
+        (["--use_vllm", "--sleep_level", "2", "--vllm_enable_sleep_mode", "false"], {"engine": "colocate"}),
+        (["--async_generate", "true"], {"asynchronous": True}),
+    ],
+)
+def test_words_of_a_layout(words: list[str], changes: dict[str, Any]) -> None:
+    got = take_layout([*GPUS, *words, "--seed", "7"])
+    assert got.problems == ()
+    assert got.layout == Layout(**{"num_gpus": 8, "gpu_bytes": 96 * 2**30, **changes})
+    assert got.words == ("--seed", "7")
+
+
+@pytest.mark.parametrize(
+    ("word", "size"),
+    [("80GB", 80 * 10**9), ("96GiB", 96 * 2**30), ("0.5gb", 5 * 10**8), ("24576MiB", 24 * 2**30)],
+)
+def test_sizes(word: str, size: int) -> None:
+    layout = take_layout(["--plan_gpus", "1", "--plan_gpu_memory", word]).layout
+    assert layout is not None and layout.gpu_bytes == size
+
+
+def test_a_size_of_two_words() -> None:
+    """As `--plan_gpu_memory 96 GiB`: the second word is not lost, but refused with the other words."""
+    got = take_layout(["--plan_gpus", "8", "--plan_gpu_memory", "96", "GiB"])
+    assert [p.option for p in got.problems] == ["plan_gpu_memory"] and got.words == ("GiB",)
+
+
+def test_the_ladder_takes_no_word_of_the_run() -> None:
+    got = take_layout(["--ladder", "run.yaml", "--seed", "7"])
+    assert (got.ladder, got.layout, got.words) == (True, None, ("run.yaml", "--seed", "7"))
+    assert not take_layout(["--ladder", "false"]).ladder
+    assert not take_layout([]).ladder
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "option"),
+    [
+        (["--plan_gpus", "8"], "E115", "plan_gpus"),
+        (["--plan_zero_stage", "3"], "E115", "plan_zero_stage"),
+        ([*GPUS, "--plan_zero_stage", "4"], "E104", "plan_zero_stage"),
+        ([*GPUS, "--plan_offload", "disk"], "E104", "plan_offload"),
+        ([*GPUS, "--deepspeed", "ds.json"], "E104", "deepspeed"),
+        ([*GPUS, "--vllm_mode", "own"], "E104", "vllm_mode"),
+        ([*GPUS, "--use_vllm", "--vllm_gpu_memory_utilization", "90"], "E103", "vllm_gpu_memory_utilization"),
+        ([*GPUS, "--use_vllm", "maybe"], "E103", "use_vllm"),
+        (["--plan_gpus", "none", "--plan_gpu_memory", "80GB"], "E103", "plan_gpus"),
+        (["--plan_gpus", "0", "--plan_gpu_memory", "80GB"], "E103", "plan_gpus"),
+        (["--plan_gpus", "8", "--plan_gpu_memory", "80"], "E103", "plan_gpu_memory"),
+    ],
+)
+def test_words_that_are_no_layout(words: list[str], code: str, option: str) -> None:
+    got = take_layout(words)
+    assert [(p.code, p.option) for p in got.problems] == [(code, option)]
+    assert got.layout is None
+    assert got.problems[0].fixes and got.problems[0].cause
+
+
+@pytest.mark.parametrize(
+    "word", ["plan_gpus", "plan_gpu_memory", "plan_zero_stage", "plan_offload", "ladder"]
+)
+def test_other_verbs_refuse_them(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert main(["train", "--model", "quickstart", *SMALL, "--learning_rate", "1e-4", f"--{word}", "3"]) == 2
+    error = capsys.readouterr().err
+    assert codes_in(error) == ["E212"]
+    assert f"{word} (flag --{word}) is a word of `covey plan` alone." in error
+
+
+def test_without_gpus_the_words_of_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "quickstart", *RUN, "--deepspeed", "zero3"]) == 2
+    assert "E102" in codes_in(capsys.readouterr().err)
+
+
+def test_a_model_of_which_only_the_configuration_is_here(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    words = ["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", "zero3_offload", "--ladder", "--json"]
+    assert main(words) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["facts"]["num_parameters"] == 32_763_876_352
+    assert content["batch"]["num_processes"] == 8
+    assert content["memory"]["free_bytes"] == 96 * 2**30
+    assert content["memory"]["needed_bytes"] < 0.9 * 96 * 2**30
+    assert content["memory"]["host_bytes"] == 18 * 32_763_876_352
+    assert content["ladder"]["here"]["fits"] is True and content["ladder"]["up"]
+    assert content["disk"]["free_bytes"] is None
+
+
+def test_what_does_not_fit_is_shown_and_refused(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    assert main(["plan", "--model", str(model), *RUN, *GPUS, "--ladder"]) == 2
+    done = capsys.readouterr()
+    assert "the most in update: moments " in done.out
+    assert "the smallest change that fits: --plan_zero_stage 3 --plan_offload optimizer" in done.out
+    assert codes_in(done.err) == ["E211"]
+    assert "--plan_zero_stage 3 --plan_offload optimizer" in done.err
+
+
+def test_what_is_offered_can_be_typed(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """Behind the words that were typed already, those of DeepSpeed among them."""
+    words = ["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", "zero2"]
+    assert main(words) == 2
+    lines = [line.split() for line in capsys.readouterr().err.splitlines()]
+    offered = [line[1:] for line in lines if line[:1] in (["type"], ["or"]) and line[1].startswith("--")]
+    assert offered
+    for edits in offered:
+        assert main([*words, *edits]) == 0
+
+
+def test_a_missing_tokenizer_is_said(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    assert main(["plan", "--model", str(model), *RUN, *GPUS]) == 2
+    error = capsys.readouterr().err
+    assert "has no tokenizer.json" in " ".join(error.split()) and "E301" in codes_in(error)
+
+
+def test_a_family_without_a_closed_form_is_said(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    described = {**QWEN_32B, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    assert main(["plan", "--model", str(model), *RUN, *GPUS]) == 2
+    assert "llama, mistral, qwen2, qwen3 only, not for gemma2" in " ".join(capsys.readouterr().err.split())
+
+
+def test_weights_are_needed_for_this_machine(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    assert main(["plan", "--model", str(model), *RUN]) == 2
+    assert "has no .safetensors file" in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_numbers_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "quickstart", *SMALL, *GPUS]
+    assert main([*words, "--nproc_per_node", "2"]) == 2
+    assert "E106" in codes_in(capsys.readouterr().err)
+    assert main([*words, "--nproc_per_node", "8"]) == 0
+
+
+def test_a_contradiction_is_refused_before_anything_is_shown(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    words = ["plan", "--model", str(model), *RUN, *GPUS, "--plan_offload", "params", "--ladder"]
+    assert main(words) == 2
+    done = capsys.readouterr()
+    assert done.out == "" and codes_in(done.err) == ["E213"]
+
+
+def test_a_ladder_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "quickstart", *SMALL, "--ladder"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "ladder    " in out and "--tuner_type lora" in out and "plan_" not in out

@@ -1,0 +1,88 @@
+"""Parts of a layout that cannot be together, and that what is offered instead can."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from covey.plan.check_layout import layout_problems
+from covey.plan.layout import Layout
+from covey.types import Problem
+from support.checks import config, facts, found
+from support.layouts import EIGHT, OFFLOADED, SHARDED, elsewhere
+
+COLOCATED = replace(OFFLOADED, engine="colocate", engine_share=0.4, engine_parallel=4)
+FIELDS = {
+    "plan_zero_stage": "zero_stage",
+    "plan_offload": "offload",
+    "vllm_gpu_memory_utilization": "engine_share",
+    "vllm_tensor_parallel_size": "engine_parallel",
+    "vllm_mode": "engine",
+    "async_generate": "asynchronous",
+}
+
+
+def problem(layout: Layout) -> Problem:
+    (one,) = layout_problems(elsewhere(layout))
+    return one
+
+
+CASES = [
+    ("E213", "plan_offload", replace(OFFLOADED, zero_stage=2)),
+    ("E213", "plan_offload", replace(OFFLOADED, zero_stage=0)),
+    ("E213", "plan_offload", replace(EIGHT, offload="optimizer")),
+    ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, engine_parallel=3)),
+    ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, engine_parallel=16)),
+    # 16 GPUs have room for an engine of 16, of which 40 heads are no multiple.
+    ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, num_gpus=16, engine_parallel=16)),
+    ("E215", "vllm_gpu_memory_utilization", replace(COLOCATED, engine_parallel=1)),
+    ("E215", "vllm_gpu_memory_utilization", replace(COLOCATED, engine_share=0.1)),
+    ("E216", "async_generate", replace(COLOCATED, asynchronous=True)),
+]
+
+
+@pytest.mark.parametrize(("code", "option", "layout"), CASES)
+def test_what_cannot_be_together(code: str, option: str, layout: Layout) -> None:
+    found = problem(layout)
+    assert (found.code, found.option) == (code, option)
+    assert found.seen and found.why and found.cause and found.fixes
+    edits = [dict(fix.edits) for fix in found.fixes if fix.edits]
+    for edit in edits:
+        changes: dict[str, Any] = {FIELDS[name]: value for name, value in edit.items()}
+        assert set(changes) <= {f.name for f in fields(Layout)}
+        assert layout_problems(elsewhere(replace(layout, **changes))) == [], edit
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        EIGHT,
+        SHARDED,
+        OFFLOADED,
+        COLOCATED,
+        replace(SHARDED, offload="optimizer"),
+        replace(EIGHT, zero_stage=1, offload="optimizer"),
+        replace(COLOCATED, engine="server", asynchronous=True, engine_parallel=3),
+    ],
+)
+def test_what_can(layout: Layout) -> None:
+    assert layout_problems(elsewhere(layout)) == []
+
+
+def test_weights_that_no_share_has_room_for() -> None:
+    """Of 65.5 GB of weights an engine on one GPU of 66 GB has no room for a cache: more GPUs an engine."""
+    one = problem(replace(COLOCATED, gpu_bytes=66 * 10**9, engine_parallel=1, engine_share=0.9))
+    assert (one.code, [dict(fix.edits) for fix in one.fixes]) == ("E215", [{}])
+    assert "--vllm_tensor_parallel_size" in one.fixes[0].text
+
+
+def test_nothing_is_said_of_this_machine() -> None:
+    assert layout_problems(facts()) == []
+
+
+def test_of_what_cannot_be_together_there_is_no_forecast() -> None:
+    """Neither E211 nor a warning beside it, though the whole model is far too large."""
+    given = elsewhere(replace(EIGHT, offload="optimizer"), nproc_available=8)
+    options = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "generation_batch_size": 64}
+    assert [p.code for p in found(given, **options)] == ["E213"]
+    assert config(**options).max_completion_length == 1024

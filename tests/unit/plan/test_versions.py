@@ -1,0 +1,89 @@
+"""Versions of libraries that are refused, warned of, or let pass."""
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from covey.plan.versions import BAD, TRIED, parsed
+from covey.training.facts.run import run_facts
+from covey.types import Severity
+from support.checks import config, facts, found, one
+from support.layouts import EIGHT, OFFLOADED, elsewhere
+
+GOOD = {"torch": "2.13.0+cpu", "transformers": "5.23.0", "peft": "0.21.2"}
+
+
+def versions(**changes: str) -> tuple[tuple[str, str], ...]:
+    return tuple({**GOOD, **changes}.items())
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "code"),
+    [
+        ("torch", "2.5.1", "E119"),
+        ("torch", "2.5.1+cu124", "E119"),
+        ("torch", "2.6.0", "W115"),
+        ("torch", "2.10.2", "W115"),
+        ("transformers", "4.56.0", "E119"),
+        ("transformers", "5.2.0", "E119"),
+        ("transformers", "5.3.0", "W115"),
+        ("transformers", "4.55.4", "W115"),
+        ("transformers", "5.16.9", "W115"),
+    ],
+)
+def test_what_is_said(package: str, version: str, code: str) -> None:
+    problem = one(facts(versions=versions(**{package: version})))
+    assert (problem.code, problem.option) == (code, package)
+    assert version in problem.seen and "pip install" in problem.fixes[0].text
+    assert (problem.severity is Severity.ERROR) == (code == "E119")
+    assert problem.why and problem.cause
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"torch": "2.11.0"}, {"torch": "2.11"}, {"transformers": "5.17.0"}, {"torch": "3.0"}]
+)
+def test_what_is_not(changes: dict[str, str]) -> None:
+    assert found(facts(versions=versions(**changes))) == []
+
+
+def test_the_source_of_a_fault_is_named() -> None:
+    assert "CVE-2025-32434" in one(facts(versions=versions(torch="2.5.1"))).seen
+
+
+def test_only_what_a_run_uses_is_looked_at() -> None:
+    old = versions(peft="0.16.0", deepspeed="0.15.4", vllm="0.8.4")
+    assert found(facts(versions=old)) == []
+    assert [p.option for p in found(facts(versions=old), tuner_type="lora")] == ["peft"]
+    options = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "generation_batch_size": 64}
+    given = elsewhere(OFFLOADED, versions=old)
+    assert [p.option for p in found(given, **options)] == ["deepspeed"]
+    assert "vllm" not in [p.option for p in found(elsewhere(EIGHT, versions=old), **options)]
+
+
+def test_the_tables_agree() -> None:
+    """No version is both tried and bad, and each range is one."""
+    for bad in BAD:
+        assert parsed(bad.first) < parsed(bad.fixed) <= parsed(TRIED[bad.package].oldest)
+    for tried in TRIED.values():
+        assert parsed(tried.oldest) <= parsed(tried.newest)
+
+
+def test_dependencies_are_let_pass_from_the_version_that_the_package_asks_for() -> None:
+    asked = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    for package in ("torch", "transformers", "peft"):
+        assert f'"{package}>={TRIED[package].oldest}"' in asked
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("2.13.0+cpu", (2, 13)), ("5.0.0rc3", (5,)), ("0.19.8", (0, 19, 8)), ("0", (0,)), ("unknown", (0,))],
+)
+def test_numbers_of_a_version(text: str, numbers: tuple[int, ...]) -> None:
+    assert parsed(text) == numbers
+
+
+def test_versions_are_those_installed() -> None:
+    got = dict(run_facts(config(), 1).versions)
+    assert got["torch"] == metadata.version("torch")
+    assert set(got) <= set(TRIED)
