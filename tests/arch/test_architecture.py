@@ -30,7 +30,7 @@ LAYERS = (
     ("rollout",),
     ("learner",),
     ("checkpoint", "health", "telemetry"),
-    ("training",),
+    ("training", "doctor"),
     ("api", "cli"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -47,6 +47,8 @@ TORCH_FREE = (
     "api",
     "cli",
     "training.facts",
+    "health.rules",
+    "doctor",
 )
 FOREIGN = ("trl", "swift", "accelerate", "transformers.trainer", "transformers.Trainer")
 # Functions that may exceed 60 lines, with the reason; at most five.

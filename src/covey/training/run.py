@@ -19,6 +19,7 @@ from covey.config.write import to_yaml
 from covey.data.order import Order
 from covey.errors import GuardStop
 from covey.health.rewards import RewardWatch
+from covey.health.rules import Rules
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
@@ -159,6 +160,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         eval_times=parts.eval_times(config, plan),
         best=best,
         watch=RewardWatch(),
+        rules=Rules(config.model_dump()),
         saver=Saver(
             plan=_save_plan(config, policy),
             output_dir=Path(config.output_dir),
