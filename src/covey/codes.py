@@ -475,8 +475,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "F215",
-        "Stopped learning",
-        "The run still costs time, and the model of its end is that of its middle.",
+        "Reward does not rise",
+        "The run still costs time, and its last model is no better than one of before.",
     ),
     (
         "F216",

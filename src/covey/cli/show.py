@@ -40,6 +40,11 @@ def problem_text(problem: Problem) -> str:
     return "\n".join(text for _, text in _problem(problem))
 
 
+def finding_text(found: Finding) -> str:
+    """Return a finding as plain text."""
+    return "\n".join(text for _, text in _finding(found))
+
+
 def _problem(problem: Problem) -> Iterator[Line]:
     word = "" if problem.severity is Severity.ERROR else f" ({problem.severity.value})"
     yield _STYLES[problem.severity], f"{problem.code} {problem.option}{word}"

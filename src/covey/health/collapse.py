@@ -131,10 +131,10 @@ def truncation_spiral(h: History) -> Sign | None:
 def truncated_from_the_start(h: History) -> Sign | None:
     """F219: next to no completion of the first rollouts ends by itself."""
     series = h.get(_CUT)
-    if series is None or series.is_calibrated or h.value(_CUT) is None:
+    if series is None:
         return None
-    newest = series.last[-1].value
-    if newest < limit("truncated_at_start"):
+    newest, bound = series.last[-1].value, limit("truncated_at_start")
+    if min(v.value for v in (*series.first, series.last[-1])) < bound:
         return None
     return Sign(
         seen=f"{newest:.0%} of the completions are cut from the first rollout on",

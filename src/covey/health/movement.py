@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-
 from statistics import fmean, median, stdev
 
 from covey.health.history import History, Series, Value, binary_means, chance_of_no_spread
@@ -176,7 +175,7 @@ def _why_equal(h: History) -> str:
 
 
 def little_signal(h: History) -> Sign | None:
-    """F212: far more groups without spread than chance gives, or completions of a prompt that are the same."""
+    """F212: far more groups without spread than chance gives, or the same completions within groups."""
     same = h.series.get(IDENTICAL)
     value = h.value(IDENTICAL)
     early = same is not None and len(same.last) <= limit("identical_rollouts")
@@ -284,7 +283,7 @@ def stopped_learning(h: History) -> Sign | None:
     if share < limit("stopped_share"):
         return None
     return Sign(
-        seen=f"over {window} values the reward stays at {fmean(values):.4g}, and in {share:.0%} of them {idle}",
+        seen=f"over {window} values the reward stays at {fmean(values):.4g}; in {share:.0%} of them {idle}",
         cause=_why_equal(h),
         fixes=(
             Fix(text="end the run here if this reward is enough"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from covey.codes import CODES
 from covey.health import collapse, movement
@@ -16,13 +16,15 @@ from covey.types import Finding, Severity, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule: it speaks when `check` holds for `streak` records in a row, or rollouts where it is about
-    these."""
+    """One rule: it speaks when `check` holds `streak` times in a row.
+
+    It is asked once a rollout, a step or an evaluation.
+    """
 
     code: str
     check: Callable[[History], Sign | None]
     streak: int = 1
-    of_steps: bool = False
+    each: Literal["rollout", "step", "evaluation"] = "rollout"
 
 
 _LASTING = int(limit("streak"))
@@ -35,17 +37,17 @@ RULES: tuple[Rule, ...] = (
     Rule(code="F205", check=collapse.truncation_spiral, streak=_LASTING),
     Rule(code="F206", check=collapse.repetition),
     Rule(code="F207", check=movement.hacking, streak=_LASTING),
-    Rule(code="F208", check=movement.held_out_falls, of_steps=True),
-    Rule(code="F209", check=movement.kl_blow_up, streak=int(limit("kl_values")), of_steps=True),
-    Rule(code="F210", check=movement.gradient_blow_up, streak=int(limit("grad_values")), of_steps=True),
+    Rule(code="F208", check=movement.held_out_falls, each="evaluation"),
+    Rule(code="F209", check=movement.kl_blow_up, streak=int(limit("kl_values")), each="step"),
+    Rule(code="F210", check=movement.gradient_blow_up, streak=int(limit("grad_values")), each="step"),
     Rule(code="F211", check=movement.no_signal),
     Rule(code="F212", check=movement.little_signal),
-    Rule(code="F213", check=movement.rate_is_zero, streak=int(limit("learning_rate_values")), of_steps=True),
-    Rule(code="F214", check=movement.memory_grows, of_steps=True),
+    Rule(code="F213", check=movement.rate_is_zero, streak=int(limit("learning_rate_values")), each="step"),
+    Rule(code="F214", check=movement.memory_grows, each="step"),
     Rule(code="F215", check=movement.stopped_learning),
-    Rule(code="F216", check=movement.dead_gradient, streak=int(limit("dead_gradient_values")), of_steps=True),
-    Rule(code="F217", check=movement.dead_kl, streak=int(limit("dead_kl_values")), of_steps=True),
-    Rule(code="F218", check=movement.not_finite, of_steps=True),
+    Rule(code="F216", check=movement.dead_gradient, streak=int(limit("dead_gradient_values")), each="step"),
+    Rule(code="F217", check=movement.dead_kl, streak=int(limit("dead_kl_values")), each="step"),
+    Rule(code="F218", check=movement.not_finite, each="step"),
     Rule(
         code="F219",
         check=collapse.truncated_from_the_start,
@@ -82,7 +84,7 @@ class Rules:
         self.history.add(record)
         findings = []
         for rule in RULES:
-            if not rule.of_steps and not self.history.is_new_rollout:
+            if not self._is_asked(rule):
                 continue
             held = self._held[rule.code]
             sign = rule.check(self.history)
@@ -99,8 +101,17 @@ class Rules:
                 findings.append(_finding(rule.code, sign, held.since, record.step))
         return findings
 
+    def _is_asked(self, rule: Rule) -> bool:
+        match rule.each:
+            case "rollout":
+                return self.history.is_new_rollout
+            case "step":
+                return True
+            case "evaluation":
+                return self.history.value("eval_reward") is not None
+
     def holding(self) -> tuple[str, ...]:
-        """The codes that hold at the newest record."""
+        """The codes that held when their rule was last asked."""
         return tuple(r.code for r in RULES if self._held[r.code].streak >= r.streak)
 
 
