@@ -21,7 +21,7 @@ REPOSITORY = ROOT.parent.parent
 
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
-    ("types",),
+    ("types", "rule_codes"),
     ("errors", "codes"),
     ("comm", "config"),
     ("plan", "algorithm"),
@@ -40,6 +40,7 @@ TORCH_FREE = (
     "types",
     "errors",
     "codes",
+    "rule_codes",
     "config",
     "plan",
     "data",

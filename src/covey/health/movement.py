@@ -190,6 +190,8 @@ def little_signal(h: History) -> Sign | None:
     window = int(limit("little_signal_rollouts"))
     if series is None or not size or len(series.last) < window or has_no_signal(h):
         return None
+    if h.has_risen():  # prompts that the run has come to solve
+        return None
     share = fmean(v.value for v in series.last[-window:])
     rates = binary_means(h)
     groups = sum(v.count for v in series.last[-window:])
