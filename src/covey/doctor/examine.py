@@ -108,7 +108,7 @@ def _recorded(log: Log) -> list[Finding]:
             code=code,
             seen=str(event.get("seen", "")),
             why=known.why if known else "",
-            cause="",
+            cause=str(event.get("cause", "")),
             fixes=(Fix(text=f"`covey explain {code}`"),),
             severity=Severity.ERROR if _stops(code) else Severity.WARNING,
             step=step if isinstance(step, int) else None,

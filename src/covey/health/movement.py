@@ -138,12 +138,24 @@ def no_signal(h: History) -> Sign | None:
     return Sign(
         seen=f"in {len(flat)} rollouts in a row every completion has the reward of its siblings{at}",
         cause=_why_equal(h),
-        fixes=(
-            Fix(text="prompts that the model solves sometimes"),
-            h.larger_groups(),
-        ),
-        badness=len(flat) / limit("no_signal_rollouts"),
+        fixes=(_look_at_reward(),) if _is_constant(h) else (_other_prompts(), h.larger_groups()),
+        badness=1.0,
     )
+
+
+def _is_constant(h: History) -> bool:
+    """Whether the reward has the same value, not 0, in every rollout so far."""
+    series = h.get("reward")
+    values = {v.value for v in (*series.first, *series.last)} if series is not None else set()
+    return len(values) == 1 and values != {0.0}
+
+
+def _other_prompts() -> Fix:
+    return Fix(text="prompts that the model solves sometimes")
+
+
+def _look_at_reward() -> Fix:
+    return Fix(text="call the reward with a right and a wrong completion: it has to tell them apart")
 
 
 def _tail(series: Series, value: float) -> list[Value]:
@@ -165,6 +177,8 @@ def _why_equal(h: History) -> str:
         return f"No answer can be read in {unparsed:.0%} of the completions: the form, or the parser."
     if cut is not None and cut > 0.5:
         return f"{cut:.0%} of the completions are cut before they end."
+    if _is_constant(h):
+        return f"Every completion of the run has the reward {reward:.4g}: it does not look at them."
     if reward is not None and series is not None:
         highest = max(v.value for v in series.last)
         if reward > 0 and reward >= highest and min(v.value for v in series.last) < highest:
@@ -289,7 +303,7 @@ def stopped_learning(h: History) -> Sign | None:
         cause=_why_equal(h),
         fixes=(
             Fix(text="end the run here if this reward is enough"),
-            Fix(text="prompts that the model solves sometimes"),
+            _other_prompts(),
         ),
         badness=1.0,
     )

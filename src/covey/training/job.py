@@ -199,11 +199,15 @@ class Job:
         """Say and record what is unusual and stops nothing."""
         for found in findings:
             self.recorder.say(*coded(found.code, f"{sentence(found.seen)} {found.cause}"))
-            self.recorder.event("finding", step=self.progress.step, code=found.code, seen=found.seen)
+            self._record_finding(found)
+
+    def _record_finding(self, found: Finding) -> None:
+        words = {"code": found.code, "seen": found.seen, "cause": found.cause}
+        self.recorder.event("finding", step=self.progress.step, **words)
 
     def stop(self, finding: Finding) -> None:
         """Record what a guard saw, and save: what it saw was not applied, or is in the records."""
-        self.recorder.event("finding", step=self.progress.step, code=finding.code, seen=finding.seen)
+        self._record_finding(finding)
         self.saver.save(self.progress.step)
 
     def _agree_to_end(self) -> None:
