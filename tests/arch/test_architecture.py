@@ -30,7 +30,7 @@ LAYERS = (
     ("rollout",),
     ("learner",),
     ("checkpoint", "health", "telemetry"),
-    ("training",),
+    ("training", "doctor"),
     ("selftest",),
     ("api", "cli"),
 )
@@ -54,6 +54,8 @@ TORCH_FREE = (
     "health.hang",
     "health.stacks",
     "health.watchdog",
+    "health.rules",
+    "doctor",
 )
 FOREIGN = ("trl", "swift", "accelerate", "transformers.trainer", "transformers.Trainer")
 # Functions that may exceed 60 lines, with the reason; at most five.

@@ -1,8 +1,8 @@
 """The verbs of the `covey` command, and what its exit code says.
 
-0 done; 2 the configuration or the input is at fault, and nothing was started; 3 a guard stopped the run; 130
-Ctrl-C; 143 SIGTERM; 1 anything else. Verbs import what they need when they run, so that `covey --help` is
-quick.
+0 done; 2 the configuration or the input is at fault, and nothing was started; 3 a guard stopped the run, or
+`covey doctor` found something wrong with it; 130 Ctrl-C; 143 SIGTERM; 1 anything else. Verbs import what they
+need when they run, so that `covey --help` is quick.
 """
 
 from __future__ import annotations
@@ -110,6 +110,14 @@ def quickstart(context: typer.Context) -> int:
 def selftest(context: typer.Context) -> int:
     """Hand the words to the verb selftest."""
     from covey.cli.selftest import selftest as verb
+
+    return verb(context.args)
+
+
+@app.command(context_settings=_OWN_WORDS, help=VERBS["doctor"])
+def doctor(context: typer.Context) -> int:
+    """Hand the words to the verb doctor."""
+    from covey.cli.doctor import doctor as verb
 
     return verb(context.args)
 

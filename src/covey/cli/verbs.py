@@ -15,6 +15,7 @@ VERBS: Mapping[str, str] = {
     "eval": "Sample and score held-out prompts with a model or checkpoint.",
     "export": "Write a checkpoint as a model; --merge puts its adapter in.",
     "quickstart": "Train the built-in model on its task: a minute.",
+    "doctor": "Say from its directory whether a run learns, and why not.",
     "selftest": "Measure on this machine what covey promises to be exact.",
     "explain": "Say what a code such as E201 means.",
 }
@@ -26,7 +27,6 @@ _ELSEWHERE: Mapping[str, str] = {
     "sft": "this version trains with GRPO only: `covey train`",
     "dpo": "this version trains with GRPO only: `covey train`",
     "pt": "this version trains with GRPO only: `covey train`",
-    "doctor": "read metrics.jsonl and events.jsonl in the directory of the run",
     "verify": "a checkpoint is verified when it is written and when it is resumed from",
     "merge": "`covey export CHECKPOINT --merge`",
     "merge-lora": "`covey export CHECKPOINT --merge`",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -127,10 +128,14 @@ def read_rollouts(directory: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]
     back.
     """
     for rollout, path in list_rollouts(directory).items():
-        opener = gzip.open if path.suffix == ".gz" else open
-        try:
-            with opener(path, "rt", encoding="utf-8", newline="\n") as file:
-                records = list(read_lines(file, path))
-        except (OSError, EOFError) as error:
-            raise CoveyError(f"{path} cannot be read: {error}") from error
-        yield rollout, records
+        yield rollout, read_rollout(path)
+
+
+def read_rollout(path: Path) -> list[dict[str, Any]]:
+    """Return the records of one rollout's file, plain or compressed."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8", newline="\n") as file:
+            return list(read_lines(file, path))
+    except (OSError, EOFError, zlib.error) as error:
+        raise CoveyError(f"{path} cannot be read: {error}") from error

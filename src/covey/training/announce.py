@@ -59,11 +59,21 @@ def _kernels(config: Config, policy: Policy) -> str:
     return f"attention: {attention}{norms}; {IN_WORDS[policy.recompute]}{away}"
 
 
+def _signs(job: Job) -> list[str]:
+    """For how many steps each rule held, where one did."""
+    counts = job.rules.counts
+    if not counts:
+        return []
+    words = ", ".join(f"{code} at {'1 step' if n == 1 else f'{n:,} steps'}" for code, n in counts.items())
+    directory = shlex.quote(str(job.saver.output_dir))
+    return [f"signs     {words}", f"          `covey doctor {directory}` says more"]
+
+
 def closing(job: Job, verb: str) -> list[str]:
     """Where the run ended, and how to go on."""
     step, total = job.progress.step, job.limits.total_steps
     name = job.saver.path(step)
-    lines = []
+    lines = _signs(job)
     result = job.saver.best_path if job.saver.plan.keep_best else None
     if job.evaluator is not None and job.best.step is not None:
         kept = job.saver.best_path

@@ -4,7 +4,7 @@ reasons to stop."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,10 @@ from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
 from covey.comm import Comm
 from covey.health.rewards import RewardWatch
+from covey.health.rules import Rules
 from covey.learner.backends.base import Backend
 from covey.learner.schedule import Schedule
-from covey.plan.words import coded
+from covey.plan.words import coded, sentence
 from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
 from covey.rollout.records import records_of
@@ -78,6 +79,7 @@ class Job:
     best: Best
     watch: RewardWatch
     guards: Guards
+    rules: Rules
     saver: Saver
     recorder: Recorder
     signals: Signals = field(default_factory=Signals)
@@ -106,9 +108,7 @@ class Job:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         self.guards.rollout(collected, rows, self.progress.step)
         metrics = rollout_metrics(collected, rows, self.progress.step)
-        for finding in self.watch.look(collected.groups, self.progress.step):
-            self.recorder.say(*coded(finding.code, f"{finding.seen} {finding.cause}"))
-            self.recorder.event("finding", step=self.progress.step, code=finding.code, seen=finding.seen)
+        self._report(self.watch.look(collected.groups, self.progress.step))
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
 
         def records() -> list[dict[str, Any]]:
@@ -138,7 +138,9 @@ class Job:
         self._agree_to_end()
         seconds = time.perf_counter() - self._clock
         evaluated, is_best = self._evaluate_if_due()
-        self.recorder.step(self._record(batch, result, seconds, evaluated), result.skipped)
+        record = self._record(batch, result, seconds, evaluated)
+        self.recorder.step(record, result.skipped)
+        self._report(self.rules.look(record))
         if self.buffer.done == self.steps_per_rollout():
             self.buffer.clear()
             self.progress.rollout += 1
@@ -201,9 +203,19 @@ class Job:
         self.recorder.say(f"eval      step {self.progress.step}: {values}")
         return metrics
 
+    def _report(self, findings: Sequence[Finding]) -> None:
+        """Say and record what is unusual and stops nothing."""
+        for found in findings:
+            self.recorder.say(*coded(found.code, f"{sentence(found.seen)} {found.cause}"))
+            self._record_finding(found)
+
+    def _record_finding(self, found: Finding) -> None:
+        words = {"code": found.code, "seen": found.seen, "cause": found.cause}
+        self.recorder.event("finding", step=self.progress.step, **words)
+
     def stop(self, finding: Finding) -> None:
         """Record what a guard saw, and save: what it saw was not applied, or is in the records."""
-        self.recorder.event("finding", step=self.progress.step, code=finding.code, seen=finding.seen)
+        self._record_finding(finding)
         self.saver.save(self.progress.step)
 
     def _agree_to_end(self) -> None:

@@ -19,6 +19,7 @@ from covey.config.write import to_yaml
 from covey.data.order import Order
 from covey.errors import GuardStop
 from covey.health.rewards import RewardWatch
+from covey.health.rules import Rules
 from covey.health.weights import WeightWatch
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
@@ -165,6 +166,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         best=best,
         watch=RewardWatch(),
         guards=_guards(config, plan, backend, comm),
+        rules=Rules(config.model_dump()),
         saver=Saver(
             plan=_save_plan(config, policy),
             output_dir=Path(config.output_dir),

@@ -9,7 +9,8 @@ import pytest
 
 import covey
 from covey.chinese.codes import titles_and_whys
-from covey.codes import CODES, chinese_codes, markdown_chinese
+from covey.codes import CODES, chinese_codes
+from covey.codes.page import markdown_chinese
 
 PAGE = Path(covey.__file__).parents[2] / "docs" / "codes.zh.md"
 # Numbers, names with an underscore, tags, and what stands in backticks.

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import covey
-from covey.codes import CODES, markdown
+from covey.codes import CODES
+from covey.codes.page import markdown
 
 SOURCE = Path(covey.__file__).parent
 REPOSITORY = SOURCE.parent.parent

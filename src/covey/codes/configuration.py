@@ -1,28 +1,8 @@
-"""Every code that a problem, a warning or a finding can carry, with a title and the reason behind it.
-
-`python -m covey.codes` writes docs/codes.md to standard output, with `--lang zh` docs/codes.zh.md. A code
-keeps its meaning for good; its Chinese title and reason are in chinese/codes.txt.
-"""
+"""Codes of what is wrong, or odd, with a configuration or an input."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from covey.chinese.codes import PAGE_COLUMNS, PAGE_HEAD, PAGE_SECTIONS, titles_and_whys
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
-    """One code: what it is called and why what it names is worth a stop or a word."""
-
-    code: str
-    title: str
-    why: str
-
-
-_TABLE: tuple[tuple[str, str, str], ...] = (
+CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     # -- options and values
     (
         "E101",
@@ -335,6 +315,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Disk too small for the checkpoints",
         "A checkpoint that does not fit stops the run hours later, with its progress unsaved.",
     ),
+    (
+        "E408",
+        "Nothing to examine",
+        "The doctor reads what a run has written; there is nothing here that it knows.",
+    ),
+    ("E409", "Records that cannot be read", "Without the steps of a run nothing can be said of it."),
     # -- warnings
     (
         "W101",
@@ -402,216 +388,4 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "The tests have not run with so old a version of the library; names and defaults change between "
         "versions.",
     ),
-    # -- findings of a run
-    (
-        "F101",
-        "Loss or gradient not finite",
-        "A step with a NaN or an infinity in it destroys the weights and the optimizer state for good; it "
-        "is not taken.",
-    ),
-    (
-        "F102",
-        "Advantages but no gradient",
-        "On fresh samples a non-zero advantage gives a non-zero gradient. An exact 0 means that the loss "
-        "has lost its connection to the weights.",
-    ),
-    (
-        "F103",
-        "Gradient but no weight moved",
-        "With a gradient and a learning rate every optimizer step changes weights. If none changed, the "
-        "optimizer holds other tensors than the model, or updates are rounded away.",
-    ),
-    (
-        "F105",
-        "Model mixes packed rows",
-        "Rows that share a forward pass must not see each other. A model that does not keep them apart "
-        "trains on padded rows and samples with generate instead.",
-    ),
-    (
-        "F107",
-        "Reward failed",
-        "A completion without a reward is left out of its group; a reward that fails as a whole, or on more "
-        "than 1 % of the completions of ten steps, leaves too little to compare.",
-    ),
-    (
-        "F108",
-        "Reward that never differs",
-        "Equal rewards give advantages of 0. A reward that is the same for every completion teaches nothing.",
-    ),
-    (
-        "F109",
-        "Tracker failed",
-        "A tracker only gets copies; the files of the run have everything, and the run goes on.",
-    ),
-    (
-        "F110",
-        "Trained tokens that were not sampled",
-        "The gradient is that of the tokens in the loss. If they are not the ones that were sampled and "
-        "scored, the model learns from text that nobody judged.",
-    ),
-    (
-        "F111",
-        "Loss tokens that do not add up",
-        "Every sampled token is in the loss once unless a mask is declared for it, and a step divides by "
-        "their number. A token too few or too many weighs all others wrongly.",
-    ),
-    (
-        "F112",
-        "Group that is not whole",
-        "An advantage is a completion's reward against the others of its prompt. Among completions of "
-        "different prompts it is noise.",
-    ),
-    (
-        "F113",
-        "Impossible advantage",
-        "The advantages of a group add up to 0 and have a largest possible size. Others push the model in "
-        "a direction that no reward asked for.",
-    ),
-    (
-        "F114",
-        "Samples of another policy version",
-        "A sampler that is not given the new weights goes on with the old ones: rewards stay as they were "
-        "while the learner drifts away.",
-    ),
-    (
-        "F115",
-        "Sampler and learner disagree",
-        "With the same weights and tokens both give the same probabilities. If they do not, the model is "
-        "trained on samples of another distribution.",
-    ),
-    (
-        "F116",
-        "Ratio is not 1 before an update",
-        "Old and current logprobs come from the same weights and the same pass, so their ratio is exactly "
-        "1. Anything else clips and weighs tokens at random.",
-    ),
-    (
-        "F117",
-        "KL before the first update",
-        "The reference is the model that the run starts from, so the KL to it starts at 0. Another "
-        "reference pulls the policy towards another model.",
-    ),
-    (
-        "F118",
-        "Rollout with numbers that are not finite",
-        "A single NaN in a logprob or an advantage makes the whole gradient NaN.",
-    ),
-    (
-        "F119",
-        "Frozen weights changed",
-        "Weights that are not trained must be the same bits at the end as at the start; an adapter is "
-        "trained for the base that it was given.",
-    ),
-    (
-        "F121",
-        "Ranks hold different weights",
-        "Every rank takes the same step. Once they differ, gradients of different models are averaged.",
-    ),
-    (
-        "F122",
-        "Rollout beside the plan",
-        "The plan says how many completions a rollout has and so how many steps are taken with it; another "
-        "number moves the learning rate and the data order away from what was asked for.",
-    ),
-    (
-        "F123",
-        "Micro-batch without gradient",
-        "Gradients of all micro-batches add up to the step's. If some of them are lost, the step is "
-        "smaller than it says and learns from a part of its data.",
-    ),
-    (
-        "F124",
-        "Trained tensor without gradient",
-        "A tensor that is meant to be trained and never gets a gradient stays as it was, without a word.",
-    ),
-    (
-        "F125",
-        "Siblings that repeat each other",
-        "Completions of a prompt are compared with each other. Copies have the same reward and teach "
-        "nothing; half of the work is wasted, or all of it.",
-    ),
-    (
-        "F126",
-        "Resume at another place of the data",
-        "A resumed run goes on with the prompts that come next. Others are repeated or skipped.",
-    ),
-    (
-        "F120",
-        "Self test failed",
-        "Two ways to compute the same thing give more than rounding apart on this machine. Training on it "
-        "would not be what the configuration says, and no curve would show it.",
-    ),
-    # -- hangs
-    (
-        "F301",
-        "No progress",
-        "The run would stand still until somebody looks, and hold its devices until then. The stacks of all "
-        "processes are written, and the run ends.",
-    ),
-    (
-        "F302",
-        "Ranks about to do different things",
-        "Each would wait for the others in a collective that never ends, or they would add up what does not "
-        "belong together.",
-    ),
-    (
-        "F303",
-        "No run to look at",
-        "Only a process that trains says where it is, and only to the user whose process it is.",
-    ),
 )
-
-CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
-"""The registry, by code."""
-
-
-def chinese_codes() -> dict[str, Code]:
-    """Return the registry in Chinese; what has no Chinese text keeps its English one."""
-    texts = titles_and_whys()
-    found = {c.code: texts.get(c.code, (c.title, c.why)) for c in CODES.values()}
-    return {code: Code(code=code, title=title, why=why) for code, (title, why) in found.items()}
-
-
-_SECTIONS = {
-    "E1": "Options and values",
-    "E2": "Batch and memory",
-    "E3": "Model, data and rewards",
-    "E4": "Output and resume",
-    "W1": "Warnings",
-    "F1": "Findings of a run",
-    "F3": "Hangs",
-}
-
-
-_HEAD = """\
-# Codes
-
-Every message of covey carries a code. `covey explain CODE` prints the same text.
-E: the configuration or the input is at fault, and nothing was started (exit code 2).
-W: the run goes on. F: what a run finds out about itself; a guard that stops it exits with 3.
-"""
-_COLUMNS = "| code | title | why |"
-
-
-def markdown() -> str:
-    """Return docs/codes.md."""
-    return page(CODES, _HEAD, _SECTIONS, _COLUMNS)
-
-
-def markdown_chinese() -> str:
-    """Return docs/codes.zh.md."""
-    sections = {prefix: PAGE_SECTIONS.get(prefix, heading) for prefix, heading in _SECTIONS.items()}
-    return page(chinese_codes(), PAGE_HEAD, sections, PAGE_COLUMNS)
-
-
-def page(codes: Mapping[str, Code], head: str, sections: Mapping[str, str], columns: str) -> str:
-    """Return a page with a table of codes under each heading."""
-    lines = [head.rstrip()]
-    for prefix, heading in sections.items():
-        lines += ["", f"## {heading}", "", columns, "|---|---|---|"]
-        lines += [f"| {c.code} | {c.title} | {c.why} |" for c in codes.values() if c.code.startswith(prefix)]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown_chinese() if sys.argv[1:] == ["--lang", "zh"] else markdown())

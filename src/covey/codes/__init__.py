@@ -1,0 +1,36 @@
+"""Every code that a problem, a warning or a finding can carry, with a title and the reason behind it.
+
+`python -m covey.codes` writes docs/codes.md to standard output, with `--lang zh` docs/codes.zh.md. A code
+keeps its meaning for good; its Chinese title and reason are in chinese/codes.txt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from covey.chinese.codes import titles_and_whys
+from covey.codes.configuration import CONFIGURATION
+from covey.codes.findings import FINDINGS
+from covey.codes.signs import HANGS, SIGNS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """One code: what it is called and why what it names is worth a stop or a word."""
+
+    code: str
+    title: str
+    why: str
+
+
+_TABLE = (*CONFIGURATION, *FINDINGS, *SIGNS, *HANGS)
+
+CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
+"""The registry, by code."""
+
+
+def chinese_codes() -> dict[str, Code]:
+    """Return the registry in Chinese; what has no Chinese text keeps its English one."""
+    texts = titles_and_whys()
+    found = {c.code: texts.get(c.code, (c.title, c.why)) for c in CODES.values()}
+    return {code: Code(code=code, title=title, why=why) for code, (title, why) in found.items()}

@@ -1,0 +1,209 @@
+"""From a run's log to a verdict, with the evidence and the causes behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+from typing import Any
+
+from covey.codes import CODES
+from covey.doctor.evidence import evidence
+from covey.doctor.log import Log
+from covey.health.history import History, number
+from covey.health.rules import Rules
+from covey.types import Finding, Fix, Severity
+
+HEALTHY, WRONG = 0, 3
+
+# Findings that a run goes on after; any other F1xx is a guard that stopped it.
+_GOES_ON = ("F105", "F108", "F109")
+_BROKEN = ("F218", "F209", "F206")
+_NOT_LEARNING = ("E201", "E110", "W103", "F216", "F213", "F217", "F219", "F211", "F215")
+# What causes others comes first.
+_ORDER = ("E201", "E110", "W103", "F218", "F216", "F213", "F217", "F219", "F206", "F209", "F211", "F212")
+_LEAST_VALUES = 20
+_STILL_WRITTEN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A finding with how long it lasted: `num_records` is 0 for what is no matter of steps."""
+
+    finding: Finding
+    num_records: int = 0
+    holds: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the doctor says of a run; `exit_code` is 0, or 3 where something is wrong with the run."""
+
+    log: Log
+    verdict: str
+    summary: str
+    exit_code: int
+    evidence: Sequence[tuple[str, str]]
+    sightings: Sequence[Sighting]
+
+
+def examine(log: Log, now: float) -> Report:
+    """Replay the rules over the log and judge it; `now` is in seconds since the epoch."""
+    rules = Rules(log.options)
+    first: dict[str, Finding] = {}
+    for record in log.records:
+        for finding in rules.look(record):
+            first.setdefault(finding.code, finding)
+    holding = rules.holding()
+    sightings = [Sighting(finding=f) for f in (*_recorded(log), *_of_options(log.options))]
+    for code, finding in first.items():
+        sightings.append(
+            Sighting(finding=finding, num_records=rules.counts[code], holds=code in holding),
+        )
+    trend = reward_trend(log)
+    if trend is not None and trend[2] < 0 and "F215" not in first:
+        sightings.append(Sighting(finding=_falling(trend, rules.history)))
+    sightings.sort(key=_rank)
+    verdict, summary, exit_code = _judge(log, sightings, trend, now)
+    return Report(
+        log=log,
+        verdict=verdict,
+        summary=summary,
+        exit_code=exit_code,
+        evidence=evidence(log, rules.history, trend),
+        sightings=sightings,
+    )
+
+
+def reward_trend(log: Log) -> tuple[float, float, int] | None:
+    """Mean reward of the first and the last quarter, and 1, 0 or -1: it rises, neither, or falls.
+
+    A difference below three standard errors is neither; None where there are fewer than 20 values.
+    """
+    values = [
+        m.value
+        for r in log.records
+        if (m := r.metrics.get("reward")) is not None and m.value is not None and math.isfinite(m.value)
+    ]
+    if len(values) < _LEAST_VALUES:
+        return None
+    quarter = len(values) // 4
+    first, last = values[:quarter], values[-quarter:]
+    error = math.sqrt((variance(first) + variance(last)) / quarter)
+    difference = fmean(last) - fmean(first)
+    way = 0 if abs(difference) <= max(3 * error, 1e-9) else 1 if difference > 0 else -1
+    return fmean(first), fmean(last), way
+
+
+def _recorded(log: Log) -> list[Finding]:
+    """What the run itself put on record and the rules do not see again: guards, rewards, hangs."""
+    found: dict[str, Finding] = {}
+    for event in log.events:
+        code, step = str(event.get("code", "")), event.get("step")
+        if event.get("kind") != "finding" or code.startswith("F2"):
+            continue
+        known = CODES.get(code)
+        found[code] = Finding(
+            code=code,
+            seen=str(event.get("seen", "")),
+            why=known.why if known else "",
+            cause=str(event.get("cause", "")),
+            fixes=(Fix(text=f"`covey explain {code}`"),),
+            severity=Severity.ERROR if _stops(code) else Severity.WARNING,
+            step=step if isinstance(step, int) else None,
+        )
+    # A run that has gone on since then was not stopped for good.
+    return [f for f in found.values() if not _stops(f.code) or (f.step or 0) >= log.last_step]
+
+
+def _stops(code: str) -> bool:
+    return code.startswith(("F1", "F3")) and code not in _GOES_ON
+
+
+def _of_options(options: Mapping[str, Any]) -> list[Finding]:
+    """What the options alone say: with these nothing can be learned."""
+    found = []
+    size, heat, rate = (number(options.get(n)) for n in ("num_generations", "temperature", "learning_rate"))
+    if size is not None and size < 2:
+        found.append(_option("E201", f"num_generations is {size:g}", {"num_generations": 8}))
+    if (heat is not None and heat <= 0) or number(options.get("top_k")) == 1:
+        seen = "temperature is 0" if heat is not None and heat <= 0 else "top_k is 1"
+        found.append(_option("E110", f"{seen}: sampling is greedy", {"temperature": 1.0}))
+    if rate == 0:
+        found.append(_option("W103", "learning_rate is 0", {"learning_rate": 1e-6}))
+    return found
+
+
+def _option(code: str, seen: str, edits: Mapping[str, Any]) -> Finding:
+    return Finding(
+        code=code,
+        seen=seen,
+        why=CODES[code].why,
+        cause="An option of this run.",
+        fixes=(Fix(text="a usual value", edits=edits),),
+    )
+
+
+def _falling(trend: tuple[float, float, int], history: History) -> Finding:
+    return Finding(
+        code="F215",
+        seen=f"mean reward {trend[0]:.4g} in the first quarter of the run, {trend[1]:.4g} in the last",
+        why=CODES["F215"].why,
+        cause="Steps that are too large, or a reward that changed during the run.",
+        fixes=(history.slower(),),
+        severity=Severity.WARNING,
+    )
+
+
+def _rank(sighting: Sighting) -> tuple[bool, bool, int, int]:
+    code = sighting.finding.code
+    place = _ORDER.index(code) if code in _ORDER else len(_ORDER)
+    return not sighting.holds, not _stops(code), place, sighting.finding.step or 0
+
+
+def _judge(
+    log: Log, sightings: Sequence[Sighting], trend: tuple[float, float, int] | None, now: float
+) -> tuple[str, str, int]:
+    """The verdict's word, its line, and the exit code."""
+    present = [s.finding for s in sightings if s.holds]
+    for finding in present:
+        if _stops(finding.code):
+            word = "hung" if finding.code.startswith("F3") else f"stopped by guard {finding.code}"
+            return word, f"{_title(finding)}, at step {finding.step}", WRONG
+    for word, codes in (("broken", _BROKEN), ("not learning", _NOT_LEARNING)):
+        for finding in present:
+            if finding.code in codes:
+                return word, f"{_title(finding)} ({finding.code})", WRONG
+    signs = [f for f in present if f.code.startswith("F2")]
+    if signs:
+        return "unhealthy", "; ".join(f"{_title(f)} ({f.code})" for f in signs), WRONG
+    ended = _ending(log, now)
+    if ended is not None:
+        return ended
+    if trend is not None and trend[2] > 0:
+        return "learning", f"mean reward {trend[0]:.4g} -> {trend[1]:.4g}, nothing unusual now", HEALTHY
+    return "healthy", f"nothing unusual in {len(log.records):,} records", HEALTHY
+
+
+def _title(finding: Finding) -> str:
+    known = CODES.get(finding.code)
+    return known.title[:1].lower() + known.title[1:] if known else finding.code
+
+
+def _ending(log: Log, now: float) -> tuple[str, str, int] | None:
+    """How a run that is not at its end came to stand where it stands."""
+    last, total = log.last_step, log.total_steps
+    stride = log.records[-1].step - log.records[-2].step if len(log.records) > 1 else 1
+    if last and (total is None or last > total - stride):
+        return None
+    at = f"step {last:,}" + ("" if total is None else f" of {total:,}")
+    age = now - log.written
+    if 0 <= age < _STILL_WRITTEN_S:
+        return "unfinished", f"{at}; written {age:.0f} s ago, so it may still run", HEALTHY
+    if last and last in log.saved:
+        return "interrupted", f"after {at}; a checkpoint of that step is here to go on from", HEALTHY
+    saved = (
+        f"the newest whole checkpoint is of step {max(log.saved)}" if log.saved else "no checkpoint is here"
+    )
+    return "unfinished", f"{at}; no word of its end, so it was killed or it hangs; {saved}", WRONG

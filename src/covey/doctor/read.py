@@ -1,0 +1,151 @@
+"""Find out whose run a path is, and read it; what is missing or torn is noted, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from covey.checkpoint.manifest import checkpoint_step, list_files, read_manifest
+from covey.doctor.completions import examine
+from covey.doctor.foreign import STATE, SWIFT_LOG, find_state, find_swift_log, is_state, read_swift, read_trl
+from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
+from covey.errors import CheckpointError, ConfigError
+from covey.plan.problem import problem
+from covey.types import Fix, Metric, StepRecord
+
+_RESERVED = ("step", "rollout", "pass", "n")
+
+
+def read_run(path: Path) -> Log:
+    """Read the run at `path`, a directory or a log file; ConfigError where there is none (E408, E409)."""
+    if path.name == "metrics.jsonl" and path.is_file():
+        path = path.parent
+    if path.is_file():
+        if path.name == SWIFT_LOG:
+            return _known(read_swift(path))
+        if is_state(path):
+            return _known(read_trl(path))
+    elif any((path / name).is_file() for name in ("metrics.jsonl", "events.jsonl", "plan.json")):
+        return _read_covey(path)
+    elif found := find_swift_log(path):
+        return _known(read_swift(found))
+    elif found := find_state(path):
+        return _known(read_trl(found))
+    raise ConfigError([_nothing(path)])
+
+
+def _known(log: Log) -> Log:
+    """Refuse a log of another tool that holds no step: there is nothing else to go by."""
+    if log.records:
+        return log
+    raise ConfigError(
+        [
+            problem(
+                "E409",
+                "RUN",
+                f"{log.path} holds no step of a run." + "".join(f" {note}." for note in log.notes[:-1]),
+                "The run ended before its first log line, or the file is damaged.",
+                Fix(text="a run with at least one logged step; logging_steps says how often"),
+            )
+        ]
+    )
+
+
+def _nothing(path: Path) -> Any:
+    wanted = f"metrics.jsonl of covey, {SWIFT_LOG} of ms-swift, {STATE} of TRL"
+    seen = f"{path} holds none of {wanted}." if path.exists() else f"{path} does not exist."
+    return problem(
+        "E408",
+        "RUN",
+        seen,
+        "A misspelt path, or the directory above or below that of the run.",
+        Fix(text="the --output_dir of the run: `covey doctor runs/NAME`"),
+    )
+
+
+def _read_covey(path: Path) -> Log:
+    notes: list[str] = []
+    plan = read_mapping(path / "plan.json", notes)
+    batch = plan.get("batch")
+    total = batch.get("total_steps") if isinstance(batch, Mapping) else None
+    if not (path / "metrics.jsonl").is_file():
+        notes.append("metrics.jsonl is missing")
+    lines = read_json_lines(path / "metrics.jsonl", notes)
+    extras = examine(path / "rollouts", notes)
+    records = [r for line in lines if (r := _record(line, extras)) is not None]
+    if len(records) < len(lines):
+        notes.append(f"metrics.jsonl: {len(lines) - len(records)} lines are no steps and left out")
+    gaps = sum(b.step != a.step + 1 for a, b in pairwise(records))
+    if gaps:
+        notes.append(f"metrics.jsonl: steps are missing in {gaps} places")
+    options = plan.get("options")
+    files = [p for p in path.iterdir() if p.is_file()]
+    log = Log(
+        source="covey",
+        path=path,
+        records=records,
+        total_steps=total if isinstance(total, int) else None,
+        options=options if isinstance(options, Mapping) else _options(path / "config.yaml", notes),
+        events=read_json_lines(path / "events.jsonl", notes),
+        written=max((p.stat().st_mtime for p in files), default=0.0),
+    )
+    return replace(log, saved=_checkpoints(path, log, notes), notes=notes)
+
+
+def _record(line: Mapping[str, Any], extras: Mapping[int, Mapping[str, Metric]]) -> StepRecord | None:
+    step, rollout, number = (line.get(name) for name in _RESERVED[:3])
+    if not (isinstance(step, int) and isinstance(rollout, int) and isinstance(number, int)):
+        return None
+    counts = line.get("n")
+    metrics = metrics_of(line, counts if isinstance(counts, Mapping) else {}, 1)
+    for name in _RESERVED:
+        metrics.pop(name, None)
+    metrics.update(extras.get(rollout, {}))
+    return StepRecord(step=step, rollout=rollout, pass_index=number, metrics=metrics)
+
+
+def _options(path: Path, notes: list[str]) -> dict[str, Any]:
+    """The options of a config.yaml, without the sections that they stand under."""
+    if not path.is_file():
+        notes.append("config.yaml is missing: options are unknown")
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        notes.append(f"config.yaml cannot be read: {error}")
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        found.update(value if isinstance(value, Mapping) else {key: value})
+    return found
+
+
+def _checkpoints(path: Path, log: Log, notes: list[str]) -> list[int]:
+    """The steps of the whole checkpoints: those whose manifest and file sizes agree. Sums are not taken."""
+    whole = []
+    found = {s: p for p in path.glob("checkpoint-*") if (s := checkpoint_step(p.name)) is not None}
+    for step, checkpoint in sorted(found.items()):
+        try:
+            listed = read_manifest(checkpoint).files
+            sizes = {name: file.stat().st_size for name, file in list_files(checkpoint).items()}
+        except (CheckpointError, OSError) as error:
+            notes.append(str(error))
+            continue
+        wrong = [name for name, entry in listed.items() if sizes.get(name) != entry.size]
+        if wrong:
+            notes.append(f"{checkpoint.name} is not whole: {', '.join(wrong[:3])} missing or of another size")
+        else:
+            whole.append(step)
+    deleted = {str(e.get("path")) for e in log.events if e.get("kind") == "deleted"}
+    for event in log.events:
+        name = str(event.get("path"))
+        saved = checkpoint_step(name) if event.get("kind") == "saved" else None
+        if saved is not None and saved not in found and name not in deleted:
+            notes.append(f"{name} was saved and is not here")
+            found[saved] = path
+    return whole

@@ -1,0 +1,168 @@
+"""Signs that sampling goes wrong: entropy, lengths, truncation and repetition (F201 to F206, F219).
+
+A model that has learned its task is surer of itself, and may write more or less than before. So most of
+these signs count only where the reward has not risen.
+"""
+
+from __future__ import annotations
+
+from covey.health.history import ENTROPY, History
+from covey.health.sign import Sign
+from covey.health.thresholds import limit
+from covey.types import Fix
+
+_LENGTH = "completions/mean_length"
+_ENDED = "completions/mean_terminated_length"
+_CUT = "completions/clipped_ratio"
+REPETITIVE = "completions/repetitive_ratio"
+
+
+def entropy_collapse(h: History) -> Sign | None:
+    """F201: the entropy is low, a small part of what it was, and the reward is no higher for it."""
+    series = h.get(*ENTROPY)
+    if series is None or series.start is None or h.has_risen():
+        return None
+    bound = min(limit("entropy_low"), limit("entropy_low_share") * series.start)
+    if series.now >= bound:
+        return None
+    return Sign(
+        seen=f"entropy {series.start:.3g} -> {series.now:.3g} nats a token, and the reward has not risen",
+        cause="Steps that are too large, or clipping that holds back unlikely tokens as much as likely ones.",
+        fixes=(_wider(h), h.slower()),
+        badness=bound / max(series.now, 1e-12),
+    )
+
+
+def _wider(h: History) -> Fix:
+    high = h.option("epsilon_high")
+    if high is not None and high >= 0.28:
+        return Fix(text="fewer passes over a rollout", edits={"num_iterations": 1})
+    return Fix(text="more room for unlikely tokens", edits={"epsilon_high": 0.28})
+
+
+def entropy_surge(h: History) -> Sign | None:
+    """F202: the entropy is high, far above what it was, and the reward is no higher for it."""
+    series = h.get(*ENTROPY)
+    if series is None or series.start is None or h.has_risen():
+        return None
+    bound = max(limit("entropy_high"), limit("entropy_high_share") * series.start)
+    if series.now <= bound:
+        return None
+    return Sign(
+        seen=f"entropy {series.start:.3g} -> {series.now:.3g} nats a token, and the reward has not risen",
+        cause="Steps that are too large, or a reward that does not tell good completions from bad ones.",
+        fixes=(h.slower(), Fix(text="a pull towards the model of the start", edits={"beta": 0.04})),
+        badness=series.now / bound,
+    )
+
+
+def length_explosion(h: History) -> Sign | None:
+    """F203: completions are several times longer, and the reward is no higher for it."""
+    series = h.get(_LENGTH)
+    if series is None or series.start is None or h.has_risen():
+        return None
+    bound = limit("length_long_share") * series.start
+    if series.now <= bound:
+        return None
+    return Sign(
+        seen=f"mean length {series.start:.4g} -> {series.now:.4g} tokens, and the reward has not risen",
+        cause="A loss that weighs each token of a long wrong completion less (loss_type grpo), or a reward "
+        "that grows with length.",
+        fixes=(
+            Fix(text="a loss in which every token weighs the same", edits={"loss_type": "dapo"}),
+            h.slower(),
+        ),
+        badness=series.now / bound,
+    )
+
+
+def length_collapse(h: History) -> Sign | None:
+    """F204: completions shrink to a fraction while the reward, or one of its parts, is no better."""
+    series = h.get(_ENDED, _LENGTH)
+    if series is None or series.start is None:
+        return None
+    bound = limit("length_short_share") * series.start
+    fallen = [
+        f"{name} {part.start:.3g} -> {part.now:.3g}"
+        for name, part in h.parts().items()
+        if part.start is not None and part.now < (1 - limit("reward_fall_share")) * part.start
+    ]
+    if series.now >= bound or (h.has_risen() and not fallen):
+        return None
+    return Sign(
+        seen=f"mean length {series.start:.4g} -> {series.now:.4g} tokens; "
+        + (", ".join(fallen) if fallen else "the reward has not risen"),
+        cause="A reward that pays for form alone, or 1/length in the loss (loss_type grpo), which favours "
+        "short completions.",
+        fixes=(
+            Fix(text="a loss without 1/length", edits={"loss_type": "dr_grpo"}),
+            Fix(text="a smaller weight for the reward that pays for form: --reward_weights"),
+        ),
+        badness=bound / max(series.now, 1e-9),
+    )
+
+
+def truncation_spiral(h: History) -> Sign | None:
+    """F205: many completions are cut, many more than at the start."""
+    series = h.get(_CUT)
+    if series is None or series.start is None:
+        return None
+    bound = max(limit("truncated"), series.start + limit("truncated_rise"))
+    if series.now <= bound:
+        return None
+    ended, maximum = h.value(_ENDED), h.option("max_completion_length")
+    at = f" at {maximum:g} tokens" if maximum else ""
+    usual = f"; those that end take {ended:.4g} tokens" if ended else ""
+    longer = Fix(text="room to end")
+    if maximum:
+        longer = Fix(text="room to end", edits={"max_completion_length": int(2 * maximum)})
+    return Sign(
+        seen=f"{series.now:.0%} of the completions are cut{at}, {series.start:.0%} at the start{usual}",
+        cause="Completions grow, the cut ones are scored as wrong, and what is learned from them is not how "
+        "to end.",
+        fixes=(
+            longer,
+            Fix(text="cut completions are not trained on", edits={"mask_truncated_completions": True}),
+        ),
+        badness=series.now / bound,
+    )
+
+
+def truncated_from_the_start(h: History) -> Sign | None:
+    """F219: next to no completion of the first rollouts ends by itself."""
+    series = h.get(_CUT)
+    if series is None:
+        return None
+    newest, bound = series.last[-1].value, limit("truncated_at_start")
+    if min(v.value for v in (*series.first, series.last[-1])) < bound:
+        return None
+    return Sign(
+        seen=f"{newest:.0%} of the completions are cut from the first rollout on",
+        cause="The model does not end its turn: a base model without chat training, a template whose end "
+        "token is not the one that stops sampling, or a max_completion_length far too short.",
+        fixes=(
+            Fix(
+                text="see in rollouts/ whether a completion goes on behind its answer; if so, the end token "
+                "or the chat template is at fault"
+            ),
+            Fix(text="where completions are cut in the middle of an answer: a larger max_completion_length"),
+        ),
+        badness=1.0,
+    )
+
+
+def repetition(h: History) -> Sign | None:
+    """F206: completions that repeat one token or one phrase."""
+    series = h.get(REPETITIVE)
+    if series is None:
+        return None
+    newest = series.last[-1]
+    if newest.value <= limit("repetitive") or newest.value * newest.count < limit("repetitive_least"):
+        return None
+    return Sign(
+        seen=f"{newest.value:.0%} of {newest.count} completions repeat one token or one phrase",
+        cause="The model has diverged, or the weights that are sampled from are not those that are trained: "
+        "the second if it began at once.",
+        fixes=(h.slower(), Fix(text="go on from a checkpoint of before: --resume_from_checkpoint DIR")),
+        badness=newest.value / limit("repetitive"),
+    )

@@ -1,0 +1,163 @@
+"""What the rules know of a run: the values of each metric in order, and what they were at the start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from covey.health.thresholds import limit
+from covey.types import Fix, StepRecord
+
+_KEPT = 200
+ENTROPY = ("entropy", "entropy/mean", "entropy_sampled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A finite value of a metric, the step that it was recorded at, and how many things it saw."""
+
+    step: int
+    value: float
+    count: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Series:
+    """The values of one metric: those of the first steps, and the newest ones."""
+
+    first: list[Value] = field(default_factory=list)
+    last: list[Value] = field(default_factory=list)
+    is_calibrated: bool = False
+
+    def add(self, value: Value) -> None:
+        """Take a value in; the start ends after 20 steps and at least five values."""
+        self.last.append(value)
+        del self.last[:-_KEPT]
+        if self.is_calibrated:
+            return
+        if self.first and value.step - self.first[0].step >= limit("calibration_steps"):
+            self.is_calibrated = len(self.first) >= limit("calibration_values")
+        if not self.is_calibrated:
+            self.first.append(value)
+
+    @property
+    def start(self) -> float | None:
+        """The median of the first steps, once they are over."""
+        return median(v.value for v in self.first) if self.is_calibrated else None
+
+    @property
+    def now(self) -> float:
+        """The mean of the newest five values."""
+        return fmean(v.value for v in self.last[-int(limit("recent_values")) :])
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """All series of a run. `options` are those of the run as far as they are known.
+
+    A metric of a rollout stands in the record of each of its optimizer steps; it is taken in once.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    series: dict[str, Series] = field(default_factory=dict)
+    record: StepRecord | None = None
+    is_new_rollout: bool = True
+    num_records: int = 0
+    highest_rate: float = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """Take a record in."""
+        before = self.record
+        self.is_new_rollout = before is None or record.rollout != before.rollout
+        self.record = record
+        self.num_records += 1
+        for name, metric in record.metrics.items():
+            value = metric.value
+            if value is None or not math.isfinite(value) or not (self.is_new_rollout or is_of_step(name)):
+                continue
+            found = Value(step=record.step, value=value, count=metric.count)
+            self.series.setdefault(name, Series()).add(found)
+        self.highest_rate = max(self.highest_rate, self.value("learning_rate") or 0.0)
+
+    @property
+    def step(self) -> int:
+        """The step of the newest record."""
+        return 0 if self.record is None else self.record.step
+
+    def value(self, *names: str) -> float | None:
+        """The newest record's value of the first of these metrics that it has."""
+        metrics = {} if self.record is None else self.record.metrics
+        return next((metrics[n].value for n in names if n in metrics and metrics[n].value is not None), None)
+
+    def get(self, *names: str) -> Series | None:
+        """The series of the first of these metrics that the newest record has a value for."""
+        return next((self.series[n] for n in names if self.value(n) is not None and n in self.series), None)
+
+    def parts(self) -> dict[str, Series]:
+        """The series of the mean of each reward, by the name of the reward."""
+        names = [n for n in self.series if n.startswith("rewards/") and n.endswith("/mean")]
+        return {n.removeprefix("rewards/").removesuffix("/mean"): self.series[n] for n in names}
+
+    def has_risen(self) -> bool:
+        """Whether the reward is above that of the start by a quarter of the spread within groups."""
+        reward = self.get("reward")
+        if reward is None or reward.start is None:
+            return False
+        spread = self.series.get("reward_std")
+        scale = median(v.value for v in spread.first) if spread is not None and spread.first else 0.0
+        return reward.now > reward.start + max(limit("risen_spreads") * scale, 1e-9)
+
+    def option(self, name: str) -> float | None:
+        """A numeric option, where it is known."""
+        return number(self.options.get(name))
+
+    def slower(self) -> Fix:
+        """A third of the learning rate."""
+        rate = self.option("learning_rate")
+        text = "a learning rate of a third"
+        return Fix(text=text, edits={"learning_rate": float(f"{rate / 3:.1g}")}) if rate else Fix(text=text)
+
+    def larger_groups(self) -> Fix:
+        """Twice the completions a prompt, as an edit where the batch is known to divide by it."""
+        size, batch = self.option("num_generations"), self.option("generation_batch_size")
+        text = "larger groups: twice the completions a prompt, of which more hit by chance"
+        if size and batch and batch % (2 * size) == 0:
+            return Fix(text=text, edits={"num_generations": int(2 * size)})
+        return Fix(text=text)
+
+
+def is_of_step(name: str) -> bool:
+    """Whether a metric is of one optimizer step, and not of the rollout that the step learns from."""
+    own = ("loss", "kl", "entropy", "grad_norm", "learning_rate", "update_ratio", "frac_params_changed")
+    return name in own or name.startswith(("entropy/", "memory", "clip_ratio", "rows/dropped", "eval_"))
+
+
+def number(value: Any) -> float | None:
+    """The finite number that a value is or spells; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def chance_of_no_spread(share: float, size: float) -> float:
+    """p^G + (1-p)^G: how often G rewards of 0 or 1 are equal; `chance_of_no_spread(0.5, 8)` is 0.0078."""
+    return float(share**size + (1 - share) ** size)
+
+
+def binary_means(history: History) -> Sequence[float]:
+    """The newest mean of each reward whose spread is that of values 0 and 1."""
+    found = []
+    for name in history.parts():
+        mean, spread = history.value(f"rewards/{name}/mean"), history.value(f"rewards/{name}/std")
+        if mean is None or spread is None or not 0 <= mean <= 1:
+            continue
+        if abs(spread - math.sqrt(mean * (1 - mean))) <= 0.05:
+            found.append(history.series[f"rewards/{name}/mean"].now)
+    return found

@@ -1,0 +1,383 @@
+"""Signs that a run learns nothing, or the wrong thing: rewards, signal, gradients, rates (F207 to F218)."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import fmean, median, stdev
+
+from covey.health.history import History, Series, Value, binary_means, chance_of_no_spread
+from covey.health.sign import Sign
+from covey.health.thresholds import limit
+from covey.types import Fix
+
+_NO_SPREAD = "frac_reward_zero_std"
+IDENTICAL = "completions/identical_groups"
+UNPARSED = "completions/unparsed_ratio"
+_WATCHED = ("loss", "grad_norm", "reward", "kl", "entropy")
+
+
+def hacking(h: History) -> Sign | None:
+    """F207: one reward is far above its start while another is far below its own."""
+    up: list[tuple[float, str]] = []
+    down: list[tuple[float, str]] = []
+    for name, part in h.parts().items():
+        if part.start is None or len(part.first) < 2:
+            continue
+        sigma = max(stdev(v.value for v in part.first), 1e-3)
+        moved = (part.now - part.start) / (limit("reward_jump_sigmas") * sigma)
+        words = f"{name} {part.start:.3g} -> {part.now:.3g}"
+        if moved > 1:
+            up.append((moved, words))
+        elif moved < -1 and part.now < (1 - limit("reward_fall_share")) * part.start:
+            down.append((-moved, words))
+    if not up or not down:
+        return None
+    return Sign(
+        seen=f"{max(up)[1]}, while {max(down)[1]}",
+        cause="One reward can be had without the other, and the easier one is learned at its cost.",
+        fixes=(
+            Fix(text="a smaller weight for the one that rises: --reward_weights"),
+            Fix(text="pay for it only where the other is earned"),
+        ),
+        badness=min(max(up)[0], max(down)[0]),
+    )
+
+
+def held_out_falls(h: History) -> Sign | None:
+    """F208: three evaluations in a row are clearly below the best one, and the training reward is above."""
+    series, reward = h.get("eval_reward"), h.get("reward")
+    wanted = int(limit("eval_fall_values"))
+    if series is None or reward is None or series.last[-1].step != h.step or len(series.last) <= wanted:
+        return None
+    best = max(series.last[:-wanted], key=lambda v: v.value)
+    highest = max(series.last[-wanted:], key=lambda v: v.value)
+    error = 0.5 / math.sqrt(max(highest.count, 1))
+    bound = max(limit("eval_fall_share") * abs(best.value), limit("eval_fall_errors") * error)
+    then = [v.value for v in reward.last if v.step <= best.step][-int(limit("recent_values")) :]
+    if best.value - highest.value <= bound or not then or reward.now <= fmean(then):
+        return None
+    return Sign(
+        seen=f"held-out reward {best.value:.3g} at step {best.step}, at most {highest.value:.3g} in the last "
+        f"{wanted} evaluations; training reward {fmean(then):.3g} -> {reward.now:.3g}",
+        cause="The model learns what is peculiar to the training prompts, or to their reward.",
+        fixes=(
+            Fix(
+                text=f"use the checkpoint of about step {best.step}; let it end there by itself "
+                "(--early_stopping_patience)"
+            ),
+            Fix(text="more, or more varied, prompts"),
+        ),
+        badness=(best.value - highest.value) / bound,
+    )
+
+
+def kl_blow_up(h: History) -> Sign | None:
+    """F209: the KL to the model of the start is very large, or has grown a hundredfold in 20 values."""
+    series = h.get("kl")
+    if series is None:
+        return None
+    newest = series.last[-1].value
+    before = series.last[-21].value if len(series.last) > 20 else None
+    is_grown = (
+        before is not None
+        and newest > limit("kl_growth_least")
+        and newest > limit("kl_growth") * max(before, 0.0)
+    )
+    if newest <= limit("kl_high") and not is_grown:
+        return None
+    since = f", {before:.3g} 20 values ago" if before is not None else ""
+    beta = h.option("beta")
+    edits = {"beta": float(f"{2 * beta:.2g}")} if beta else {}
+    return Sign(
+        seen=f"KL to the model of the start is {newest:.3g} nats a token{since}",
+        cause="Steps that are too large, or too many of them on one rollout.",
+        fixes=(h.slower(), Fix(text="a stronger pull back: a larger beta", edits=edits)),
+        badness=newest / limit("kl_growth_least"),
+    )
+
+
+def gradient_blow_up(h: History) -> Sign | None:
+    """F210: the norm of the gradient is many times its median."""
+    series = h.get("grad_norm")
+    if series is None or not series.start:
+        return None
+    newest = series.last[-1].value
+    usual = max(series.start, median(v.value for v in series.last))
+    if newest <= limit("grad_growth") * usual:
+        return None
+    clipped = h.option("max_grad_norm")
+    return Sign(
+        seen=f"gradient norm {newest:.3g}, the median is {usual:.3g}"
+        + (f" (before clipping at {clipped:g})" if clipped else ""),
+        cause="Steps that are too large, or completions that the model no longer thinks likely.",
+        fixes=(h.slower(), Fix(text="see in rollouts/ what the completions of these steps look like")),
+        badness=newest / (limit("grad_growth") * usual),
+    )
+
+
+def has_no_signal(h: History) -> bool:
+    """Whether no group of the newest rollout has any spread."""
+    share, spread = h.value(_NO_SPREAD), h.value("reward_std")
+    return share == 1.0 if share is not None else spread == 0.0
+
+
+def no_signal(h: History) -> Sign | None:
+    """F211: no group of several rollouts in a row has any spread."""
+    if not has_no_signal(h):
+        return None
+    series = h.get(_NO_SPREAD, "reward_std")
+    assert series is not None
+    flat = _tail(series, 1.0 if h.value(_NO_SPREAD) is not None else 0.0)
+    groups = sum(v.count for v in flat)
+    is_small = groups < limit("no_signal_groups") and len(flat) < limit("no_signal_rollouts_small")
+    if is_small or len(flat) < limit("no_signal_rollouts"):
+        return None
+    reward = h.value("reward")
+    at = "" if reward is None else f"; the reward is {reward:.4g}"
+    return Sign(
+        seen=f"in {len(flat)} rollouts in a row every completion has the reward of its siblings{at}",
+        cause=_why_equal(h),
+        fixes=(_look_at_reward(),) if _is_constant(h) else (_other_prompts(), h.larger_groups()),
+        badness=1.0,
+    )
+
+
+def _is_constant(h: History) -> bool:
+    """Whether the reward has the same value, not 0, in every rollout so far."""
+    series = h.get("reward")
+    values = {v.value for v in (*series.first, *series.last)} if series is not None else set()
+    return len(values) == 1 and values != {0.0}
+
+
+def _other_prompts() -> Fix:
+    return Fix(text="prompts that the model solves sometimes")
+
+
+def _look_at_reward() -> Fix:
+    return Fix(text="call the reward with a right and a wrong completion: it has to tell them apart")
+
+
+def _tail(series: Series, value: float) -> list[Value]:
+    """The newest values, as far back as they are all `value`."""
+    found = []
+    for item in reversed(series.last):
+        if item.value != value:
+            break
+        found.append(item)
+    return found
+
+
+def _why_equal(h: History) -> str:
+    unparsed, cut = h.value(UNPARSED), h.value("completions/clipped_ratio")
+    reward, series = h.value("reward"), h.get("reward")
+    if (h.value(IDENTICAL) or 0.0) > limit("identical_groups"):
+        return "The completions of a prompt are the same text: sampling is greedy or has a fixed seed."
+    if unparsed is not None and unparsed > 0.5:
+        return f"No answer can be read in {unparsed:.0%} of the completions: the form, or the parser."
+    if cut is not None and cut > 0.5:
+        return f"{cut:.0%} of the completions are cut before they end."
+    if _is_constant(h):
+        return f"Every completion of the run has the reward {reward:.4g}: it does not look at them."
+    if reward is not None and series is not None:
+        highest = max(v.value for v in series.last)
+        if reward > 0 and reward >= highest and min(v.value for v in series.last) < highest:
+            return "The prompts are solved: the reward is the highest of the run."
+        if reward == 0:
+            return "The prompts are too hard, or the reward does not find what it pays for."
+    return "The prompts are too easy or too hard, or the reward does not look at the completion."
+
+
+def little_signal(h: History) -> Sign | None:
+    """F212: far more groups without spread than chance gives, or the same completions within groups."""
+    same = h.series.get(IDENTICAL)
+    value = h.value(IDENTICAL)
+    early = same is not None and len(same.last) <= limit("identical_rollouts")
+    if early and value is not None and value > limit("identical_groups"):
+        return Sign(
+            seen=f"in {value:.0%} of the groups all completions are the same text",
+            cause="Sampling is greedy, or every completion gets the same seed.",
+            fixes=(Fix(text="sample", edits={"temperature": 1.0}),),
+            badness=1.0,
+        )
+    series, size = h.get(_NO_SPREAD), h.option("num_generations")
+    window = int(limit("little_signal_rollouts"))
+    if series is None or not size or len(series.last) < window or has_no_signal(h):
+        return None
+    if h.has_risen():  # prompts that the run has come to solve
+        return None
+    share = fmean(v.value for v in series.last[-window:])
+    rates = binary_means(h)
+    groups = sum(v.count for v in series.last[-window:])
+    if not rates or share <= limit("little_signal") or groups < limit("no_signal_groups"):
+        return None
+    expected, rate = min((chance_of_no_spread(p, size), p) for p in rates)
+    if share - expected <= limit("little_signal_excess"):
+        return None
+    return Sign(
+        seen=f"{share:.0%} of the groups of {window} rollouts have no spread; at a pass rate of {rate:.0%} "
+        f"and {size:g} completions a prompt chance gives {expected:.0%}",
+        cause="Prompts that are always solved or never, or completions of a prompt that are the same.",
+        fixes=(
+            Fix(text="leave out prompts that are always or never solved"),
+            Fix(text="look at siblings in rollouts/: the same text means that sampling is at fault"),
+        ),
+        badness=share / limit("little_signal"),
+    )
+
+
+def rate_is_zero(h: History) -> Sign | None:
+    """F213: the learning rate is 0, or was never more than next to nothing."""
+    rate = h.value("learning_rate")
+    # What falls below the bound after a rise is the end of a schedule.
+    if rate is None or (rate != 0.0 and max(rate, h.highest_rate) > limit("learning_rate_zero")):
+        return None
+    asked = h.option("learning_rate")
+    wanted = f"; {asked:g} was asked for" if asked else ""
+    cause = "A warm-up that is longer than the run, or a learning rate that is far too small."
+    if rate == 0.0 and h.highest_rate > limit("learning_rate_zero"):
+        cause = "The schedule has ended before the run: a resume with more steps, or too few planned ones."
+    rates = {"learning_rate": 1e-6}, {"warmup_ratio": 0.0, "warmup_steps": 0}
+    return Sign(
+        seen=f"learning rate {rate:.3g}{wanted}",
+        cause=cause,
+        fixes=(
+            Fix(text="the default for all weights (1e-5 for LoRA)", edits=rates[0]),
+            Fix(text="no warm-up", edits=rates[1]),
+        ),
+        badness=1.0,
+    )
+
+
+def memory_grows(h: History) -> Sign | None:
+    """F214: memory that grows in each quarter of a long window."""
+    window = int(limit("memory_window"))
+    for name in sorted(h.series):
+        series = h.series[name]
+        if not name.startswith("memory") or len(series.last) < window + int(limit("calibration_steps")):
+            continue
+        last = series.last[-window:]
+        quarters = [median(v.value for v in last[i * window // 4 : (i + 1) * window // 4]) for i in range(4)]
+        first, end = last[0], last[-1]
+        grown = end.value - first.value
+        rises = all(b > a for a, b in pairwise(quarters))
+        if (
+            not rises
+            or grown < limit("memory_growth_gib")
+            or end.value < limit("memory_growth") * first.value
+        ):
+            continue
+        rate = grown / (end.step - first.step) * 1000
+        return Sign(
+            seen=f"{name} {first.value:.3g} at step {first.step}, {end.value:.3g} at step {end.step}: "
+            f"{rate:.3g} GiB in 1,000 steps",
+            cause="Something is kept at every step: by a reward function, a plugin, or a tracker.",
+            fixes=(
+                Fix(text="see that reward functions keep nothing between calls"),
+                Fix(text="stop now and then and go on: --resume_from_checkpoint latest"),
+            ),
+            badness=end.value / (limit("memory_growth") * first.value),
+        )
+    return None
+
+
+def stopped_learning(h: History) -> Sign | None:
+    """F215: over a long window the reward does not move, and next to no step had anything to learn from."""
+    reward = h.get("reward")
+    if reward is None:
+        return None
+    stride = reward.last[-1].step - reward.last[-2].step if len(reward.last) > 1 else 1
+    window = int(limit("stopped_window" if stride == 1 else "stopped_window_log"))
+    if len(reward.last) < window:
+        return None
+    values = [v.value for v in reward.last[-window:]]
+    half = window // 2
+    noise = max(stdev(values), 1e-12)
+    if abs(fmean(values[half:]) - fmean(values[:half])) > 2 * noise / math.sqrt(half):
+        return None
+    idle, share = _idle(h, window)
+    if share < limit("stopped_share"):
+        return None
+    return Sign(
+        seen=f"over {window} values the reward stays at {fmean(values):.4g}; in {share:.0%} of them {idle}",
+        cause=_why_equal(h),
+        fixes=(
+            Fix(text="end the run here if this reward is enough"),
+            _other_prompts(),
+        ),
+        badness=1.0,
+    )
+
+
+def _idle(h: History, window: int) -> tuple[str, float]:
+    """Of the ways to learn nothing the most frequent one of the window, and its share."""
+    ways = (
+        ("no group has any spread", _NO_SPREAD, 1.0),
+        ("the spread within groups is 0", "reward_std", 0.0),
+        ("the gradient is 0", "grad_norm", 0.0),
+        ("no weight moves", "update_ratio", 0.0),
+    )
+    found = []
+    for words, name, value in ways:
+        last = h.series[name].last[-window:] if name in h.series else []
+        if len(last) == window:
+            found.append((sum(v.value == value for v in last) / window, words))
+    share, words = max(found, default=(0.0, ""))
+    return words, share
+
+
+def dead_gradient(h: History) -> Sign | None:
+    """F216: rewards differ within groups, and the gradient is exactly 0."""
+    spread, share = h.value("reward_std"), h.value(_NO_SPREAD)
+    dropped = h.value("rows/dropped/zero_advantage") or 0.0
+    # Of a rollout with some signal, the rows of one step may well have none.
+    rows = h.record.metrics["rows/dropped/zero_advantage"].count if h.record and dropped else math.inf
+    if h.value("grad_norm") != 0.0 or not spread or share == 1.0 or dropped >= rows:
+        return None
+    return Sign(
+        seen=f"reward_std {spread:.3g}"
+        + ("" if share is None else f", {1 - share:.0%} of the groups carry signal")
+        + ", and the gradient is exactly 0",
+        cause="The loss is cut off from the weights, or the optimizer holds no gradients: offloading, or the "
+        "accumulation of a DeepSpeed version, is known for it. The data are not at fault.",
+        fixes=(
+            Fix(text="switch off offloading of the model and the optimizer, and see if the norm is above 0"),
+            Fix(text="another version or stage of DeepSpeed; or one process without it, to compare"),
+        ),
+        badness=1.0,
+    )
+
+
+def dead_kl(h: History) -> Sign | None:
+    """F217: the KL to the model of the start stays exactly 0 while steps are taken."""
+    if h.value("kl") != 0.0 or (h.value("learning_rate") or 0.0) <= 1e-12 or h.option("beta") == 0.0:
+        return None
+    if h.num_records < 2 or has_no_signal(h):
+        return None
+    return Sign(
+        seen=f"the KL is exactly 0, at a learning rate of {h.value('learning_rate'):.3g}",
+        cause="The weights do not move: an optimizer that holds other tensors than the model, updates that "
+        "bfloat16 rounds away, or a sampler that never gets new weights.",
+        fixes=(
+            Fix(text="float32 master weights, or LoRA with a float32 adapter"),
+            Fix(text="compare a weight of two checkpoints: equal ones say that nothing was stepped"),
+        ),
+        badness=1.0,
+    )
+
+
+def not_finite(h: History) -> Sign | None:
+    """F218: a NaN or an infinity among the numbers that a run is judged by."""
+    bad = [n for n in _WATCHED if (v := h.value(n)) is not None and not math.isfinite(v)]
+    if not bad:
+        return None
+    return Sign(
+        seen=", ".join(f"{name} is {h.value(name)}" for name in bad),
+        cause="A division by 0 where every token of a batch is masked, an overflow, or weights that are gone "
+        "already.",
+        fixes=(
+            Fix(text="go on from a checkpoint of before: --resume_from_checkpoint DIR"),
+            h.slower(),
+        ),
+        badness=1.0,
+    )

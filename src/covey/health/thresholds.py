@@ -1,0 +1,88 @@
+"""The numbers that the rules compare with, each with where it comes from and when it was written down.
+
+Thresholds age, and depend on model, task and precision. "chosen" means that no source gives the number: it
+is set far from what runs of the built-in task and published runs show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """One number, its source and the month it was written down (YYYY-MM)."""
+
+    value: float
+    source: str
+    date: str
+
+
+def _t(value: float, source: str, date: str = "2026-11") -> Threshold:
+    return Threshold(value=value, source=source, date=date)
+
+
+_TRL_ENTROPY = "TRL's target of the adaptive entropy bonus, 0.2 nats"
+_CALIBRATION = "chosen: early enough to be the run's own start, long enough for a median"
+
+THRESHOLDS: Mapping[str, Threshold] = {
+    # -- calibration and repetition of words
+    "calibration_steps": _t(20, _CALIBRATION),
+    "calibration_values": _t(5, _CALIBRATION + ", where a log has every tenth step only"),
+    "recent_values": _t(5, "chosen: the mean of five values stands for now"),
+    "streak": _t(5, "chosen: a sign that lasts for five values is no accident"),
+    "say_again_steps": _t(100, "chosen: once a screen"),
+    "say_again_worse": _t(2, "chosen: twice as far beyond the limit is news"),
+    "risen_spreads": _t(0.25, "chosen: a quarter of the spread within groups is a rise"),
+    # -- collapse
+    "entropy_low": _t(0.2, _TRL_ENTROPY),
+    "entropy_low_share": _t(0.2, "chosen; PRIME-RL/Entropy-Mechanism#20 and verl#5953 show steeper falls"),
+    "entropy_high": _t(1.0, "rllm#116: fine below 1 nat a token, trouble at 2"),
+    "entropy_high_share": _t(2.0, "chosen: twice the entropy of the start"),
+    "length_long_share": _t(3.0, "chosen: three times the length of the start, without more reward"),
+    "length_short_share": _t(0.3, "chosen; VLM-R1#280 is a fall to a sixth"),
+    "truncated": _t(0.3, "chosen; below 0.1 is usual"),
+    "truncated_rise": _t(0.2, "chosen: above the share of the start by this much"),
+    "truncated_at_start": _t(0.95, "chosen; ms-swift#4950 has 1.0 throughout"),
+    "truncated_at_start_values": _t(3, "chosen: the first three rollouts"),
+    "repetitive": _t(0.05, "chosen; a healthy run has next to none"),
+    "repetitive_least": _t(3, "chosen: fewer completions are a small sample"),
+    # -- rewards
+    "reward_jump_sigmas": _t(3.0, "chosen: of the means of the first rollouts, for a mean of five"),
+    "reward_fall_share": _t(0.25, "chosen: a quarter below the start"),
+    "eval_fall_share": _t(0.1, "chosen: a tenth below the best evaluation"),
+    "eval_fall_errors": _t(2.0, "two standard errors of a share"),
+    "eval_fall_values": _t(3, "chosen: three evaluations in a row"),
+    # -- signal and movement
+    "no_signal_rollouts": _t(3, "chosen; TRL's frac_reward_zero_std exists for trl#3857 and trl#3502"),
+    "no_signal_groups": _t(16, "chosen: fewer groups are a small sample"),
+    "no_signal_rollouts_small": _t(10, "chosen: this many rollouts, however small"),
+    "little_signal": _t(0.8, "chosen: four groups of five have no spread"),
+    "little_signal_excess": _t(0.3, "chosen: above p^G + (1-p)^G, what chance gives at pass rate p"),
+    "little_signal_rollouts": _t(10, "chosen"),
+    "identical_groups": _t(0.5, "chosen: of the groups of the first rollouts"),
+    "identical_rollouts": _t(3, "chosen: later a model that has learned may repeat itself"),
+    "kl_high": _t(10.0, "chosen: nats a token; open-r1#257 goes beyond and the reward to 0"),
+    "kl_growth": _t(100.0, "chosen: a hundredfold of 20 values ago"),
+    "kl_growth_least": _t(0.5, "chosen: growth below half a nat a token is learning"),
+    "kl_values": _t(3, "chosen: a spike alone is usual (NeMo-RL's guide: trends matter, not spikes)"),
+    "grad_growth": _t(10.0, "chosen: times the median; verl's and prime-rl's guides watch for spikes"),
+    "grad_values": _t(3, "as kl_values"),
+    "learning_rate_zero": _t(1e-8, "ms-swift#5890: 1e-8 over 4,389 steps, nothing learned"),
+    "learning_rate_values": _t(10, "chosen: warm-up starts at 0 and a schedule ends there"),
+    "memory_growth": _t(1.2, "chosen: a fifth above the start of the window"),
+    "memory_growth_gib": _t(0.5, "chosen: less is caches"),
+    "memory_window": _t(100, "chosen: the first steps still grow"),
+    "stopped_window": _t(100, "chosen"),
+    "stopped_window_log": _t(50, "chosen, for logs that leave out steps"),
+    "stopped_share": _t(0.95, "chosen: of the window's values without signal or movement"),
+    "dead_gradient_values": _t(3, "chosen; ms-swift#5571 has it from the first step on"),
+    "dead_kl_values": _t(20, "chosen; ms-swift#4348 and #3558 have it throughout"),
+}
+"""Every threshold by name."""
+
+
+def limit(name: str) -> float:
+    """Return the value of a threshold."""
+    return THRESHOLDS[name].value

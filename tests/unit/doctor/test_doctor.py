@@ -1,0 +1,201 @@
+"""The verdict of the doctor on runs of covey: what it says, with which exit code, and that it only reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli.main import main
+from covey.doctor.examine import Report, examine
+from covey.doctor.read import read_run
+from covey.plan.words import WIDTH
+from covey.telemetry.files import RunFiles
+
+from .conftest import RunMaker
+
+LATER = 10**10
+
+
+def report(path: Path, now: float = LATER) -> Report:
+    return examine(read_run(path), now)
+
+
+def codes(found: Report) -> list[str]:
+    return [s.finding.code for s in found.sightings]
+
+
+def text(found: Report, label: str) -> str:
+    return "; ".join(text for name, text in found.evidence if name == label)
+
+
+def test_a_healthy_run(make: RunMaker) -> None:
+    found = report(make.covey(60, saved=(60,)))
+    assert (found.verdict, found.exit_code, codes(found)) == ("healthy", 0, [])
+    assert "60 of 60 optimizer steps" in text(found, "run")
+    assert text(found, "saved") == "checkpoints of step 60"
+
+
+def test_a_run_that_learns(make: RunMaker) -> None:
+    found = report(make.covey(60, {"reward": lambda s: 0.2 + s / 100}))
+    assert (found.verdict, found.exit_code) == ("learning", 0)
+    # Of 60 steps the first 15 have a mean step of 8, the last of 53.
+    assert "0.28 -> 0.73" in found.summary
+
+
+def test_a_reward_that_falls(make: RunMaker) -> None:
+    found = report(make.covey(60, {"reward": lambda s: 0.9 - s / 100}))
+    assert (found.verdict, found.exit_code, codes(found)) == ("not learning", 3, ["F215"])
+
+
+def test_a_run_without_signal(make: RunMaker) -> None:
+    path = make.covey(30, {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "reward": 0.0, "grad_norm": 0.0})
+    found = report(path)
+    assert (found.verdict, found.exit_code, codes(found)) == ("not learning", 3, ["F211"])
+    assert found.sightings[0].finding.step == 3 and found.sightings[0].num_records == 28
+
+
+def test_options_come_first_among_the_causes(make: RunMaker) -> None:
+    flat = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "grad_norm": 0.0}
+    options = {"temperature": 0.0, "num_generations": 1, "learning_rate": 0.0}
+    found = report(make.covey(30, flat, options=options))
+    assert codes(found) == ["E201", "E110", "W103", "F211"]
+    assert dict(found.sightings[1].finding.fixes[0].edits) == {"temperature": 1.0}
+    assert found.verdict == "not learning"
+
+
+def test_a_sign_that_is_over_is_told_and_no_more(make: RunMaker) -> None:
+    found = report(make.covey(60, {"grad_norm": lambda s: 50.0 if 30 <= s < 34 else 0.7}))
+    assert (found.verdict, found.exit_code, codes(found)) == ("healthy", 0, ["F210"])
+    assert not found.sightings[0].holds and found.sightings[0].num_records == 2
+
+
+def test_a_guard(make: RunMaker) -> None:
+    guard = ("finding", 12, {"code": "F101", "seen": "step 13: loss is nan"})
+    goes_on = ("finding", 1, {"code": "F108", "seen": "format is 0 for all 64 completions"})
+    path = make.covey(12, total=40, saved=(12,), events=(goes_on, guard))
+    found = report(path)
+    assert (found.verdict, found.exit_code) == ("stopped by guard F101", 3)
+    assert codes(found) == ["F101", "F108"]
+    assert "loss is nan" in found.sightings[0].finding.seen
+    # The run was resumed and went beyond: the guard is history.
+    (path / "metrics.jsonl").write_text(
+        (path / "metrics.jsonl").read_text().replace('"step": 12,', '"step": 14,')
+    )
+    assert report(path).verdict != "stopped by guard F101"
+
+
+def test_a_hang(make: RunMaker) -> None:
+    hang = ("finding", 12, {"code": "F301", "seen": "rank 1 waits"})
+    found = report(make.covey(12, total=40, events=(hang,)))
+    assert (found.verdict, found.exit_code) == ("hung", 3)
+
+
+def test_runs_that_are_not_at_their_end(make: RunMaker) -> None:
+    path = make.covey(12, total=40, saved=(10,))
+    found = report(path)
+    assert (found.verdict, found.exit_code) == ("unfinished", 3)
+    assert "step 12 of 40" in found.summary and "checkpoint is of step 10" in found.summary
+    written = max(p.stat().st_mtime for p in path.iterdir())
+    assert report(path, written + 5).exit_code == 0
+    make.checkpoint(path, 12)
+    assert (report(path).verdict, report(path).exit_code) == ("interrupted", 0)
+
+
+def test_no_step_at_all(make: RunMaker) -> None:
+    found = report(make.covey(0, total=40))
+    assert (found.verdict, found.exit_code) == ("unfinished", 3)
+    assert "metrics.jsonl is missing" in text(found, "note")
+
+
+def test_torn_and_missing_files_are_said(make: RunMaker) -> None:
+    """A directory that was copied while a run wrote to it, and in part."""
+    saved = tuple(("saved", s, {"path": f"checkpoint-{s}"}) for s in (10, 20, 30))
+    path = make.covey(30, saved=(10, 20), events=saved)
+    metrics = path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([*lines[:4], "garbage\n", *lines[5:-1], lines[-1][:30]]))
+    (path / "checkpoint-20" / "model.safetensors").write_bytes(b"0" * 40)
+    (path / "plan.json").unlink()
+    found = report(path)
+    notes = text(found, "note")
+    assert found.log.saved == [10]
+    for words in (
+        "metrics.jsonl: 2 lines are no JSON and left out; the last one is cut short",
+        "steps are missing in 1 places",
+        "checkpoint-20 is not whole: model.safetensors",
+        "checkpoint-30 was saved and is not here",
+        "plan.json is missing",
+        "no rollouts on record",
+    ):
+        assert words in notes
+    assert found.exit_code == 0
+
+
+def completion(group: int, ids: list[int], parsed_by: str = "box") -> dict[str, Any]:
+    return {
+        "group": group,
+        "completion_ids": ids,
+        "trained_mask": [1] * len(ids),
+        "extras": {"parsed_by": parsed_by},
+    }
+
+
+def test_completions_are_looked_at(make: RunMaker) -> None:
+    """Half of a compressed rollout repeats one token, and no answer of it can be read."""
+    path = make.covey(12)
+    files = RunFiles(path)
+    for rollout in range(12):
+        good = [completion(i % 4, [*range(i, i + 40)], "none") for i in range(8)]
+        files.append_rollout(rollout, [*good, *(completion(9, [7] * 40, "none") for _ in range(8))])
+    assert (path / "rollouts" / "rollout-000000.jsonl.gz").is_file()
+    (path / "rollouts" / "rollout-000001.jsonl.gz").write_bytes(b"\x1f\x8bxx")
+    found = report(path)
+    assert found.verdict == "broken" and codes(found) == ["F206"]
+    assert "50% of 16 completions" in found.sightings[0].finding.seen
+    assert "100% without a readable answer, in 20% of the groups all are the same" in text(found, "newest")
+    assert "rollout-000001.jsonl.gz cannot be read" in text(found, "note")
+
+
+def test_the_command(make: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make.covey(40, {"frac_reward_zero_std": 1.0})
+    before = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in path.rglob("*")}
+    assert main(["doctor", str(path)]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("verdict   not learning: no group carries signal (F211)")
+    assert "F211 at step 3 (warning)" in lines
+    assert max(len(line) for line in lines if str(path) not in line) <= WIDTH
+    assert main(["doctor", str(path), "--json"]) == 3
+    said = json.loads(capsys.readouterr().out)
+    assert (said["verdict"], said["exit_code"], said["run"]["step"]) == ("not learning", 3, 40)
+    assert [f["code"] for f in said["findings"]] == ["F211"]
+    assert {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["absent"], "E408"),
+        (["."], "E408"),
+        (["damaged/trainer_state.json"], "E408"),
+        (["empty/trainer_state.json"], "E409"),
+        (["a", "b"], "E108"),
+        (["--steps", "a"], "E108"),
+        (["--json"], "E108"),
+    ],
+)
+def test_what_is_no_run(
+    words: list[str],
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("damaged", "{"), ("empty", '{"log_history": []}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(content)
+    assert main(["doctor", *words]) == 2
+    assert code in capsys.readouterr().err

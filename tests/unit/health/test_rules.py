@@ -1,0 +1,269 @@
+"""Each rule speaks at the step at which its sign has lasted long enough, and not at a near miss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from covey.codes import CODES
+from covey.health.history import chance_of_no_spread
+from covey.health.rules import RULES, Rules
+from covey.health.thresholds import THRESHOLDS
+from covey.types import Metric, Severity, StepRecord
+
+Curve = Callable[[int], float | None]
+OPTIONS = {"num_generations": 8, "generation_batch_size": 64, "learning_rate": 3e-6, "beta": 0.04}
+
+
+def wave(middle: float, spread: float, period: float) -> Curve:
+    """A value that moves around its middle as that of a healthy run does."""
+    return lambda step: middle + spread * math.sin(step * 2.399 + period)
+
+
+HEALTHY: dict[str, Curve | float] = {
+    "reward": wave(0.5, 0.06, 0.0),
+    "reward_std": wave(0.4, 0.05, 1.0),
+    "frac_reward_zero_std": wave(0.1, 0.1, 2.0),
+    "rewards/accuracy/mean": wave(0.3, 0.06, 3.0),
+    "rewards/accuracy/std": wave(0.45, 0.02, 3.0),
+    "rewards/format/mean": wave(0.6, 0.06, 4.0),
+    "rewards/format/std": wave(0.49, 0.02, 4.0),
+    "completions/mean_length": wave(200, 30, 5.0),
+    "completions/mean_terminated_length": wave(180, 30, 5.0),
+    "completions/clipped_ratio": wave(0.05, 0.05, 6.0),
+    "entropy": wave(0.5, 0.05, 7.0),
+    "kl": lambda step: 1e-4 * step,
+    "grad_norm": wave(0.6, 0.4, 8.0),
+    "learning_rate": 3e-6,
+    "loss": wave(0.0, 0.01, 9.0),
+    "memory/peak_gib": 10.0,
+}
+COUNTS = {"frac_reward_zero_std": 8, "reward_std": 8}
+
+
+def record(step: int, curves: Mapping[str, Curve | float], steps_per_rollout: int = 1) -> StepRecord:
+    values = {name: curve(step) if callable(curve) else curve for name, curve in curves.items()}
+    metrics = {n: Metric(value=v, count=COUNTS.get(n, 64)) for n, v in values.items()}
+    rollout, place = divmod(step - 1, steps_per_rollout)
+    return StepRecord(step=step, rollout=rollout, pass_index=place, metrics=metrics)
+
+
+def said(num: int, changes: Mapping[str, Curve | float], **options: Any) -> list[tuple[str, int]]:
+    """The codes and steps of what is said in `num` steps of a healthy run with these changes."""
+    rules = Rules({**OPTIONS, **options})
+    found = [f for step in range(1, num + 1) for f in rules.look(record(step, {**HEALTHY, **changes}))]
+    assert all(f.severity is Severity.WARNING and f.why == CODES[f.code].why for f in found)
+    assert all(f.seen and f.cause and f.fixes for f in found)
+    return [(f.code, f.step or 0) for f in found]
+
+
+def after(step: int, then: float, before: Curve | float) -> Curve:
+    """`before` up to `step`, and `then` behind it."""
+    return lambda now: then if now > step else before(now) if callable(before) else before
+
+
+def test_a_healthy_run_is_quiet() -> None:
+    assert said(600, {}) == []
+
+
+def test_a_run_that_learns_its_task_is_quiet() -> None:
+    """Reward up to nearly all, entropy and spread down to little, and the end of a schedule."""
+    learned: dict[str, Curve | float] = {
+        "reward": lambda s: 1 - 0.7 * math.exp(-s / 100),
+        "rewards/accuracy/mean": lambda s: 1 - 0.7 * math.exp(-s / 100),
+        "rewards/accuracy/std": lambda s: math.sqrt(
+            0.7 * math.exp(-s / 100) * (1 - 0.7 * math.exp(-s / 100))
+        ),
+        "entropy": lambda s: 0.5 * math.exp(-s / 80),
+        "frac_reward_zero_std": lambda s: 0.95 * (1 - math.exp(-s / 100)),
+        "completions/mean_length": lambda s: 200 + s * 2,
+        "learning_rate": lambda s: 3e-6 * (1 - (s - 1) / 399),
+    }
+    assert said(400, learned) == []
+
+
+# Code, what is changed, the step at which it is said, and a change that is just too small or too short.
+CASES: list[tuple[str, dict[str, Curve | float], int, dict[str, Curve | float]]] = [
+    # The mean of five values is beyond its bound from some step on, and has to stay there five times: of 0.5
+    # and 0.02 it is 0.116 with one of the former and 0.02 with none, at step 45; so the rule speaks at 49.
+    ("F201", {"entropy": after(40, 0.02, 0.5)}, 49, {"entropy": after(40, 0.11, 0.5)}),
+    ("F202", {"entropy": after(40, 1.2, 0.5)}, 48, {"entropy": after(40, 0.95, 0.5)}),
+    (
+        "F203",
+        {"completions/mean_length": after(40, 700.0, 200.0)},
+        49,
+        {"completions/mean_length": after(40, 590.0, 200.0)},
+    ),
+    (
+        "F204",
+        {"completions/mean_terminated_length": after(40, 20.0, 180.0)},
+        48,
+        {"completions/mean_terminated_length": after(40, 60.0, 180.0)},
+    ),
+    (
+        "F205",
+        {"completions/clipped_ratio": after(40, 0.6, 0.05)},
+        47,
+        {"completions/clipped_ratio": after(40, 0.29, 0.05)},
+    ),
+    (
+        "F206",
+        {"completions/repetitive_ratio": after(40, 0.1, 0.0)},
+        41,
+        {"completions/repetitive_ratio": after(40, 0.04, 0.0)},
+    ),
+    (
+        "F207",
+        {
+            "rewards/format/mean": after(40, 1.0, HEALTHY["rewards/format/mean"]),
+            "rewards/accuracy/mean": after(40, 0.05, HEALTHY["rewards/accuracy/mean"]),
+        },
+        47,
+        {"rewards/format/mean": after(40, 1.0, HEALTHY["rewards/format/mean"])},
+    ),
+    ("F209", {"kl": after(40, 11.0, 0.01)}, 43, {"kl": lambda s: 11.0 if s in (41, 42) else 0.4}),
+    ("F210", {"grad_norm": after(40, 7.0, 0.6)}, 43, {"grad_norm": lambda s: 7.0 if s in (41, 42) else 0.6}),
+    (
+        "F211",
+        {"frac_reward_zero_std": after(40, 1.0, 0.1)},
+        43,
+        {"frac_reward_zero_std": lambda s: 1.0 if s % 3 else 0.9},
+    ),
+    (
+        "F212",
+        {"frac_reward_zero_std": 0.9},
+        10,
+        {
+            "frac_reward_zero_std": 0.9,
+            "rewards/accuracy/mean": 0.02,
+            "rewards/accuracy/std": 0.14,
+            "rewards/format/mean": 1.0,
+            "rewards/format/std": 0.0,
+        },
+    ),
+    ("F213", {"learning_rate": 1e-9}, 10, {"learning_rate": lambda s: 1e-7 * s}),
+    (
+        "F214",
+        {"memory/peak_gib": lambda s: 10 + 0.03 * s},
+        120,
+        {"memory/peak_gib": lambda s: 10 + min(s, 60) * 0.05},
+    ),
+    (
+        "F216",
+        {"grad_norm": after(40, 0.0, 0.6)},
+        43,
+        {"grad_norm": after(40, 0.0, 0.6), "rows/dropped/zero_advantage": 64.0},
+    ),
+    ("F217", {"kl": 0.0}, 21, {"kl": lambda s: 0.0 if s < 20 else 1e-9}),
+    ("F218", {"loss": after(40, math.nan, 0.0)}, 41, {"completions/mean_terminated_length": math.nan}),
+    (
+        "F219",
+        {"completions/clipped_ratio": 1.0},
+        3,
+        {"completions/clipped_ratio": lambda s: 1.0 if s < 3 else 0.9},
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "change", "step", "near_miss"), CASES, ids=[c[0] for c in CASES])
+def test_a_rule_speaks_at_its_step(
+    code: str, change: dict[str, Curve | float], step: int, near_miss: dict[str, Curve | float]
+) -> None:
+    assert said(step, change)[-1:] == [(code, step)]
+    assert code not in [c for c, _ in said(step - 1, change)]
+    assert code not in [c for c, _ in said(max(step + 60, 130), near_miss)]
+
+
+def test_held_out_reward_that_falls_while_training_rises() -> None:
+    """Evaluations at 20, 40, ...: the best at 40, the third one below it at 100."""
+    training: Curve = lambda s: 0.4 + 0.003 * s  # noqa: E731
+
+    def held_out(*values: float) -> Curve:
+        return lambda s: values[s // 20 - 1] if s % 20 == 0 else None
+
+    falls = {"reward": training, "eval_reward": held_out(0.4, 0.8, 0.6, 0.5, 0.5)}
+    assert said(100, falls) == [("F208", 100)]
+    assert said(100, {**falls, "eval_reward": held_out(0.4, 0.8, 0.6, 0.5, 0.79)}) == []
+    assert said(100, {**falls, "reward": lambda s: 0.4 - 0.001 * s}) == []
+
+
+def test_a_run_that_stands_still() -> None:
+    """F215 at the hundredth value; a reward that moves, or steps with a gradient, are no standstill."""
+    still: dict[str, Curve | float] = {"update_ratio": 0.0}
+    assert said(100, still) == [("F215", 100)]
+    assert said(99, still) == []
+    assert said(130, {**still, "reward": lambda s: 0.3 + 0.002 * s}) == []
+    assert said(130, {"update_ratio": after(90, 1e-6, 0.0)}) == []
+
+
+def test_a_run_without_signal_is_told_why() -> None:
+    rules = Rules(OPTIONS)
+    flat = {**HEALTHY, "frac_reward_zero_std": 1.0, "reward_std": 0.0}
+    hard = {**flat, "reward": 0.0, "completions/clipped_ratio": 0.0}
+    (finding,) = [f for s in (1, 2, 3) for f in rules.look(record(s, hard)) if f.code == "F211"]
+    assert "too hard" in finding.cause and {"num_generations": 16} in [dict(f.edits) for f in finding.fixes]
+    rules = Rules({**OPTIONS, "generation_batch_size": 24})
+    cut = {**flat, "completions/clipped_ratio": 0.9}
+    (finding,) = [f for s in (1, 2, 3) for f in rules.look(record(s, cut)) if f.code == "F211"]
+    assert "90% of the completions are cut" in finding.cause
+    assert not any(f.edits for f in finding.fixes)
+
+
+def test_few_groups_need_more_rollouts() -> None:
+    """Rollouts of one group: three without spread are usual, ten are not."""
+    rules = Rules(OPTIONS)
+    codes = []
+    for step in range(1, 11):
+        metrics = {"frac_reward_zero_std": Metric(value=1.0, count=1), "reward": Metric(value=1.0, count=8)}
+        found = rules.look(StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics))
+        codes += [(f.code, step) for f in found]
+    assert codes == [("F211", 10)]
+
+
+def test_siblings_that_are_the_same() -> None:
+    early: dict[str, Curve | float] = {"completions/identical_groups": lambda s: 0.8 if s <= 2 else None}
+    assert said(40, early) == [("F212", 1)]
+    late: dict[str, Curve | float] = {"completions/identical_groups": lambda s: 0.8 if s > 3 else 0.1}
+    assert said(40, late) == []
+
+
+def test_a_rule_repeats_itself_seldom_and_counts() -> None:
+    """Once, after 100 steps again, and at once when it is twice as bad."""
+    rules = Rules(OPTIONS)
+    high = {**HEALTHY, "kl": lambda s: 12.0 if s < 150 else 40.0}
+    steps = [f.step for s in range(1, 161) for f in rules.look(record(s, high)) if f.code == "F209"]
+    assert steps == [3, 103, 150]
+    assert rules.counts == {"F209": 158}
+    assert rules.holding() == ("F209",)
+    rules.look(record(161, HEALTHY))
+    assert rules.holding() == () and rules.counts == {"F209": 158}
+
+
+def test_a_rollout_counts_once() -> None:
+    """With four steps a rollout, the third rollout without signal begins at step 9."""
+    rules = Rules(OPTIONS)
+    flat = {**HEALTHY, "frac_reward_zero_std": 1.0}
+    found = [f for s in range(1, 13) for f in rules.look(record(s, flat, steps_per_rollout=4))]
+    assert [(f.code, f.step) for f in found if f.code == "F211"] == [("F211", 9)]
+
+
+def test_edits_follow_from_the_options() -> None:
+    rules = Rules(OPTIONS)
+    found = [f for s in range(1, 4) for f in rules.look(record(s, {**HEALTHY, "kl": 12.0}))]
+    assert [dict(f.edits) for f in found[0].fixes] == [{"learning_rate": 1e-6}, {"beta": 0.08}]
+    assert "steps 1 to 3" in found[0].seen and "12" in found[0].seen
+
+
+def test_every_rule_has_a_code_and_every_threshold_a_source() -> None:
+    codes = [rule.code for rule in RULES]
+    assert len(set(codes)) == len(codes) and set(codes) <= CODES.keys()
+    assert set(codes) == {code for code in CODES if code.startswith("F2")}
+    assert all(t.source and len(t.date) == 7 for t in THRESHOLDS.values())
+
+
+def test_the_chance_of_no_spread() -> None:
+    assert chance_of_no_spread(0.5, 8) == pytest.approx(2 / 256)
+    assert chance_of_no_spread(0.05, 8) == pytest.approx(0.6634, abs=1e-4)
