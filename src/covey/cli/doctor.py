@@ -1,4 +1,4 @@
-"""`covey doctor RUN [--json]`: what a run directory says of its run."""
+"""`covey doctor`: what a run directory says of its run, or where a running process is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from covey.cli.language import Language
+from covey.cli.live import live
 from covey.cli.show import finding_text
 from covey.doctor.examine import Report, Sighting, examine
 from covey.doctor.read import read_run
@@ -18,22 +20,27 @@ from covey.types import Fix
 
 _USAGE = """\
 usage: covey doctor RUN [--json]
+       covey doctor --live PID
 
 Reads the directory of a run and says whether it learns, what is wrong, why, and what to type. RUN may also be
 an output directory of TRL (trainer_state.json) or of ms-swift (logging.jsonl), or one of these files. Nothing
 is written, no weight is read, no network is asked.
 
   --json   the same as one JSON object
+  --live   where the run of a process is now: phase, step, micro-batch and the stacks of all threads of each
+           rank; PID is any process of the run, and nothing of it is disturbed
 
 The exit code is 0 for a run that is well, 3 where something is wrong with it, 2 where RUN is no run.
 """
 
 
-def doctor(argv: Sequence[str]) -> int:
+def doctor(argv: Sequence[str], language: Language = "en") -> int:
     """Print the report of a run; ConfigError where there is none."""
     if not argv or {"-h", "--help"} & set(argv):
         sys.stdout.write(_USAGE)
         return 0
+    if argv[0] == "--live" and len(argv) == 2:
+        return live(argv[1])
     words = [word for word in argv if word != "--json"]
     stray = [word for word in words if word.startswith("-")] or words[1:]
     if stray or not words:
@@ -46,7 +53,7 @@ def doctor(argv: Sequence[str]) -> int:
                     if stray
                     else "No run is named.",
                     "A flag of another verb, or more than one run.",
-                    Fix(text="`covey doctor runs/NAME --json`"),
+                    Fix(text="`covey doctor runs/NAME --json`, or `covey doctor --live PID`"),
                 )
             ]
         )
@@ -54,17 +61,17 @@ def doctor(argv: Sequence[str]) -> int:
     if "--json" in argv:
         sys.stdout.write(json.dumps(as_json(report), ensure_ascii=False, indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(as_lines(report)) + "\n")
+        sys.stdout.write("\n".join(as_lines(report, language)) + "\n")
     return report.exit_code
 
 
-def as_lines(report: Report) -> list[str]:
+def as_lines(report: Report, language: Language = "en") -> list[str]:
     """The verdict, the evidence, then each finding: those that hold now first, with what causes others."""
     lines = coded("verdict", f"{report.verdict}: {report.summary}")
     for label, text in report.evidence:
         lines += coded(label, text)
     for sighting in report.sightings:
-        lines += ["", *finding_text(sighting.finding).splitlines()]
+        lines += ["", *finding_text(sighting.finding, language).splitlines()]
         if sighting.num_records:
             lines.append(f"  {'held':<7}{_lasted(sighting)}")
     return lines

@@ -119,7 +119,7 @@ def doctor(context: typer.Context) -> int:
     """Hand the words to the verb doctor."""
     from covey.cli.doctor import doctor as verb
 
-    return verb(context.args)
+    return verb(context.args, context.obj)
 
 
 @app.command(context_settings=_OWN_WORDS, help=VERBS["explain"])

@@ -15,8 +15,8 @@ VERBS: Mapping[str, str] = {
     "eval": "Sample and score held-out prompts with a model or checkpoint.",
     "export": "Write a checkpoint as a model; --merge puts its adapter in.",
     "quickstart": "Train the built-in model on its task: a minute.",
-    "doctor": "Say from its directory whether a run learns, and why not.",
     "selftest": "Measure on this machine what covey promises to be exact.",
+    "doctor": "Say from its directory whether a run learns, and why not.",
     "explain": "Say what a code such as E201 means.",
 }
 """Every verb with its help line."""

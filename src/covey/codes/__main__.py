@@ -6,4 +6,5 @@ import sys
 
 from covey.codes.page import markdown, markdown_chinese
 
-sys.stdout.write(markdown_chinese() if sys.argv[1:] == ["--lang", "zh"] else markdown())
+if __name__ == "__main__":
+    sys.stdout.write(markdown_chinese() if sys.argv[1:] == ["--lang", "zh"] else markdown())
