@@ -28,8 +28,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 quickstart: install ## train the built-in model on the built-in task (about a minute on 2 cores)
 	@$(VENV)/bin/covey quickstart
 
-test: test-install lint types ## linters, type checker, tests
-	@$(THREADS) $(VENV)/bin/python -m pytest
+test: test-install lint types ## linters, type checker, tests: two at a time, on one thread each
+	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
 
 mutants: test-install ## plant every known fault and print what names it, when and how fast
 	@$(THREADS) $(VENV)/bin/python tests/mutants/table.py
