@@ -11,7 +11,7 @@ import torch
 
 from support.runs import options, train_and_watch
 
-TIMES = ("time/", "throughput/", "policy_age")
+TIMES = ("time/", "throughput/", "memory/", "policy_age")
 
 
 def opts(output: Path, **changes: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from covey.cli.main import main
 from covey.quickstart import task
 from covey.telemetry.rollouts import read_rollouts
 
-TIMES = ("time/", "throughput/")
+TIMES = ("time/", "throughput/", "memory/")
 TOLERANCE = 0.02
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from support.runs import options, train_and_watch, train_in_processes
 
-TIMES = ("time/", "throughput/")
+TIMES = ("time/", "throughput/", "memory/")
 
 
 def opts(output: Path, **changes: Any) -> dict[str, Any]:

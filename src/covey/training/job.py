@@ -23,7 +23,7 @@ from covey.rollout.engine import Engine
 from covey.rollout.records import records_of
 from covey.training.evaluate import Best, Evaluator
 from covey.training.guards import Guards
-from covey.training.measure import rollout_metrics, step_metrics, with_users
+from covey.training.measure import peak_memory_gib, rollout_metrics, step_metrics, with_users
 from covey.training.recorder import Recorder
 from covey.training.saving import Saver
 from covey.training.scoring import Scoring
@@ -170,6 +170,7 @@ class Job:
             "num_tokens": Metric(value=self.progress.num_tokens),
             "time/step_s": Metric(value=seconds),
             "throughput/tokens_per_s": Metric(value=tokens / seconds),
+            "memory/peak_gib": Metric(value=peak_memory_gib(self.backend.policy.device)),
             **evaluated,
         }
         return StepRecord(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
+
+import torch
 
 from covey.rollout.collect import Collected
 from covey.telemetry.files import RESERVED
@@ -65,6 +69,15 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
         spread = stdev(values) if len(values) > 1 else None
         metrics[f"rewards/{name}/std"] = Metric(value=spread, count=len(values))
     return metrics
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most memory that this process has held: of its GPU where it has one, else of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    # Kilobytes, but bytes on macOS.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def _mean(values: Sequence[float]) -> Metric:
