@@ -43,7 +43,8 @@ E201 每组少于两条回答
 `covey explain`。下表中的每个代码都有中文；[tests/faults](../tests/faults/messages) 里固定下来的每一条出错信息
 都逐句有中文，由测试保证。没有译文的句子会以英文显示，不会丢失：主要是其他软件给出的原话，如 Python 的异常。
 
-仍是英文的：`covey plan`、`covey doctor`、`covey selftest` 的报告和训练过程在终端上打印的内容（批大小、进度，以及夹在其中的警告和发现）、`--help`、
+仍是英文的：`covey plan`、`covey doctor`、`covey selftest` 的报告，训练过程在终端上打印的内容
+（批大小、进度，以及夹在其中的警告和发现）、`--help`、
 Python 接口抛出的异常，以及写进文件的内容。
 """
 PAGE_COLUMNS = "| 代码 | 名称 | 为何重要 |"
