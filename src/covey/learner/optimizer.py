@@ -121,8 +121,14 @@ class Masters:
             return ()
         self._inspections -= 1
         none = torch.zeros(())
-        largest = torch.stack([none if m.grad is None else m.grad.abs().amax().cpu() for m in self.masters])
-        return tuple(n for n, value in zip(self.names, largest.tolist(), strict=True) if value == 0.0)
+        gradients = [m.grad for m in self.masters]
+        largest = [none if g is None else torch.linalg.vector_norm(g, math.inf).cpu() for g in gradients]
+        values = torch.stack(largest).tolist()
+        untouched = tuple(n for n, value in zip(self.names, values, strict=True) if value == 0.0)
+        # Once every tensor has had a gradient there is nothing left to see, and a look reads all of them.
+        if not untouched:
+            self._inspections = 0
+        return untouched
 
     def master_of(self, parameter: Tensor) -> nn.Parameter:
         """The master of a trainable parameter."""
