@@ -1,32 +1,26 @@
 """The words of `covey plan` that say which machine is planned, taken from those of the run.
 
 With `--plan_gpus` a few words of TRL and ms-swift say how model and engine lie on it: `--deepspeed
-zero3_offload`, `--use_vllm true --vllm_mode colocate`. Without it they are refused, as by `covey train`.
+zero3_offload`, `--use_vllm true --vllm_mode colocate`. Without it they are refused, as by `covey train`. A
+YAML file describes a run, which `covey train` can do, so none of them stands in one.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from covey.config.foreign import PLAN_WORDS
 from covey.config.names import normalise
 from covey.config.values import FALSE_WORDS, TRUE_WORDS
-from covey.plan.layout import ENGINE_SHARE, OFFLOADS, STAGES, Engine, Layout, Offload
+from covey.plan.deepspeed import PRESETS, FromFile, from_content, other_than_typed, unreadable
+from covey.plan.layout import ENGINE_SHARE, OFFLOADS, STAGES, DeepSpeedFile, Engine, Layout, Offload
 from covey.plan.problem import problem
-from covey.types import Fix, Problem
-
-DEEPSPEED: Mapping[str, tuple[int, Offload]] = {
-    "zero0": (0, "none"),
-    "zero1": (1, "none"),
-    "zero2": (2, "none"),
-    "zero3": (3, "none"),
-    "zero2_offload": (2, "optimizer"),
-    "zero3_offload": (3, "params"),
-}
-"""ms-swift's names of its DeepSpeed configurations."""
+from covey.types import Fix, Problem, Severity
 
 TAKEN = (
     "deepspeed",
@@ -41,6 +35,8 @@ TAKEN = (
 """Words of TRL and ms-swift that say how a run lies on its GPUs."""
 
 _STAGES = tuple(map(str, STAGES))
+_MOST = 10**6
+_OR_FILE = ", or the path of a JSON file"
 _UNITS = {"gib": 1 << 30, "gb": 10**9, "mib": 1 << 20, "mb": 10**6}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gib|gb|mib|mb)", re.IGNORECASE)
 _FLAG = re.compile(r"-+[A-Za-z_]")
@@ -49,10 +45,15 @@ _SWITCHES = ("ladder", "use_vllm", "vllm_enable_sleep_mode", "async_generate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The machine that is planned, None for this one; whether a ladder is asked for; the other words."""
+    """The machine that is planned, None for this one; whether a ladder is asked for; the other words.
+
+    `surveyed` takes its place where a word of it is at fault: a machine of which nothing is known, so that
+    nothing is said that only follows from the fault.
+    """
 
     words: tuple[str, ...]
     layout: Layout | None = None
+    surveyed: Layout | None = None
     ladder: bool = False
     problems: tuple[Problem, ...] = ()
 
@@ -66,7 +67,16 @@ def take_layout(argv: Sequence[str]) -> Planned:
     reader = _Reader(given)
     ladder = reader.switch("ladder")
     layout = reader.layout()
-    return Planned(words=tuple(rest), layout=layout, ladder=ladder, problems=tuple(reader.problems))
+    surveyed = layout
+    if layout is None and any(name in given for name in PLAN_WORDS if name != "ladder"):
+        surveyed = Layout(num_gpus=reader.num_gpus(), gpu_bytes=0)
+    return Planned(
+        words=tuple(rest),
+        layout=layout,
+        surveyed=surveyed,
+        ladder=ladder,
+        problems=tuple(reader.problems),
+    )
 
 
 def _split(argv: Sequence[str], names: Any) -> tuple[dict[str, str], list[str]]:
@@ -108,7 +118,7 @@ class _Reader:
             self._lacks(
                 "plan_gpus", "plan_gpu_memory", Fix(text="of 80 GB", edits={"plan_gpu_memory": "80GB"})
             )
-        stage, offload = self._states()
+        stage, offload, file = self._states()
         found: dict[str, Any] = {
             "num_gpus": self.number("plan_gpus", 1),
             "gpu_bytes": self._bytes("plan_gpu_memory"),
@@ -119,18 +129,54 @@ class _Reader:
             "engine_parallel": self.number("vllm_tensor_parallel_size", 1),
             "engine_sleeps": self._sleeps(),
             "asynchronous": self.switch("async_generate"),
+            "file": file,
         }
-        return None if self.problems else Layout(**found)
+        is_faulty = any(found.severity is Severity.ERROR for found in self.problems)
+        return None if is_faulty else Layout(**found)
 
-    def _states(self) -> tuple[int, Offload]:
-        """Our own words over DeepSpeed's, so that what a plan offers can be typed behind any command."""
-        stage, offload = DEEPSPEED[self.choice("deepspeed", tuple(DEEPSPEED))]
+    def num_gpus(self) -> int:
+        """The GPUs that were asked for, 0 where nobody knows."""
+        word = self.given.get("plan_gpus", "")
+        return int(word) if word.isdigit() and int(word) <= _MOST else 0
+
+    def _states(self) -> tuple[int, Offload, DeepSpeedFile | None]:
+        """Our own words over ms-swift's names, so that what a plan offers can be typed behind any command;
+        of a file they are no other."""
+        read = self._deepspeed_file()
+        stage, offload = (0, "none") if read is None else (read.stage, read.offload)
+        if read is None:
+            stage, offload = PRESETS[self.choice("deepspeed", tuple(PRESETS), _OR_FILE)]
+        typed_stage, typed_offload = stage, offload
         if "plan_zero_stage" in self.given:
-            stage = int(self.choice("plan_zero_stage", _STAGES))
+            typed_stage = int(self.choice("plan_zero_stage", _STAGES))
         if "plan_offload" in self.given:
             word = self.choice("plan_offload", OFFLOADS)
-            offload = next(o for o in OFFLOADS if o == word)
-        return stage, offload
+            typed_offload = next(o for o in OFFLOADS if o == word)
+        if read is None:
+            return typed_stage, typed_offload, None
+        if not read.problems or all(found.severity is not Severity.ERROR for found in read.problems):
+            for name, typed, says in (
+                ("plan_zero_stage", str(typed_stage), str(stage)),
+                ("plan_offload", typed_offload, offload),
+            ):
+                if typed != says:
+                    self.problems.append(other_than_typed(read.file.path, name, typed, says))
+        return typed_stage, typed_offload, read.file
+
+    def _deepspeed_file(self) -> FromFile | None:
+        """What a file of DeepSpeed says; None for ms-swift's names, and where there is no such file."""
+        path = self.given.get("deepspeed", "")
+        if not path or path.lower() in PRESETS or not Path(path).exists():
+            return None
+        try:
+            read = from_content(json.loads(Path(path).read_text(encoding="utf-8")), path)
+        except OSError as error:
+            words = error.strerror or str(error)
+            read = FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, words),))
+        except ValueError as error:
+            read = FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, str(error)),))
+        self.problems += read.problems
+        return read
 
     def _sleeps(self) -> bool:
         if "vllm_enable_sleep_mode" in self.given:
@@ -171,17 +217,17 @@ class _Reader:
     def number(self, name: str, least: int) -> int:
         """A whole number of at least `least`, which it is where nothing is given."""
         word = self.given.get(name, str(least))
-        if not word.isdigit() or not least <= int(word) <= 10**6:
+        if not word.isdigit() or not least <= int(word) <= _MOST:
             self._unfit(name, word, f"a whole number from {least} on")
             return least
         return int(word)
 
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of a few words, the first where nothing is given."""
+    def choice(self, name: str, choices: tuple[str, ...], or_else: str = "") -> str:
+        """One of a few words, the first where nothing is given; `or_else` is what else could be."""
         word = self.given.get(name, choices[0]).lower()
         if word in choices:
             return word
-        self._unfit(name, word, f"one of {', '.join(choices)}", code="E104")
+        self._unfit(name, word, f"one of {', '.join(choices)}{or_else}", code="E104")
         return choices[0]
 
     def switch(self, name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from covey.cli.launch import OUTPUT_DIR
-from covey.cli.layout import Planned
+from covey.cli.layout import TAKEN, Planned
 from covey.config import Resolved, Typed, parse, resolve
 from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.config.quickstart import quickstart_typed
@@ -37,10 +37,10 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
     problems = [*parsed.problems]
     num_processes = _num_processes(typed)
     if planned is not None:
-        problems += planned.problems
-        if planned.layout is not None:
-            problems += _two_numbers(typed, planned.layout.num_gpus)
-            num_processes = planned.layout.num_gpus
+        problems = [*(_to_type(p, planned) for p in problems), *planned.problems]
+        if planned.surveyed is not None and planned.surveyed.num_gpus:
+            problems += _two_numbers(typed, planned.surveyed.num_gpus)
+            num_processes = planned.surveyed.num_gpus
     notes = [dialect_note(parsed.typed)] if verb == "rlhf" else []
     resolved = resolve(typed, num_processes, [*problems, *notes])
     counted_up = os.environ.get(OUTPUT_DIR)
@@ -64,6 +64,14 @@ def _num_processes(typed: dict[str, Typed]) -> int:
     if world.isdigit() and int(world) >= 1:
         return int(world)
     return max(1, typed["nproc_per_node"].value) if "nproc_per_node" in typed else 1
+
+
+def _to_type(found: Problem, planned: Planned) -> Problem:
+    """Say of a word of a layout that stands in a file where it belongs."""
+    if planned.surveyed is None or found.code != "E102" or found.option not in TAKEN:
+        return found
+    fix = Fix(text=f"on the command line: `covey plan ... --{found.option} ...`")
+    return replace(found, fixes=(fix, *found.fixes))
 
 
 def _two_numbers(typed: dict[str, Typed], num_gpus: int) -> list[Problem]:

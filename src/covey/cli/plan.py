@@ -31,7 +31,7 @@ def plan(argv: Sequence[str]) -> int:
     resolved, num_processes = read(verb, planned.words, planned)
     from covey.training.facts import survey
 
-    with survey(resolved.config, num_processes, offline=True, layout=planned.layout) as found:
+    with survey(resolved.config, num_processes, offline=True, layout=planned.surveyed) as found:
         refusal = None
         try:
             said = refuse_faults(resolved, found.facts)

@@ -99,7 +99,7 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E119",
         "Library with a known fault",
-        "This version of the library has a published vulnerability in something that a run does with it, "
+        "This version of the library has a published fault in something that a run does with it, "
         "such as reading files that others wrote.",
     ),
     # -- batch
@@ -189,6 +189,23 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "E216",
         "Asynchronous engine on the training GPUs",
         "Sampling beside training needs GPUs of its own; colocated, the two take turns.",
+    ),
+    (
+        "E217",
+        "DeepSpeed file that cannot be read",
+        "The plan would be for another layout than the one that the file is meant to say.",
+    ),
+    (
+        "E218",
+        "ZeRO stage or device that DeepSpeed has not",
+        "DeepSpeed refuses the file at its start; taken for something near it, the plan would be for another "
+        "run.",
+    ),
+    (
+        "E219",
+        "DeepSpeed file that says something else",
+        "The file and the command are of two runs, and only one of them can be planned. DeepSpeed refuses a "
+        "batch whose numbers do not agree.",
     ),
     # -- model, data, rewards
     (
@@ -387,5 +404,10 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "Library that nobody tried",
         "The tests have not run with so old a version of the library; names and defaults change between "
         "versions.",
+    ),
+    (
+        "W117",
+        "DeepSpeed setting left out of the forecast",
+        "It changes what a GPU or the machine's memory holds, and the forecast counts without it.",
     ),
 )

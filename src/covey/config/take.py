@@ -41,7 +41,7 @@ class Layer:
             self.problems += _other_method(value, source)
             self.is_ms_swift = True
         elif known.typed in PLAN_WORDS:
-            self.problems.append(_of_plan(known.typed, source))
+            self.problems.append(_of_plan(known.typed, value, source))
         elif known.moot is not None:
             self.problems.append(_moot(known.typed, known.moot, value, source))
         elif known.refused is not None:
@@ -85,15 +85,25 @@ def refused(known: Name, source: str) -> Problem:
     )
 
 
-def _of_plan(name: str, source: str) -> Problem:
+def _of_plan(name: str, value: Any, source: str) -> Problem:
     """Return the problem of a word that `covey plan` alone takes, and on its command line."""
+    # A file's source is its path, a colon and the key.
+    if ": " not in source:
+        cause = "A command of `covey plan`, typed for another verb."
+        fixes = [Fix(text=f"`covey plan ... --{name}`"), Fix(text=f"leave out --{name}")]
+    else:
+        cause = "A file says what a run does, and `covey train` does it on the machine that it is started on."
+        word = "" if value is True else f" {value}"
+        fixes = [
+            Fix(text=f"take it out of the file, and type it: `covey plan FILE.yaml --{name}{word}`"),
+        ]
     return Problem(
         code="E212",
         option=name,
         seen=f"{name} ({source}) is a word of `covey plan` alone.",
         why=CODES["E212"].why,
-        cause="A command of `covey plan`, typed for another verb or into a file.",
-        fixes=(Fix(text=f"`covey plan ... --{name}`"), Fix(text=f"leave out --{name}")),
+        cause=cause,
+        fixes=tuple(fixes),
     )
 
 

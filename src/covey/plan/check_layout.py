@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from covey.plan.disk import size
 from covey.plan.facts import Facts
-from covey.plan.layout import WEIGHT_BYTES, Layout
+from covey.plan.layout import WEIGHT_BYTES, Layout, Offload, states_typed
 from covey.plan.problem import problem
 from covey.types import Fix, Problem
 
@@ -16,7 +16,7 @@ _HIGHEST = 0.95
 def layout_problems(facts: Facts) -> list[Problem]:
     """Return what cannot be together in the facts' layout; nothing where none is planned."""
     layout = facts.layout
-    if layout is None:
+    if layout is None or not layout.is_known:
         return []
     found = _offload(layout)
     if layout.engine == "colocate":
@@ -39,11 +39,13 @@ def _offload(layout: Layout) -> list[Problem]:
     needed = {"none": 0, "optimizer": 1, "params": 3}[layout.offload]
     if layout.zero_stage >= needed:
         return []
-    seen = f"plan_offload is {layout.offload}, and plan_zero_stage is {layout.zero_stage}."
+    by = "" if layout.file is None else f" ({layout.file.path})"
+    seen = f"plan_offload is {layout.offload}, and plan_zero_stage is {layout.zero_stage}{by}."
     cause = "DeepSpeed offloads the optimizer from stage 1 on, and weights in stage 3 alone."
-    fixes = [Fix(text=f"ZeRO-{needed}", edits={"plan_zero_stage": needed})]
-    lower = "none" if layout.zero_stage == 0 else "optimizer"
-    fixes.append(Fix(text="what this stage offloads at most", edits={"plan_offload": lower}))
+    fixes = [Fix(text=f"ZeRO-{needed}", edits=states_typed(layout, needed, layout.offload))]
+    lower: Offload = "none" if layout.zero_stage == 0 else "optimizer"
+    at_most = states_typed(layout, layout.zero_stage, lower)
+    fixes.append(Fix(text="what this stage offloads at most", edits=at_most))
     return [problem("E213", "plan_offload", seen, cause, *fixes)]
 
 

@@ -17,6 +17,7 @@ from covey.plan.check_model import model_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
 from covey.plan.check_values import value_problems
+from covey.plan.deepspeed import batch_of_file_problems
 from covey.plan.facts import Facts
 from covey.plan.kernels import kernel_problems
 from covey.plan.shape import COUNTS
@@ -30,7 +31,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     `typed` are the names of the options that the user gave (`Resolved.typed_names`): a fix of the batch names
     only what has to be typed, and of those that have no effect each is named.
     """
-    layout = layout_problems(facts)
+    layout = [*layout_problems(facts), *batch_of_file_problems(config, facts, typed)]
     problems = [
         *model_problems(config, facts),
         *kernel_problems(config, facts),
@@ -55,7 +56,8 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
     What only follows from a value that nobody could read is left out.
     """
     faulty = {problem.option for problem in resolved.problems}
-    no_batch = bool(faulty & {*COUNTS, "nproc_per_node"})
+    no_gpus = facts.layout is not None and not facts.layout.num_gpus
+    no_batch = no_gpus or bool(faulty & {*COUNTS, "nproc_per_node"})
     checked = [
         problem
         for problem in checks(resolved.config, facts, resolved.typed_names)

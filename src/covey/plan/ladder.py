@@ -29,7 +29,7 @@ from covey.config.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
-from covey.plan.layout import Layout, Offload
+from covey.plan.layout import Layout, Offload, states_typed
 from covey.plan.memory import TIGHT, MemoryPlan, memory_plan, recompute_of
 from covey.plan.recompute import KINDS, Recompute
 from covey.plan.shape import COUNTS, shape_of, with_product
@@ -224,11 +224,7 @@ def _of_states(layout: Layout) -> Iterator[Change]:
     now = _OF_STAGE[layout.zero_stage] + _OF_OFFLOAD[layout.offload]
     for stage, offload in _STATES:
         cost = _OF_STAGE[stage] + _OF_OFFLOAD[offload] - now
-        edits: Edits = {}
-        if stage != layout.zero_stage:
-            edits["plan_zero_stage"] = stage
-        if offload != layout.offload:
-            edits["plan_offload"] = offload
+        edits = states_typed(layout, stage, offload)
         if edits and (layout.num_gpus > 1 or offload != "none" or cost < 0):
             fields = {"zero_stage": stage, "offload": offload}
             yield Change(kind="states", typed=edits, options={}, layout=fields, cost=cost)
@@ -275,12 +271,12 @@ def smaller_passes(
     config: Config, facts: Facts, typed: Collection[str] | None
 ) -> Iterator[tuple[Edits, Edits]]:
     """Forward passes of fewer rows, largest first, with as many more of them: what is typed, and all counts
-    that follow."""
+    that follow. None where a file of DeepSpeed says how many rows they have."""
     tokens = config.max_tokens_per_micro_batch
     while tokens is not None and tokens > SHORTEST:
         tokens //= 2
         yield {"max_tokens_per_micro_batch": tokens}, {"max_tokens_per_micro_batch": tokens}
-    if tokens is not None:
+    if tokens is not None or _has_rows(facts):
         return
     rows = config.per_device_train_batch_size
     for fewer in (n for n in range(rows - 1, 0, -1) if rows % n == 0):
@@ -292,7 +288,7 @@ def _larger_pass(config: Config, facts: Facts, typed: Collection[str] | None) ->
     if config.max_tokens_per_micro_batch is not None:
         twice: Edits = {"max_tokens_per_micro_batch": 2 * config.max_tokens_per_micro_batch}
         return twice, twice
-    if config.gradient_accumulation_steps % 2 or config.steps_per_generation % 2:
+    if _has_rows(facts) or config.gradient_accumulation_steps % 2 or config.steps_per_generation % 2:
         return None
     shape = shape_of(config, facts.num_processes)
     wanted = with_product(
@@ -302,6 +298,11 @@ def _larger_pass(config: Config, facts: Facts, typed: Collection[str] | None) ->
         steps_per_generation=shape.steps_per_generation // 2,
     )
     return edits_to(shape, wanted, typed), {name: getattr(wanted, name) for name in COUNTS}
+
+
+def _has_rows(facts: Facts) -> bool:
+    file = None if facts.layout is None else facts.layout.file
+    return file is not None and file.has_rows
 
 
 def _with_rows(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 Offload = Literal["none", "optimizer", "params"]
 Engine = Literal["own", "colocate", "server"]
@@ -38,14 +38,31 @@ HOST_MARGIN = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedFile:
+    """A DeepSpeed configuration that a layout was read from, and the numbers of its batch; None is "auto", or
+    a number that it leaves out."""
+
+    path: str
+    train_batch_size: int | None = None
+    train_micro_batch_size_per_gpu: int | None = None
+    gradient_accumulation_steps: int | None = None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it says how many rows a forward pass has, or how many passes a step."""
+        return self.train_micro_batch_size_per_gpu is not None or self.gradient_accumulation_steps is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """GPUs of one kind, and how model and engine lie on them.
+    """GPUs of one kind, and how model and engine lie on them. A number of 0 could not be read.
 
     engine           own, that of the training process; colocate, vLLM on the same GPUs; server, on others
     engine_share     of a GPU's memory that vLLM takes
     engine_parallel  GPUs that one vLLM spans
     engine_sleeps    whether it gives its memory back while the model trains
     asynchronous     whether it samples while the model trains
+    file             where stage and offloading stand, unless it is the command
     """
 
     num_gpus: int
@@ -57,6 +74,12 @@ class Layout:
     engine_parallel: int = 1
     engine_sleeps: bool = False
     asynchronous: bool = False
+    file: DeepSpeedFile | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a machine to plan for."""
+        return self.num_gpus > 0 and self.gpu_bytes > 0
 
     def on_gpu(self, num_bytes: int, held: Held) -> int:
         """What one GPU holds of so many bytes."""
@@ -92,6 +115,23 @@ class Layout:
         }
         stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
         return f"{stage}{words[self.offload]}{engine[self.engine]}"
+
+
+def states_typed(layout: Layout, stage: int, offload: Offload) -> dict[str, Any]:
+    """Return what is typed behind a layout's words to have another stage or offloading; nothing for its own.
+
+    Words do not contradict a file, so that one is replaced by a name of ms-swift.
+    """
+    if (stage, offload) == (layout.zero_stage, layout.offload):
+        return {}
+    if layout.file is not None:
+        return {"deepspeed": f"zero{stage}"} | ({} if offload == "none" else {"plan_offload": offload})
+    edits: dict[str, Any] = {}
+    if stage != layout.zero_stage:
+        edits["plan_zero_stage"] = stage
+    if offload != layout.offload:
+        edits["plan_offload"] = offload
+    return edits
 
 
 def state_bytes(parameters: int, layout: Layout, gradient_bytes: int) -> int:

@@ -19,7 +19,7 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of a package: the newest version that ran, where and when.
+    """What is known of a package: the newest version that was tried, how and when.
 
     `oldest` is the first that is let pass: of covey's dependencies that which its own package asks for.
     """
@@ -59,8 +59,15 @@ TRIED: Mapping[str, Known] = {
         source="sampling alone on a CPU, outside covey, which does not use it",
         date="2026-11",
     ),
+    # The first whose backward pass over thousands of packed rows does not overflow (its pull request 1500).
+    "flash-attn": Known(
+        oldest="2.8",
+        newest="2.8.3.post1",
+        source="its source was read; covey's tests have no GPU to run it on",
+        date="2026-11",
+    ),
 }
-"""By package, as its distribution is called. flash-attn is not among them: it has not run here."""
+"""By package, as its distribution is called."""
 
 BAD: tuple[Bad, ...] = (
     Bad(
@@ -87,6 +94,22 @@ BAD: tuple[Bad, ...] = (
         source="CVE-2025-30202",
         date="2025-04",
     ),
+    Bad(
+        package="flash-attn",
+        first="0",
+        fixed="2.6",
+        words="its attention over packed rows takes no softcap, which each forward pass hands to it",
+        source="its README",
+        date="2024-07",
+    ),
+    Bad(
+        package="flash-attn",
+        first="2.6",
+        fixed="2.6.2",
+        words="the backward pass of attention with a softcap leaves the softcap out",
+        source="its pull request 1033",
+        date="2024-07",
+    ),
 )
 
 
@@ -109,20 +132,22 @@ def _used(config: Config, facts: Facts) -> list[str]:
         "peft": config.tuner_type == "lora",
         "deepspeed": layout is not None and layout.zero_stage > 0,
         "vllm": layout is not None and layout.engine == "colocate",
+        "flash-attn": config.attn_impl == "flash_attn" and facts.cuda is not False,
     }
     return [package for package, is_used in used.items() if is_used]
 
 
 def _of_package(package: str, version: str) -> list[Problem]:
     number, tried = parsed(version), TRIED[package]
-    install = Fix(text=f"pip install -U '{package}>={tried.oldest}'")
+    how = " --no-build-isolation" if package == "flash-attn" else ""
+    install = Fix(text=f"pip install -U '{package}>={tried.oldest}'{how}")
     for bad in BAD:
         if bad.package == package and parsed(bad.first) <= number < parsed(bad.fixed):
             seen = f"{package} is {version}: {bad.words} ({bad.source}, {bad.date}; mended in {bad.fixed})."
             return [problem("E119", package, seen, "An environment made before the mended version.", install)]
     if number >= parsed(tried.oldest):
         return []
-    seen = f"{package} is {version}, older than {tried.oldest}; what ran is {tried.newest} ({tried.source}, "
+    seen = f"{package} is {version}, older than {tried.oldest}; what was tried is {tried.newest} ({tried.source}, "
     seen += f"{tried.date})."
     return [warning("W115", package, seen, "An environment made for another program.", install)]
 

@@ -64,14 +64,15 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 def elsewhere(facts: Facts, layout: Layout) -> Facts:
-    """The facts with the GPUs of a layout in the place of this machine; of its disk nothing is known."""
+    """The facts with the GPUs of a layout in the place of this machine; of its disk nothing is known, and of
+    a layout that could not be read no more than that it has GPUs."""
     return replace(
         facts,
         layout=layout,
         free_disk_bytes=None,
-        free_memory_bytes=layout.gpu_bytes,
+        free_memory_bytes=layout.gpu_bytes if layout.is_known else None,
         cuda=True,
-        nproc_available=layout.num_gpus,
+        nproc_available=layout.num_gpus or None,
         has_bfloat16=True,
     )
 
