@@ -134,6 +134,26 @@ class ResumeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What an earlier run of the same work took, in seconds, over its steps from `first_step` to `last_step`.
+
+    path         its directory
+    step_s       an optimizer step, the median
+    rollout_s    a rollout with all of its optimizer steps, the median
+    mean_length  tokens of a completion
+    """
+
+    path: str
+    first_step: int
+    last_step: int
+    step_s: float
+    rollout_s: float
+    mean_length: float
+    completions_per_step: int
+    completions_per_rollout: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What is known; None means that it is not known, and a check that needs it is silent. Lengths are
     tokens.
@@ -185,6 +205,7 @@ class Facts:
     nproc_available        GPUs with CUDA, else cores of this machine
     layout                 the machine that the plan is for, where that is not this one
     versions               (package, version) of the libraries that the run rests on
+    measured               what an earlier run of the same work took on this machine
     """
 
     num_processes: int = 1
@@ -237,3 +258,4 @@ class Facts:
     nproc_available: int | None = None
     layout: Layout | None = None
     versions: tuple[tuple[str, str], ...] = ()
+    measured: Measured | None = None

@@ -122,7 +122,7 @@ class MemoryPlan:
         if not self.phases:
             return []
         binding = self.binding
-        phases = ", ".join(f"{p.name} {size(p.num_bytes)}" for p in self.phases)
+        phases = ", ".join(f"{p.name} {size(p.num_bytes) if p.num_bytes else 'nothing'}" for p in self.phases)
         large = {n: b for n, b in binding.parts.items() if b >= _SHOWN * binding.num_bytes}
         parts = " + ".join(
             f"{name} {size(b)}" for name, b in sorted(large.items(), key=lambda part: -part[1])

@@ -13,6 +13,7 @@ from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
 from covey.plan.layout import HOST_MARGIN, state_bytes
 from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.pace import pace
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
 from covey.types import Problem
@@ -32,6 +33,7 @@ def report_lines(
     the memory."""
     forecast = memory_plan(config, facts)
     memory = forecast.in_words()
+    time = pace(facts, batch)
     sections = {
         "model": _model(config, facts),
         "ends at": [facts.stop_tokens] if facts.stop_tokens else [],
@@ -41,6 +43,7 @@ def report_lines(
         "batch": batch.in_words(),
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
+        "time": [] if time is None else time.in_words(),
         "layout": _layout(config, facts, forecast),
         "memory": memory[-1:] if brief else memory,
         "ladder": [] if ladder is None else ladder.in_words(),
@@ -62,12 +65,14 @@ def report_json(
     ladder: Ladder | None = None,
 ) -> dict[str, Any]:
     """Return the plan as `covey plan --json` prints it and plan.json holds it."""
+    time = pace(facts, batch)
     return ({} if ladder is None else {"ladder": ladder.as_dict()}) | {
         "options": config.model_dump(),
         "batch": batch.as_dict(),
         "in_words": batch.in_words(),
         "memory": memory_plan(config, facts).as_dict(),
         "disk": disk_plan(config, facts).as_dict(),
+        "time": None if time is None else time.as_dict(),
         "lines": report_lines(config, facts, batch, ladder=ladder),
         "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in notes],
         "facts": asdict(facts),
@@ -115,6 +120,8 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
         lines.append(
             f"model states {size(ours)} a GPU; with gradients of 2 bytes, as DeepSpeed's estimator counts, "
             f"{size(theirs)} ({theirs / 2**30:.4g} GiB)"
+            if ours
+            else "model states: none stay on a GPU, all lie in the machine's memory"
         )
     if plan.host_bytes:
         margin = size(round(HOST_MARGIN * plan.host_bytes))

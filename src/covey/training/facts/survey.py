@@ -14,6 +14,7 @@ from covey.plan.layout import Layout
 from covey.rewards.reward_set import RewardSet
 from covey.training.facts.data import with_data
 from covey.training.facts.model import with_model
+from covey.training.facts.pace import with_pace
 from covey.training.facts.rewards import Functions, with_rewards
 from covey.training.facts.run import elsewhere, run_facts, with_replay
 
@@ -56,12 +57,15 @@ def survey(
 ) -> Survey:
     """Look at machine, model, data and rewards; a part that cannot be read leaves its facts unknown.
 
-    With `offline` no hub is asked. `functions` are rewards that are no name but a function of this process.
+    With `offline` no hub is asked, and earlier runs are looked at for the time: it is a plan, and ranks that
+    start together need no equal answer. `functions` are rewards that are no name but a function of this process.
     `layout` is a machine that takes the place of this one.
     """
     facts = run_facts(config, num_processes)
     if layout is not None:
         facts = elsewhere(facts, layout)
+    if offline:
+        facts = with_pace(facts, config)
     facts, codec = with_model(facts, config, offline=offline)
     if config.replay_rollouts is not None:
         return Survey(facts=with_replay(facts, config, num_processes), codec=codec)
