@@ -141,42 +141,47 @@ class _Reader:
 
     def _states(self) -> tuple[int, Offload, DeepSpeedFile | None]:
         """Our own words over ms-swift's names, so that what a plan offers can be typed behind any command;
-        of a file they are no other."""
-        read = self._deepspeed_file()
-        stage, offload = (0, "none") if read is None else (read.stage, read.offload)
+        beside a file they have to say the same."""
+        read = self._file()
         if read is None:
             stage, offload = PRESETS[self.choice("deepspeed", tuple(PRESETS), _OR_FILE)]
-        typed_stage, typed_offload = stage, offload
-        if "plan_zero_stage" in self.given:
-            typed_stage = int(self.choice("plan_zero_stage", _STAGES))
-        if "plan_offload" in self.given:
-            word = self.choice("plan_offload", OFFLOADS)
-            typed_offload = next(o for o in OFFLOADS if o == word)
-        if read is None:
-            return typed_stage, typed_offload, None
-        if not read.problems or all(found.severity is not Severity.ERROR for found in read.problems):
-            for name, typed, says in (
-                ("plan_zero_stage", str(typed_stage), str(stage)),
-                ("plan_offload", typed_offload, offload),
-            ):
-                if typed != says:
-                    self.problems.append(other_than_typed(read.file.path, name, typed, says))
-        return typed_stage, typed_offload, read.file
+            return self._typed_stage(stage), self._typed_offload(offload), None
+        self.problems += read.problems
+        if any(found.severity is Severity.ERROR for found in read.problems):
+            return 0, "none", None
+        path, stage, offload = read.file.path, read.stage, read.offload
+        if (typed := self._typed_stage(stage)) != stage:
+            self.problems.append(other_than_typed(path, "plan_zero_stage", str(typed), str(stage)))
+        if (word := self._typed_offload(offload)) != offload:
+            self.problems.append(other_than_typed(path, "plan_offload", word, offload))
+        return stage, offload, read.file
 
-    def _deepspeed_file(self) -> FromFile | None:
+    def _typed_stage(self, otherwise: int) -> int:
+        word = self._typed("plan_zero_stage", _STAGES)
+        return otherwise if word is None else int(word)
+
+    def _typed_offload(self, otherwise: Offload) -> Offload:
+        word = self._typed("plan_offload", OFFLOADS)
+        return next((offload for offload in OFFLOADS if offload == word), otherwise)
+
+    def _typed(self, name: str, choices: tuple[str, ...]) -> str | None:
+        """The word that is typed, None where none is, or one that is at fault."""
+        if name not in self.given:
+            return None
+        word = self.choice(name, choices)
+        return word if word == self.given[name].lower() else None
+
+    def _file(self) -> FromFile | None:
         """What a file of DeepSpeed says; None for ms-swift's names, and where there is no such file."""
         path = self.given.get("deepspeed", "")
         if not path or path.lower() in PRESETS or not Path(path).exists():
             return None
         try:
-            read = from_content(json.loads(Path(path).read_text(encoding="utf-8")), path)
-        except OSError as error:
-            words = error.strerror or str(error)
-            read = FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, words),))
-        except ValueError as error:
-            read = FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, str(error)),))
-        self.problems += read.problems
-        return read
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            return FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, words),))
+        return from_content(content, path)
 
     def _sleeps(self) -> bool:
         if "vllm_enable_sleep_mode" in self.given:

@@ -15,6 +15,7 @@ from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder
+from covey.plan.layout import Layout
 from covey.plan.report import report_json, report_lines
 from covey.plan.words import note_lines
 from covey.types import Problem, Severity
@@ -31,7 +32,7 @@ def plan(argv: Sequence[str]) -> int:
     resolved, num_processes = read(verb, planned.words, planned)
     from covey.training.facts import survey
 
-    with survey(resolved.config, num_processes, offline=True, layout=planned.surveyed) as found:
+    with survey(resolved.config, num_processes, offline=True, layout=_surveyed(planned, resolved)) as found:
         refusal = None
         try:
             said = refuse_faults(resolved, found.facts)
@@ -44,6 +45,13 @@ def plan(argv: Sequence[str]) -> int:
     if refusal is not None:
         raise refusal
     return 0
+
+
+def _surveyed(planned: Planned, resolved: Resolved) -> Layout | None:
+    """The machine that facts are gathered for: one of which nothing is known where its words stand in a
+    file."""
+    words = {problem.option for problem in resolved.problems if problem.code == "E212"} - {"ladder"}
+    return Layout(num_gpus=0, gpu_bytes=0) if words and planned.surveyed is None else planned.surveyed
 
 
 def _print(

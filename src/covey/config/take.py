@@ -87,23 +87,23 @@ def refused(known: Name, source: str) -> Problem:
 
 def _of_plan(name: str, value: Any, source: str) -> Problem:
     """Return the problem of a word that `covey plan` alone takes, and on its command line."""
-    # A file's source is its path, a colon and the key.
-    if ": " not in source:
+    fixes: tuple[Fix, ...]
+    # The source of a file is its path, a colon and the key.
+    path, colon, _ = source.rpartition(": ")
+    if not colon:
         cause = "A command of `covey plan`, typed for another verb."
-        fixes = [Fix(text=f"`covey plan ... --{name}`"), Fix(text=f"leave out --{name}")]
+        fixes = (Fix(text=f"`covey plan ... --{name}`"), Fix(text=f"leave out --{name}"))
     else:
         cause = "A file says what a run does, and `covey train` does it on the machine that it is started on."
         word = "" if value is True else f" {value}"
-        fixes = [
-            Fix(text=f"take it out of the file, and type it: `covey plan FILE.yaml --{name}{word}`"),
-        ]
+        fixes = (Fix(text=f"take it out of the file, and type `covey plan {path} --{name}{word}`"),)
     return Problem(
         code="E212",
         option=name,
         seen=f"{name} ({source}) is a word of `covey plan` alone.",
         why=CODES["E212"].why,
         cause=cause,
-        fixes=tuple(fixes),
+        fixes=fixes,
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from covey.config.derive import ACCUMULATION, PER_DEVICE
 from covey.config.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
@@ -136,8 +135,8 @@ def _unknown(path: str, name: str, value: Any, choices: tuple[str, ...]) -> Prob
 
 
 def _left_out(path: str, names: list[str]) -> Problem:
-    seen = f"{path} has {', '.join(names)}."
-    fix = Fix(text="take the forecast for the run without them")
+    seen = f"{path} has {', '.join(names)}, which the forecast leaves out."
+    fix = Fix(text="take the forecast for that of a run without them")
     return warning("W117", "zero_optimization", seen, "A file made for a run of DeepSpeed.", fix)
 
 

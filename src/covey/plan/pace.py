@@ -59,10 +59,10 @@ class Pace:
         seen = f"as measured in {was.path}, steps {was.first_step:,}–{was.last_step:,}, {each}"
         if self.is_scaled:
             seen = f"in proportion to {_seconds(was.step_s)} {seen}"
+        whole = f"about {_duration(self.seconds)} for {counted(self.steps, 'step')}"
         return [
-            f"about {_duration(self.seconds)} for {counted(self.steps, 'step')}: {_seconds(self.step_s)} a step,",
+            f"{whole}, without evaluations and checkpoints: {_seconds(self.step_s)} a step,",
             seen,
-            "evaluations and checkpoints not counted",
         ]
 
 

@@ -65,14 +65,13 @@ def report_json(
     ladder: Ladder | None = None,
 ) -> dict[str, Any]:
     """Return the plan as `covey plan --json` prints it and plan.json holds it."""
-    time = pace(facts, batch)
-    return ({} if ladder is None else {"ladder": ladder.as_dict()}) | {
+    found = {"ladder": ladder, "time": pace(facts, batch)}
+    return {name: part.as_dict() for name, part in found.items() if part is not None} | {
         "options": config.model_dump(),
         "batch": batch.as_dict(),
         "in_words": batch.in_words(),
         "memory": memory_plan(config, facts).as_dict(),
         "disk": disk_plan(config, facts).as_dict(),
-        "time": None if time is None else time.as_dict(),
         "lines": report_lines(config, facts, batch, ladder=ladder),
         "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in notes],
         "facts": asdict(facts),

@@ -147,8 +147,8 @@ def _of_package(package: str, version: str) -> list[Problem]:
             return [problem("E119", package, seen, "An environment made before the mended version.", install)]
     if number >= parsed(tried.oldest):
         return []
-    seen = f"{package} is {version}, older than {tried.oldest}; what was tried is {tried.newest} ({tried.source}, "
-    seen += f"{tried.date})."
+    seen = f"{package} is {version}, older than {tried.oldest}; what was tried is {tried.newest} "
+    seen += f"({tried.source}, {tried.date})."
     return [warning("W115", package, seen, "An environment made for another program.", install)]
 
 

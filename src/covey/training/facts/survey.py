@@ -57,9 +57,9 @@ def survey(
 ) -> Survey:
     """Look at machine, model, data and rewards; a part that cannot be read leaves its facts unknown.
 
-    With `offline` no hub is asked, and earlier runs are looked at for the time: it is a plan, and ranks that
-    start together need no equal answer. `functions` are rewards that are no name but a function of this process.
-    `layout` is a machine that takes the place of this one.
+    With `offline` it is for a plan alone: no hub is asked, and earlier runs are looked at for the time, which
+    ranks of one run might see differently. `functions` are rewards that are no name but a function of this
+    process. `layout` is a machine that takes the place of this one.
     """
     facts = run_facts(config, num_processes)
     if layout is not None:
