@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from covey.cli.layout import take_layout
+from covey.cli.layout import TAKEN, take_layout
 from covey.cli.main import main
+from covey.config.foreign import PLAN_WORDS
+from covey.config.schema import OPTIONS
 from covey.plan.layout import Layout
 from covey.quickstart import task
 from support.verbs import alone, codes_in
@@ -189,6 +191,65 @@ def test_a_family_without_a_closed_form_is_said(capsys: pytest.CaptureFixture[st
 def test_weights_are_needed_for_this_machine(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert main(["plan", "--model", str(model), *RUN]) == 2
     assert "has no .safetensors file" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        (["--plan_gpus", "8", "--plan_gpu_memory", "96"], ["E103"]),
+        (["--plan_gpus", "8", "--plan_gpu_memory", "lots", "--plan_offload", "disk"], ["E104", "E103"]),
+        (["--plan_gpus", "eight", "--plan_gpu_memory", "96GiB"], ["E103"]),
+        (["--plan_gpus", "8"], ["E115"]),
+        (["--plan_zero_stage", "3"], ["E115"]),
+    ],
+)
+def test_of_a_faulty_word_the_fault_alone_is_said(
+    capsys: pytest.CaptureFixture[str], model: Path, words: list[str], codes: list[str]
+) -> None:
+    """Not that the model has no weights for this machine, nor that it does not fit one."""
+    assert main(["plan", "--model", str(model), *RUN, *words]) == 2
+    assert codes_in(capsys.readouterr().err) == codes
+
+
+def test_beside_a_faulty_word_other_faults_are_said(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    words = ["--plan_gpus", "8", "--plan_gpu_memory", "96", "--num_generations", "7", "--beta", "-1"]
+    assert main(["plan", "--model", str(model), *RUN, *words]) == 2
+    found = codes_in(capsys.readouterr().err)
+    assert "E103" in found and "E202" in found and "E301" not in found and len(found) == 3
+
+
+@pytest.mark.parametrize("verb", ["plan", "train"])
+def test_in_a_file_they_are_refused_with_what_to_type(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, verb: str
+) -> None:
+    words = "plan_gpus: 8\nplan_gpu_memory: 96GiB\nladder: true\n"
+    run = f"model: {model}\ndataset: ['quickstart#512']\nreward_funcs: [accuracy]\n"
+    (tmp_path / "run.yaml").write_text(run + words, encoding="utf-8")
+    assert main([verb, "run.yaml"]) == 2
+    error = capsys.readouterr().err
+    expected = ["E212"] * 3 if verb == "plan" else ["E212"] * 3 + ["E301"]
+    assert codes_in(error) == expected
+    plain = " ".join(error.split())
+    for word in ("plan_gpus 8", "plan_gpu_memory 96GiB", "ladder`"):
+        assert f"type `covey plan run.yaml --{word}" in plain
+    assert not (tmp_path / "runs").exists()
+
+
+def test_words_of_other_tools_in_a_file_are_sent_to_the_command_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    run = f"model: {model}\ndataset: ['quickstart#512']\nreward_funcs: [accuracy]\ndeepspeed: zero3\n"
+    (tmp_path / "run.yaml").write_text(run, encoding="utf-8")
+    assert main(["plan", "run.yaml", *GPUS]) == 2
+    error = capsys.readouterr().err
+    assert "E102" in codes_in(error) and "on the command line: `covey plan ... --deepspeed ...`" in error
+    assert main(["plan", "run.yaml"]) == 2
+    assert "on the command line" not in capsys.readouterr().err
+
+
+def test_no_word_of_a_layout_is_an_option() -> None:
+    """So none of them can stand in the config.yaml of a run, which holds the options and nothing else."""
+    assert not {*PLAN_WORDS, *TAKEN} & {*OPTIONS}
 
 
 def test_two_numbers_of_processes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The plan in lines and as one object."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from covey.plan.facts import EvalSet, GoldFacts, LeftOut
 from covey.plan.report import report_json, report_lines
 from covey.types import Problem
 from support.checks import GOOD, config, facts
+from support.layouts import OFFLOADED, elsewhere
 
 GB = 10**9
 
@@ -209,3 +211,16 @@ def test_json() -> None:
     assert again["facts"]["left_out"] == [{"reason": "cut", "count": 2, "rows": [5, 6]}]
     assert again["facts"]["golds"]["examples"] == [[1, "x", "none"]]
     assert again["disk"]["num_kept"] == 3
+
+
+def test_states_that_are_all_offloaded() -> None:
+    """In words, and not as 0 kB; what is left of them is given in bytes."""
+    options = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "generation_batch_size": 64}
+    asked = config(**options)
+    for layout, words in (
+        (OFFLOADED, "model states: none stay on a GPU, all lie in the machine's memory"),
+        (replace(OFFLOADED, offload="optimizer"), "model states 8.191 GB a GPU; with gradients of 2 bytes"),
+    ):
+        text = "\n".join(report_lines(asked, elsewhere(layout), batch_plan(asked, 8, 1000)))
+        assert words in text
+        assert "0 kB" not in text and ("load nothing, rollout " in text) == (layout is OFFLOADED)

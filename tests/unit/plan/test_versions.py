@@ -61,6 +61,31 @@ def test_only_what_a_run_uses_is_looked_at() -> None:
     assert "vllm" not in [p.option for p in found(elsewhere(EIGHT, versions=old), **options)]
 
 
+@pytest.mark.parametrize(
+    ("version", "code", "words"),
+    [
+        ("1.0.9", "E119", "takes no softcap"),
+        ("2.5.9.post1", "E119", "takes no softcap"),
+        ("2.6.0", "E119", "leaves the softcap out"),
+        ("2.6.1", "E119", "leaves the softcap out"),
+        ("2.6.2", "W115", "older than 2.8"),
+        ("2.7.4.post1", "W115", "older than 2.8"),
+    ],
+)
+def test_flash_attn(version: str, code: str, words: str) -> None:
+    given = facts(versions=versions(**{"flash-attn": version}))
+    problem = one(given, attn_impl="flash_attn")
+    assert (problem.code, problem.option) == (code, "flash-attn")
+    assert words in problem.seen and version in problem.seen
+    assert problem.fixes[0].text == "pip install -U 'flash-attn>=2.8' --no-build-isolation"
+
+
+def test_flash_attn_that_is_good_or_not_used() -> None:
+    for version in ("2.8.0.post2", "2.8.3"):
+        assert found(facts(versions=versions(**{"flash-attn": version})), attn_impl="flash_attn") == []
+    assert found(facts(versions=versions(**{"flash-attn": "2.5.9"}))) == []
+
+
 def test_the_tables_agree() -> None:
     """No version is both tried and bad, and each range is one."""
     for bad in BAD:
