@@ -18,7 +18,7 @@ from covey.models.policy import Policy
 from covey.rollout import collect
 from covey.rollout.native import engine
 from covey.training import run, scoring
-from covey.types import Score, Status, TokenStats
+from covey.types import Score, TokenStats
 from mutants.harness import Mutant
 
 Patch = pytest.MonkeyPatch
@@ -110,7 +110,7 @@ def _freezes_a_tensor(patch: Patch) -> None:
     patch.setattr(run, "load_policy", load)
 
 
-def _bf16_masters(patch: Patch) -> None:
+def bf16_masters(patch: Patch) -> None:
     """The masters hold what bfloat16 can hold."""
     real = optimizer.Masters._write_back
 
@@ -135,7 +135,7 @@ def _bf16_masters(patch: Patch) -> None:
     patch.setattr(optimizer.Masters, "__init__", init)
 
 
-def _optimizer_holds_others(patch: Patch) -> None:
+def optimizer_holds_others(patch: Patch) -> None:
     made = optimizer.Masters.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -155,10 +155,37 @@ def _nan_in_gradient(patch: Patch) -> None:
     patch.setattr(optimizer.Masters, "step", step)
 
 
+def _spoils(part: Callable[[Any], torch.Tensor]) -> Plant:
+    """NaN in a tensor of the optimizer, right after its first step."""
+
+    def plant(patch: Patch) -> None:
+        real, first = optimizer.Masters.step, nth(0, lambda out, self: spoil(out, self))
+
+        def spoil(out: Any, self: Any) -> Any:
+            with torch.no_grad():
+                part(self).view(-1)[0] = math.nan
+            return out
+
+        patch.setattr(optimizer.Masters, "step", lambda self, rate: first(real(self, rate), self))
+
+    return plant
+
+
+def _nan_in_loaded_weights(policy: Policy, *args: Any) -> Policy:
+    with torch.no_grad():
+        policy.get_parameter("model.model.norm.weight")[0] = math.nan
+    return policy
+
+
+def nan_loss(out: Any, *args: Any) -> Any:
+    """A loss that is no number."""
+    return replace(out, loss=out.loss * math.nan)
+
+
 # -- sampling
 
 
-def _publishes_once(patch: Patch) -> None:
+def publishes_once(patch: Patch) -> None:
     real, calls = engine.NativeEngine.publish, iter(range(10**6))
 
     def publish(self: Any, weights: Any, version: int) -> Any:
@@ -175,13 +202,16 @@ def _request(**change: Any) -> Plant:
     return before(engine.NativeEngine, "submit", swapped)
 
 
-def _nan_weights_in_sampler(patch: Patch) -> None:
+def _nan_in_sampler(patch: Patch) -> None:
     real = engine.NativeEngine._completion
 
     def completion(self: Any, row: Any, finish: Any) -> Any:
         return replace(done := real(self, row, finish), logprobs=(math.nan, *done.logprobs[1:]))
 
     patch.setattr(engine.NativeEngine, "_completion", completion)
+
+
+at_another_temperature = _request(sampling=lambda r: replace(r.sampling, temperature=0.7))
 
 
 def _shifted_positions(self: Any, micro: Any) -> tuple[Any, ...]:
@@ -247,7 +277,7 @@ def _row_twice(numbers: list[list[int]], *args: Any) -> list[list[int]]:
     return [[*numbers[0], numbers[0][0]], *numbers[1:]]
 
 
-def _row_lost(numbers: list[list[int]], *args: Any) -> list[list[int]]:
+def row_lost(numbers: list[list[int]], *args: Any) -> list[list[int]]:
     return [numbers[0][1:], *numbers[1:]]
 
 
@@ -292,20 +322,10 @@ def _scores(change: Callable[[Sequence[Score]], list[Score]]) -> Plant:
     return plant
 
 
-def _failed(score: Score) -> Score:
-    parts = tuple(replace(p, value=None, status=Status.ERROR, message="ValueError: no") for p in score.parts)
-    return replace(score, total=None, parts=parts, status=Status.ERROR, message="ValueError: no")
-
-
-def _swallowed(score: Score) -> Score:
-    """A bare except that returns 0."""
-    return replace(score, total=0.0, parts=tuple(replace(p, value=0.0) for p in score.parts))
-
-
 # -- adapters
 
 
-def _unmerged_inexactly(patch: Patch) -> None:
+def unmerged_inexactly(patch: Patch) -> None:
     real = single.merged
 
     @contextmanager
@@ -335,26 +355,26 @@ MUTANTS = (
     Mutant("clears one tensor's gradient", "F124", 1, _zeroes("layers.1.mlp.up_proj")),
     Mutant("clears the gradient of a LoRA B", "F124", 1, _zeroes("layers.1.mlp.up_proj.lora_B"), LORA),
     Mutant("clears the gradient of a LoRA A", "F124", 2, _zeroes("layers.1.mlp.up_proj.lora_A"), LORA),
-    Mutant("keeps bf16 masters at lr 1e-6", "F103", 1, _bf16_masters, {"learning_rate": 1e-6}),
-    Mutant("steps other tensors than the model's", "F103", 1, _optimizer_holds_others),
+    Mutant("keeps bf16 masters at lr 1e-6", "F103", 1, bf16_masters, {"learning_rate": 1e-6}),
+    Mutant("steps other tensors than the model's", "F103", 1, optimizer_holds_others),
     Mutant("NaN in a gradient", "F101", 1, _nan_in_gradient),
+    Mutant("NaN in the loss", "F101", 1, changed(update, "policy_loss", nan_loss)),
     Mutant(
-        "NaN in the loss",
+        "NaN in a temperature",
         "F101",
         1,
-        changed(update, "policy_loss", lambda out, *a: replace(out, loss=out.loss * math.nan)),
+        before(Policy, "forward", lambda self, m: (self, replace(m, temperature_N=m.temperature_N * math.nan))),
     ),
+    Mutant("NaN in the loaded weights", "F118", 1, changed(run, "load_policy", _nan_in_loaded_weights)),
+    Mutant("NaN in a weight after a step", "F118", 2, _spoils(lambda m: m.masters[3])),
+    Mutant("NaN in a moment after a step", "F118", 3, _spoils(lambda m: m._optimizer.state[m.masters[3]]["exp_avg"])),
+    Mutant("NaN in a reward", "F118", 1, _scores(lambda s: [replace(s[0], total=math.nan), *s[1:]])),
     Mutant("NaN in an advantage", "F118", 1, _advantages(lambda a: math.nan)),
-    Mutant("NaN in the sampler's logprobs", "F118", 1, _nan_weights_in_sampler),
+    Mutant("NaN in the sampler's logprobs", "F118", 1, _nan_in_sampler),
     Mutant("NaN in old logprobs", "F118", 1, _annotation("old", _nan_first), TWICE),
     Mutant("NaN in reference logprobs", "F118", 1, _annotation("reference", _nan_first), KL),
-    Mutant("skips a weight publish", "F114", 2, _publishes_once),
-    Mutant(
-        "samples at another temperature",
-        "F115",
-        1,
-        _request(sampling=lambda r: replace(r.sampling, temperature=0.7)),
-    ),
+    Mutant("skips a weight publish", "F114", 2, publishes_once),
+    Mutant("samples at another temperature", "F115", 1, at_another_temperature),
     Mutant(
         "learner at another temperature",
         "F115",
@@ -396,7 +416,7 @@ MUTANTS = (
         changed(pack, "build_micro", lambda m, *a: replace(m, temperature_N=m.temperature_N * 2)),
     ),
     Mutant("forwards a row twice", "F111", 1, changed(pack, "micro_batches", _row_twice)),
-    Mutant("leaves a row out", "F111", 1, changed(pack, "micro_batches", _row_lost)),
+    Mutant("leaves a row out", "F111", 1, changed(pack, "micro_batches", row_lost)),
     Mutant("divides by a part of the tokens", "F111", 1, changed(pack, "_denominators", _half_denominator)),
     Mutant("mixes groups", "F112", 1, changed(collect, "_assemble", _swap_groups)),
     Mutant("gives advantages to other groups", "F113", 1, changed(learn, "row_credits", _rotated)),
@@ -406,7 +426,5 @@ MUTANTS = (
     Mutant("old logprobs of other weights", "F116", 1, _annotation("old", lambda x: x - 0.05), TWICE),
     Mutant("reference that is not the start", "F117", 1, _annotation("reference", lambda x: x - 0.3), KL),
     Mutant("loses a group on the way", "F122", 1, changed(collect, "_assemble", lambda g, *a: g[:-1])),
-    Mutant("adapter not taken out exactly", "F119", 1, _unmerged_inexactly, LORA),
-    Mutant("reward that raises", "F107", 0, _scores(lambda s: [_failed(x) for x in s])),
-    Mutant("reward whose exception is swallowed", "F108", 0, _scores(lambda s: [_swallowed(x) for x in s])),
+    Mutant("adapter not taken out exactly", "F119", 1, unmerged_inexactly, LORA),
 )

@@ -7,19 +7,21 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from covey.comm import LocalComm
+from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
-from covey.errors import GuardStop
+from covey.errors import ConfigError, GuardStop
+from covey.plan.checks import refuse_faults
 from covey.training.facts import Survey, survey
 from covey.training.loop import run
 from covey.training.run import _report_layout as report_layout
 from covey.training.run import build_job
+from covey.training.watch import watched
+from covey.types import Severity
 
 BASE: Mapping[str, Any] = {
     "model": "quickstart",
@@ -33,19 +35,37 @@ BASE: Mapping[str, Any] = {
     "learning_rate": 1e-4,
     "torch_dtype": "float32",
     "max_steps": 3,
-    "save_steps": 0,
+    "save_steps": 100,
 }
+
+
+START = "start"
+"""The step of what is named before weights load."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: how it is planted, with which options, and which code names it at which step."""
+    """A fault: how it is planted, with which options, and which code names it at which step.
+
+    `code` holds several where one command has several faults. `says` is what the message has to hold.
+    `is_read`: the fault is in what is read before the run. `is_resumed`: the run is stopped after two steps
+    and the fault is in the one that goes on with it. `hangs`: the watchdog is to end it.
+    """
 
     name: str
     code: str
-    step: int
+    step: int | str
     plant: Callable[[pytest.MonkeyPatch], None]
     options: Mapping[str, Any] = field(default_factory=dict)
+    says: str = ""
+    is_read: bool = False
+    is_resumed: bool = False
+    hangs: bool = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether nothing may be started."""
+        return self.step == START
 
 
 @dataclass(frozen=True)
@@ -53,8 +73,13 @@ class Seen:
     """What a run said first: None where it ended without a word."""
 
     code: str | None
-    step: int | None
+    step: int | str | None
     seconds: float
+    words: str = ""
+
+    def is_of(self, mutant: Mutant) -> bool:
+        """Whether this names the fault by its own code, at its step, in its words."""
+        return (self.code, self.step) == (mutant.code, mutant.step) and mutant.says in self.words
 
 
 class Surveys:
@@ -64,12 +89,12 @@ class Surveys:
         self._stack = ExitStack()
         self._found: dict[str, Survey] = {}
 
-    def of(self, options: Mapping[str, Any]) -> Survey:
+    def of(self, options: Mapping[str, Any], world: int) -> Survey:
         """The survey of these options, wherever they write to."""
-        key = json.dumps({k: v for k, v in options.items() if k != "output_dir"}, sort_keys=True)
+        key = json.dumps([world, {k: v for k, v in options.items() if k != "output_dir"}], sort_keys=True)
         if key not in self._found:
-            resolved = from_dict(options, 1)
-            self._found[key] = self._stack.enter_context(survey(resolved.config, 1))
+            resolved = from_dict(options, world)
+            self._found[key] = self._stack.enter_context(survey(resolved.config, world))
         return self._found[key]
 
     def close(self) -> None:
@@ -77,33 +102,56 @@ class Surveys:
         self._stack.close()
 
 
-def run_with(mutant: Mutant, surveys: Surveys, output: Path) -> Seen:
-    """Plant the fault, run three steps, and see who speaks."""
+def run_with(mutant: Mutant, surveys: Surveys, output: Path, comm: Comm | None = None) -> Seen:
+    """Plant the fault in the last rank, run three steps, and see who speaks."""
+    comm = comm or LocalComm()
     options = {**BASE, **mutant.options, "output_dir": str(output)}
-    found = surveys.of(options)
+    if mutant.is_resumed:
+        _run({**options, "stop_after_steps": 2}, surveys.of(options, comm.world), comm)
+        options["resume_from_checkpoint"] = "latest"
+    is_new = mutant.is_read or mutant.is_resumed
+    found = None if is_new else surveys.of(options, comm.world)
     started = time.perf_counter()
-    with pytest.MonkeyPatch.context() as patch:
-        mutant.plant(patch)
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        if comm.rank == comm.world - 1:
+            mutant.plant(patch)
+        if found is None:
+            resolved = from_dict(options, comm.world)
+            found = stack.enter_context(survey(resolved.config, comm.world))
         try:
-            job = build_job(from_dict(options, 1), found, LocalComm())
-            job.recorder.console = None
-            report_layout(job)
-            run(job)
+            _run(options, found, comm, hangs=mutant.hangs)
+        except ConfigError as error:
+            faults = [p for p in error.problems if p.severity is Severity.ERROR]
+            codes = " ".join(p.code for p in faults)
+            return Seen(codes, START, time.perf_counter() - started, " ".join(p.seen for p in faults))
         except GuardStop as stop:
-            return Seen(stop.finding.code, stop.finding.step, time.perf_counter() - started)
-    return Seen(*_warned(output), time.perf_counter() - started)
+            found_s = time.perf_counter() - started
+            return Seen(stop.finding.code, stop.finding.step, found_s, stop.finding.seen)
+    return warned(output, time.perf_counter() - started)
 
 
-def _warned(output: Path) -> tuple[str | None, int | None]:
+def _run(options: Mapping[str, Any], found: Survey, comm: Comm, *, hangs: bool = False) -> None:
+    """What `covey train` does, without its words on the terminal."""
+    resolved = from_dict(options, comm.world)
+    refuse_faults(resolved, found.facts)
+    with ExitStack() as stack:
+        job = build_job(resolved, found, comm)
+        stack.callback(job.backend.close)
+        job.recorder.console = None
+        report_layout(job)
+        if hangs:
+            stack.enter_context(watched(job, resolved.config))
+        run(job)
+
+
+def warned(output: Path, seconds: float) -> Seen:
+    """The first finding in the records of a run."""
     path = output / "events.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
     findings = [event for event in map(json.loads, lines) if event["kind"] == "finding"]
-    return (findings[0]["code"], findings[0]["step"]) if findings else (None, None)
+    first = findings[0] if findings else {"code": None, "step": None, "seen": ""}
+    return Seen(first["code"], first["step"], seconds, first["seen"])
 
 
-@cache
-def quickstart_model() -> str:
-    """Where the built-in model lies."""
-    from covey.quickstart.task import MODEL_DIR
-
-    return str(MODEL_DIR)
+def nothing(patch: pytest.MonkeyPatch) -> None:
+    """No fault, or one that the options are."""

@@ -299,6 +299,13 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "Hub that does not give the files",
         "Without its files there is nothing to train, or nothing to train on.",
     ),
+    (
+        "E323",
+        "Chat template that begins prompts otherwise",
+        "The model answers where it was taught to: after the words that open its turn, in a text with one "
+        "token at its start. After another beginning it writes on for the user, or opens the turn itself, "
+        "and the run trains that.",
+    ),
     # -- output and resume
     (
         "E401",

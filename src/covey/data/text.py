@@ -6,6 +6,7 @@ without the seconds that importing it costs a command that only checks its argum
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -193,6 +194,29 @@ def _closing_ids(codec: TextCodec) -> set[int]:
     added = {token.content: i for i, token in codec.tokenizer.get_added_tokens_decoder().items()}
     closing = [c for c in added if c.strip() and after.lstrip().startswith(c)]
     return {added[max(closing, key=len)]} if before and closing else set()
+
+
+def prompt_problem(codec: TextCodec) -> str | None:
+    """How a prompt of the template differs from the beginning of the template's own conversations.
+
+    None where it does not, and where there is no template or it refuses a bare conversation.
+    """
+    turns = [{"role": "user", "content": "a"}]
+    answered = [*turns, {"role": "assistant", "content": _CLOSED}]
+    try:
+        prompt = codec.render(turns)
+        plain, whole = (codec.render(t, add_generation_prompt=False) for t in (turns, answered))
+    except TemplateError:
+        return None
+    bos = codec.special_tokens.get("bos_token", "")
+    (ids,) = codec.encode([prompt])
+    if ids[:2] == (codec.tokenizer.token_to_id(bos),) * 2:
+        return f"puts {bos} twice in front of a prompt"
+    # What reasoning models put before an answer in a conversation is no part of a prompt.
+    opening = re.sub("</?think>", "", whole.removeprefix(prompt).partition(_CLOSED)[0]).strip()
+    if prompt == plain and whole.startswith(prompt) and opening:
+        return f"ends a prompt before {opening!r}, which it puts in front of every answer"
+    return None
 
 
 def _ids(value: Any) -> set[int]:

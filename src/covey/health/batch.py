@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from covey.algorithm.losses import LossType
 from covey.batching.pack import PackPlan, step_slices
 from covey.health.words import broken
 from covey.types import Batch, TrainSample
@@ -27,6 +28,21 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
         mine = everyone[plan.rank * plan.completions_per_rank : (plan.rank + 1) * plan.completions_per_rank]
         _check_counts(batch, everyone, step + number)
         _check_tokens(batch, [r for r in mine if r.needs_forward], step + number)
+
+
+def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int) -> tuple[float, float]:
+    """The loss of a step over `rows` where every ratio is 1 and no KL counts, and the sum of its terms' sizes.
+
+    Taken from the rows as a whole, so it knows nothing of forward passes. `longest` is
+    max_completion_length.
+    """
+    tokens_S = np.array([sum(r.loss_mask) for r in rows], dtype=np.float64)
+    advantage_S = np.array([r.advantage for r in rows])
+    weight_S = {
+        "grpo": (tokens_S > 0) / len(rows),
+        "dr_grpo": tokens_S / (len(rows) * longest),
+    }.get(loss_type, tokens_S / max(1.0, tokens_S.sum()))
+    return -float(weight_S @ advantage_S), float(weight_S @ np.abs(advantage_S))
 
 
 def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:

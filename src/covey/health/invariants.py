@@ -10,6 +10,8 @@ from covey.types import Batch, Fix, StepResult, StepStats
 
 # Larger than the noise of any kernel, smaller than what any fault leaves.
 _SAME = 1e-4
+# The same for a sum of terms, each of whose ratios may be _SAME away from 1.
+_LOSS = 1e-3
 # Of the weights with a gradient, at least this share moves once the learning rate is near its peak.
 _FEW = 0.5
 _FULL = 0.5
@@ -22,7 +24,8 @@ class StepFacts:
     `is_fresh`: no update since the rollout was annotated. `is_start`: no update since the run began.
     `sampler_gap`: the largest mean |logprob - sampler's logprob| that rounding explains, None where the
     policy that sampled is unknown. `peak_rate`: the learning rate that was asked for. `may_lack`: parts of
-    the names of trained tensors that may have no gradient in this step.
+    the names of trained tensors that may have no gradient in this step. `loss`: the loss that the advantages
+    of all rows give, and the sum of its terms' sizes; None where they alone do not give it.
     """
 
     step: int
@@ -31,6 +34,7 @@ class StepFacts:
     sampler_gap: float | None
     peak_rate: float
     may_lack: tuple[str, ...]
+    loss: tuple[float, float] | None = None
 
 
 def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
@@ -38,8 +42,8 @@ def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -
 
     F102: advantages and a ratio of 1, but no gradient. F123: the same in one micro-batch. F103: a gradient
     and a learning rate, but weights that stay. F115: the sampler's probabilities are not the learner's.
-    F116: a ratio other than 1 before any update. F117: a KL to the reference before any update. F124: a
-    trained tensor without gradient.
+    F116: a ratio other than 1 before any update. F111: a loss that is not the one of the step's rows. F117:
+    a KL to the reference before any update. F124: a trained tensor without gradient.
     """
     stats = result.stats
     if stats is None:
@@ -104,6 +108,14 @@ def _check_fresh(result: StepResult, facts: StepFacts) -> None:
             f"before any update on this rollout a token's logprob is {result.ratio_gap:.3g} away from its "
             "old one: the ratio is not 1",
             "The old logprobs are of other weights, another temperature or another row; or dropout is on.",
+        )
+    loss = result.metrics["loss"].value
+    if facts.loss is not None and loss is not None and not abs(loss - facts.loss[0]) <= _LOSS * facts.loss[1]:
+        raise broken(
+            "F111",
+            facts.step,
+            f"the loss is {loss:.4g}, and the advantages of the step's rows give {facts.loss[0]:.4g}",
+            "Parts of the step were averaged for themselves: by forward pass, or by rank.",
         )
     gap = result.metrics["sampling/sampling_logp_difference/mean"].value
     if facts.sampler_gap is not None and gap is not None and not gap <= facts.sampler_gap:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from covey.codes import CODES
 from covey.errors import GuardStop
@@ -14,19 +15,26 @@ _MOST_FAILED = 0.01
 
 
 class RewardWatch:
-    """Looks at the scores of each rollout; remembers how many calls failed in the last ten."""
+    """Looks at the scores of each rollout; remembers how many calls failed in the last ten.
 
-    def __init__(self) -> None:
+    `world` is the number of ranks, of which each scored an equal share of the rollout.
+    """
+
+    def __init__(self, world: int = 1) -> None:
+        self._world = world
         self._recent: dict[str, deque[tuple[int, int]]] = {}
+        self._has_failed: set[str] = set()
         self._is_first = True
 
     def look(self, groups: Sequence[ScoredGroup], step: int) -> list[Finding]:
-        """Return what is unusual (F108: a reward that is the same throughout the first rollout).
+        """Return what is unusual: F107, a reward that failed for the first time; F108, one that is the same
+        throughout the first rollout.
 
         Raises GuardStop (F107) where a reward failed on a whole rollout, or on more than 1 % of the
         completions of the last ten.
         """
         by_name = _parts(groups)
+        said = []
         for name, parts in by_name.items():
             failed = [p for p in parts if p.status is not Status.OK]
             recent = self._recent.setdefault(name, deque(maxlen=_WINDOW))
@@ -35,8 +43,19 @@ class RewardWatch:
             # One failure among few completions is above 1 % and says nothing yet.
             if len(failed) == len(parts) or (lost > _MOST_FAILED * seen and len(recent) == _WINDOW):
                 raise GuardStop(_failed(name, lost, seen, failed[0] if failed else parts[0], step))
+            if failed and name not in self._has_failed:
+                self._has_failed.add(name)
+                where = self._where([p.status is not Status.OK for p in parts])
+                found = _failed(name, len(failed), len(parts), failed[0], step, where)
+                said.append(replace(found, severity=Severity.WARNING))
         first, self._is_first = self._is_first, False
-        return _constant(groups, by_name, step) if first else []
+        return [*said, *(_constant(groups, by_name, step) if first else ())]
+
+    def _where(self, has_failed: Sequence[bool]) -> str:
+        """`, all of them of rank 1` where that is so and there are other ranks."""
+        share = -(-len(has_failed) // self._world)
+        ranks = {i // share for i, failed in enumerate(has_failed) if failed}
+        return f", all of them of rank {min(ranks)}" if self._world > 1 and len(ranks) == 1 else ""
 
 
 def _parts(groups: Sequence[ScoredGroup]) -> Mapping[str, list[ScorePart]]:
@@ -46,10 +65,12 @@ def _parts(groups: Sequence[ScoredGroup]) -> Mapping[str, list[ScorePart]]:
     return by_name
 
 
-def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int) -> Finding:
+def _failed(
+    name: str, lost: int, seen: int, example: ScorePart, step: int, where: str = ""
+) -> Finding:
     return Finding(
         code="F107",
-        seen=f"the reward {name} failed on {lost} of {seen} completions: {example.message}",
+        seen=f"the reward {name} failed on {lost} of {seen} completions{where}: {example.message}",
         why="Completions without a reward are left out of their groups. Nothing was scored 0.",
         cause="An error in the reward function, or a service behind it that does not answer.",
         fixes=(Fix(text="mend the reward, then resume with --resume_from_checkpoint latest"),),

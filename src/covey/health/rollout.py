@@ -48,8 +48,10 @@ def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fa
         seen = f"a rollout of {len(rows)} completions where the plan has {facts.num_rows}"
         raise broken("F122", facts.step, seen, "Completions were lost or added after sampling.")
     _check_groups(groups, facts)
-    for row, trajectory in zip(rows, trajectories, strict=True):
+    totals = [s.total for g in groups for s in g.scores]
+    for row, trajectory, total in zip(rows, trajectories, totals, strict=True):
         _check_row(row, trajectory, facts)
+        _check_finite(row, total, facts.step)
     _check_advantages(groups, rows, facts)
     if facts.version is not None:
         _check_repeats(groups, facts.step)
@@ -92,12 +94,13 @@ def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) ->
         seen = f"{name} was sampled by policy version {min(versions)}, the policy is at {facts.version}"
         cause = "The weights were not published to the engine after the last optimizer step."
         raise broken("F114", facts.step, seen, cause)
-    _check_finite(row, name, facts.step)
 
 
-def _check_finite(row: TrainSample, name: str, step: int) -> None:
+def _check_finite(row: TrainSample, total: float | None, step: int) -> None:
     annotated = row.annotated
+    name = f"completion {annotated.sample.sibling} of group {annotated.sample.group}"
     numbers: dict[str, bool] = {
+        "its reward": total is None or math.isfinite(total),
         "its sampler's logprobs": all(map(math.isfinite, annotated.sample.sampler_logprobs)),
         "its advantage": math.isfinite(row.advantage),
         "its old logprobs": _is_finite(annotated.old_logprob_N),

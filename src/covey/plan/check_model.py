@@ -68,6 +68,7 @@ def model_problems(config: Config, facts: Facts) -> list[Problem]:
         *_device(config, facts),
         *_packages(facts),
         *_plain_prompts(config, facts),
+        *_prompt(config, facts),
         *_small_model(config, facts),
     ]
 
@@ -283,6 +284,23 @@ def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
             "The model has a chat template, and it is not applied.",
             "Prompts written out in full, as TRL takes them, or questions that were meant as messages.",
             Fix(text="put each prompt into the template", edits={"apply_chat_template": True}),
+        )
+    ]
+
+
+def _prompt(config: Config, facts: Facts) -> list[Problem]:
+    if facts.prompt_problem is None or facts.prompts_are_text:
+        return []
+    of_chatml = "<|im_start|>" in facts.prompt_problem
+    usual = Fix(text="the usual template of this form", edits={"chat_template": "chatml"})
+    return [
+        problem(
+            "E323",
+            "chat_template",
+            f"The chat template {facts.prompt_problem}.",
+            "A template that was edited by hand, or one whose add_generation_prompt part was lost.",
+            *([usual] if of_chatml and config.chat_template != "chatml" else []),
+            Fix(text="the template that the model was trained with: --chat_template FILE.jinja"),
         )
     ]
 

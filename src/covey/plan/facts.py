@@ -179,6 +179,7 @@ class Facts:
     unused_sampling        settings of the model's generation_config.json that sampling does not follow
     first_prompt           the first rendered prompt
     has_chat_template      whether the model, or the command, brings a chat template
+    prompt_problem         what the chat template does to a prompt that it does to no conversation
     prompts_are_text       whether prompts are strings that no template has been put around
     mentions_format        whether a prompt speaks of the tags that the reward format pays for
     media_columns          columns with images, audio or video
@@ -230,6 +231,7 @@ class Facts:
     unused_sampling: tuple[tuple[str, float], ...] = ()
     first_prompt: str | None = None
     has_chat_template: bool | None = None
+    prompt_problem: str | None = None
     prompts_are_text: bool | None = None
     mentions_format: bool | None = None
     media_columns: tuple[str, ...] = ()

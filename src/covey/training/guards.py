@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from covey.batching.pack import PackPlan
+from covey.batching.pack import PackPlan, step_slices
 from covey.comm import Comm
 from covey.errors import GuardStop
-from covey.health.batch import check_batches
+from covey.algorithm.losses import LossConfig
+from covey.health.batch import check_batches, planned_loss
 from covey.health.invariants import StepFacts, check_step
 from covey.health.rollout import RolloutFacts, check_rollout
 from covey.health.weights import WeightWatch
@@ -33,12 +34,14 @@ class Guards:
     num_generations: int
     num_rows: int
     scaled_by_group: bool
+    loss: LossConfig
     is_low_precision: bool
     peak_rate: float
     weights: WeightWatch
     untrained: tuple[str, ...] = ()
     _is_replayed: bool = True
     _has_moved: bool = False
+    _planned_loss: tuple[float, float] | None = None
 
     def rollout(self, collected: Collected, rows: Sequence[TrainSample], version: int) -> None:
         """Look at a rollout before anything is trained on it; `version` is the policy's."""
@@ -64,6 +67,8 @@ class Guards:
     ) -> None:
         """Look at the tensors of a rollout's steps before the first of them is taken."""
         self._together(lambda: check_batches(batches, rows, plan, steps_done + 1))
+        first = [rows[i] for i in step_slices(len(rows), plan)[0]]
+        self._planned_loss = planned_loss(first, self.loss.loss_type, plan.max_completion_length)
 
     def step(self, batch: Batch, result: StepResult, step: int, *, is_fresh: bool) -> None:
         """Look at an optimizer step that has been taken; `is_fresh` says that it is its rollout's first."""
@@ -75,11 +80,16 @@ class Guards:
             sampler_gap=None if self._is_replayed else gap,
             peak_rate=self.peak_rate,
             may_lack=_UNROUTED if self._has_moved else (*_UNROUTED, *_AFTER_B),
+            loss=self._planned_loss if self._is_plain() else None,
         )
-        check_step(batch, result, facts, self.comm)
+        self._together(lambda: check_step(batch, result, facts, self.comm))
         stats = result.stats
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
         self.weights.look(step, self.comm)
+
+    def _is_plain(self) -> bool:
+        """Whether the loss at a ratio of 1 is the advantages' alone: no KL, no bound below 1."""
+        return self.loss.beta == 0.0 and (self.loss.delta is None or self.loss.delta >= 1.0)
 
     def _together(self, check: Callable[[], None]) -> None:
         """What one rank finds stops all of them; the first rank's finding is everyone's."""

@@ -144,6 +144,7 @@ class Job:
         if self.buffer.done == self.steps_per_rollout():
             self.buffer.clear()
             self.progress.rollout += 1
+            self.progress.began = self.progress.step
         self.guards.step(batch, result, self.progress.step, is_fresh=is_fresh)
         every = self.saver.plan.every
         if (every and self.progress.step % every == 0) or (is_best and self.saver.plan.keep_best):

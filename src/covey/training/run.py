@@ -54,7 +54,7 @@ from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring
 from covey.training.source import LiveSource, ReplaySource, Source, StreamDrawing, TableDrawing, upcoming
-from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
+from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer, check_place
 from covey.training.watch import watched
 
 
@@ -164,7 +164,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         evaluator=_evaluator(config, found, engine, backend, scoring, comm),
         eval_times=parts.eval_times(config, plan),
         best=best,
-        watch=RewardWatch(),
+        watch=RewardWatch(comm.world),
         guards=_guards(config, plan, backend, comm),
         rules=Rules(config.model_dump()),
         saver=Saver(
@@ -193,6 +193,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         num_rows=plan.prompts_per_rollout * config.num_generations,
         peak_rate=config.learning_rate,
         scaled_by_group=config.scale_rewards == "group",
+        loss=parts.loss(config),
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(
             frozen={n: p for n, p in weights if not p.requires_grad},
@@ -206,6 +207,7 @@ def _restore(
 ) -> None:
     """Give every component its state back, and put aside what was recorded after it."""
     registry.load(read_states(resume))
+    check_place(progress, buffer)
     if files is not None:
         # A rollout that is in the buffer has its file already.
         started = progress.rollout if buffer.rows else progress.rollout - 1

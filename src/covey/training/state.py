@@ -30,10 +30,13 @@ class Progress:
         self.step = 0
         self.rollout = 0
         self.num_tokens = 0
+        self.began: int | None = 0
+        """Optimizer steps taken when the current rollout began; None where a checkpoint does not say."""
 
     def state(self) -> State:
         """The counters."""
         counts = {"step": self.step, "rollout": self.rollout, "num_tokens": self.num_tokens}
+        counts |= {} if self.began is None else {"began": self.began}
         coming = None if self._upcoming is None else self._upcoming(self.rollout)
         return State(json={**counts, "upcoming": coming})
 
@@ -41,7 +44,7 @@ class Progress:
         """Go on from these counters. GuardStop (F126) where other prompts come next."""
         values: Any = state.json
         self.step, self.rollout = values["step"], values["rollout"]
-        self.num_tokens = values["num_tokens"]
+        self.num_tokens, self.began = values["num_tokens"], values.get("began")
         before = values.get("upcoming")
         if before is None or self._upcoming is None:
             return
@@ -54,6 +57,16 @@ class Progress:
             cause = "The data set holds other rows than before, or they are drawn in another order."
             fix = Fix(text="resume with the data of the stopped run, or start a run of its own")
             raise broken("F126", self.step, seen, cause, fix)
+
+
+def check_place(progress: Progress, buffer: RolloutBuffer) -> None:
+    """Raise GuardStop (F126) where a resumed run would go on at another step of its rollout."""
+    if progress.began is None or progress.step - progress.began == buffer.done:
+        return
+    taken = progress.step - progress.began
+    seen = f"{taken} steps of the rollout were taken, and the resume goes on after {buffer.done} of them"
+    cause = "The checkpoint holds parts of different moments."
+    raise broken("F126", progress.step, seen, cause, Fix(text="resume from another checkpoint"))
 
 
 class OptimizerState:

@@ -10,7 +10,7 @@ from covey.config.schema import Config
 from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import model_context, model_problem, read_json
-from covey.data.text import TextCodec, load_codec, stop_tokens_in_words
+from covey.data.text import TextCodec, load_codec, prompt_problem, stop_tokens_in_words
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, facts_of, read_shapes
 from covey.models.config_shapes import FAMILIES, shapes_of_config
@@ -137,6 +137,7 @@ def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, T
         facts,
         stop_tokens=stop_tokens_in_words(codec),
         has_chat_template=has_template,
+        prompt_problem=prompt_problem(codec),
         unused_sampling=_unused_sampling(config, directory),
     )
     return facts, codec

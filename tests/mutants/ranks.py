@@ -1,0 +1,72 @@
+"""Two processes, with a fault in the second: started here for the table and the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from covey.training.process import ranks
+from mutants import faults_ranks, stories
+from mutants.harness import Mutant, Seen, Surveys, run_with, warned
+
+# Seconds after which two processes that say nothing are ended.
+_LIMIT_S = 240
+_ALL = {m.name: m for m in (*faults_ranks.MUTANTS, *faults_ranks.HEALTHY, *stories.RANKS)}
+
+
+def seen_in_two(mutants: Sequence[Mutant], work: Path) -> dict[str, Seen]:
+    """What names each fault of these, in two processes for all of them; one that hangs has to be alone."""
+    assert len(mutants) == 1 or not any(m.hangs for m in mutants), "a hang ends its processes"
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "names.json").write_text(json.dumps([m.name for m in mutants]))
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
+        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", __file__, str(work)),
+    ]
+    started = time.perf_counter()
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+    )
+    found = {m.name: _read(work / str(number)) for number, m in enumerate(mutants)}
+    if mutants[0].hangs:
+        return {mutants[0].name: warned(work / "0", time.perf_counter() - started)}
+    assert done.returncode == 0, done.stderr[-4000:]
+    return found
+
+
+def _read(run: Path) -> Seen:
+    path = run.with_suffix(".json")
+    return Seen(**json.loads(path.read_text())) if path.is_file() else Seen(None, None, 0.0)
+
+
+def _main(work: Path) -> None:
+    torch.set_num_threads(1)
+    surveys = Surveys()
+    with ranks(int(os.environ["WORLD_SIZE"])) as comm, pytest.MonkeyPatch.context() as patch:
+        for number, name in enumerate(json.loads((work / "names.json").read_text())):
+            if _ALL[name].hangs:
+                faults_ranks.quick_to_judge(patch)
+            seen = run_with(_ALL[name], surveys, work / str(number), comm)
+            if comm.rank == 0:
+                (work / f"{number}.json").write_text(json.dumps(asdict(seen)))
+        surveys.close()
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

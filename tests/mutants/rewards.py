@@ -1,0 +1,44 @@
+"""Rewards that go wrong in a rollout and not in the trial, which has two rows."""
+
+import os
+import time
+
+_TRIAL = 2
+
+
+def lengths(completions, **columns):
+    """A hundredth of the number of characters."""
+    return [len(text) / 100 for text in completions]
+
+
+def _is_last_rank():
+    return os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+
+
+def sleeps(completions, **columns):
+    """Never comes back, on the last rank."""
+    if len(completions) > _TRIAL and _is_last_rank():
+        time.sleep(10_000)
+    return lengths(completions)
+
+
+def raises(completions, **columns):
+    """Raises on the last rank."""
+    if len(completions) > _TRIAL and _is_last_rank():
+        raise ConnectionError("the judge does not answer")
+    return lengths(completions)
+
+
+def swallows(completions, **columns):
+    """Returns 0 whatever goes wrong."""
+    if len(completions) <= _TRIAL:
+        return lengths(completions)
+    try:
+        return [float(columns["no_such_column"][i]) for i, _ in enumerate(completions)]
+    except Exception:
+        return [0.0] * len(completions)
+
+
+def gives_nan(completions, **columns):
+    """NaN for every completion, as a mean of nothing is."""
+    return lengths(completions) if len(completions) <= _TRIAL else [float("nan")] * len(completions)
