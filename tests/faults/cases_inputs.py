@@ -53,6 +53,20 @@ def _adapter(here: Path) -> None:
     (here / "adapter" / "adapter_model.safetensors").write_bytes(b"")
 
 
+def _unopened_template(here: Path) -> None:
+    template = model(here / "model") / "chat_template.jinja"
+    template.write_text(template.read_text(encoding="utf-8").partition("{%- if add_generation_prompt")[0])
+
+
+def _two_starts(here: Path) -> None:
+    settings = model(here / "model") / "tokenizer_config.json"
+    settings.write_text(
+        settings.read_text(encoding="utf-8").replace("null", '"<|endoftext|>"'), encoding="utf-8"
+    )
+    template = here / "model" / "chat_template.jinja"
+    template.write_text("{{ bos_token }}{{ bos_token }}" + template.read_text(encoding="utf-8"))
+
+
 def _broken_template(here: Path) -> None:
     (model(here / "model") / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}")
 
@@ -143,6 +157,8 @@ CASES = (
         make=lambda here: void(model(here / "model", without=("chat_template.jinja",))),
     ),
     Case(name="template_broken", words=words(model="model"), make=_broken_template),
+    Case(name="template_that_opens_no_answer", words=words(model="model"), make=_unopened_template),
+    Case(name="template_with_two_start_tokens", words=words(model="model"), make=_two_starts),
     Case(name="template_file_missing", words=words("--chat_template mine.jinja")),
     # -- rewards
     Case(name="reward_misspelt", words=words(reward="acuracy format")),

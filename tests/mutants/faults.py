@@ -363,11 +363,18 @@ MUTANTS = (
         "NaN in a temperature",
         "F101",
         1,
-        before(Policy, "forward", lambda self, m: (self, replace(m, temperature_N=m.temperature_N * math.nan))),
+        before(
+            Policy, "forward", lambda self, m: (self, replace(m, temperature_N=m.temperature_N * math.nan))
+        ),
     ),
     Mutant("NaN in the loaded weights", "F118", 1, changed(run, "load_policy", _nan_in_loaded_weights)),
     Mutant("NaN in a weight after a step", "F118", 2, _spoils(lambda m: m.masters[3])),
-    Mutant("NaN in a moment after a step", "F118", 3, _spoils(lambda m: m._optimizer.state[m.masters[3]]["exp_avg"])),
+    Mutant(
+        "NaN in a moment after a step",
+        "F118",
+        3,
+        _spoils(lambda m: m._optimizer.state[m.masters[3]]["exp_avg"]),
+    ),
     Mutant("NaN in a reward", "F118", 1, _scores(lambda s: [replace(s[0], total=math.nan), *s[1:]])),
     Mutant("NaN in an advantage", "F118", 1, _advantages(lambda a: math.nan)),
     Mutant("NaN in the sampler's logprobs", "F118", 1, _nan_in_sampler),

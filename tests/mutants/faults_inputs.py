@@ -19,7 +19,11 @@ from mutants.harness import START, Mutant, nothing
 # -- templates
 
 _UNOPENED = CHATML.partition("{% if add_generation_prompt %}")[0]
-_INSTRUCTIONS = "{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
+_INSTRUCTIONS = (
+    "{% for m in messages %}"
+    "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}{{ m['content'] }}{% endif %}"
+    "{% endfor %}"
+)
 
 
 def _template(text: str) -> Plant:
@@ -97,12 +101,16 @@ MUTANTS = (
         reward("sleeps", reward_timeout_s=1),
         says="gave no answer within 1 s",
     ),
-    Mutant("reward whose exception is swallowed", "F108", 0, nothing, reward("swallows"), says="swallows is 0"),
+    Mutant(
+        "reward whose exception is swallowed", "F108", 0, nothing, reward("swallows"), says="swallows is 0"
+    ),
     Mutant("reward that gives NaN", "F107", 0, nothing, reward("gives_nan"), says="nan"),
     _resumed("at the first rollout", _restored(state.Progress, rollout=0), "the next prompts are"),
     _resumed("a rollout too late", _restored(state.Progress, rollout=3), "the next prompts are"),
     _resumed("in another order", before(Order, "take", another_order), "the next prompts are"),
-    _resumed("at its rollout's first step", _restored(state.RolloutBuffer, done=0), "after 0 of them", **LONG),
+    _resumed(
+        "at its rollout's first step", _restored(state.RolloutBuffer, done=0), "after 0 of them", **LONG
+    ),
     _resumed("a step too late", _restored(state.RolloutBuffer, done=3), "after 3 of them", **LONG),
     _resumed("without its rollout", _empty_buffer, "after 0 of them", **LONG),
 )

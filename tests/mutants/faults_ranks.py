@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from covey.batching import pack
-from covey.health.watchdog import Allowance
 from covey.data.order import Order
+from covey.health.watchdog import Allowance
 from covey.learner import optimizer, update
 from covey.learner.backends.ddp import DDPBackend
 from covey.training import loop, scoring, watch
@@ -113,14 +113,20 @@ def quick_to_judge(patch: Patch) -> None:
 
 
 MUTANTS = (
-    _one("steps at another rate", "F121", 1, before(optimizer.Masters, "step", lambda m, rate: (m, 2 * rate))),
+    _one(
+        "steps at another rate", "F121", 1, before(optimizer.Masters, "step", lambda m, rate: (m, 2 * rate))
+    ),
     _one("does not average its gradient", "F121", 1, _unaveraged),
     _one("has another bit in one weight", "F121", _TURN, _after_steps(_one_weight)),
     _one("steps other tensors than the model's", "F103", 1, faults.optimizer_holds_others),
     _one("changes frozen weights", "F119", 1, faults.unmerged_inexactly, "on another rank", **faults.LORA),
     _one("has a NaN in its loss", "F101", 1, changed(update, "policy_loss", faults.nan_loss)),
-    _one("takes more micro-batches", "F302", 0, before(loop, "update", _twice), "rank 1: update after step 0"),
-    _one("counts other tokens", "F302", 0, before(loop, "update", _token_more), "rank 1: update after step 0"),
+    _one(
+        "takes more micro-batches", "F302", 0, before(loop, "update", _twice), "rank 1: update after step 0"
+    ),
+    _one(
+        "counts other tokens", "F302", 0, before(loop, "update", _token_more), "rank 1: update after step 0"
+    ),
     _one("leaves a row out", "F111", 1, changed(pack, "micro_batches", faults.row_lost)),
     _one("draws other prompts", "F112", 1, before(Order, "take", another_order)),
     _one("keeps the first weights to sample with", "F114", 2, faults.publishes_once),
@@ -132,7 +138,7 @@ MUTANTS = (
         0,
         nothing,
         "all of them of rank 1: gave no answer within 1 s",
-        **reward("sleeps", reward_timeout_s=1),
+        **reward("sleeps", reward_timeout_s=1, max_steps=1),
     ),
 )
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from covey.exits import EXIT_FILE
 from covey.training.process import ranks
 from mutants import faults_ranks, stories
 from mutants.harness import Mutant, Seen, Surveys, run_with, warned
@@ -35,24 +35,23 @@ def seen_in_two(mutants: Sequence[Mutant], work: Path) -> dict[str, Seen]:
         *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
         *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", __file__, str(work)),
     ]
-    started = time.perf_counter()
     done = subprocess.run(
         command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", EXIT_FILE: str(work / "exit")},
         capture_output=True,
         text=True,
         timeout=_LIMIT_S,
     )
-    found = {m.name: _read(work / str(number)) for number, m in enumerate(mutants)}
-    if mutants[0].hangs:
-        return {mutants[0].name: warned(work / "0", time.perf_counter() - started)}
     assert done.returncode == 0, done.stderr[-4000:]
-    return found
+    if mutants[0].hangs:
+        return {mutants[0].name: _ended(work / "0")}
+    return {m.name: Seen(**json.loads((work / f"{n}.json").read_text())) for n, m in enumerate(mutants)}
 
 
-def _read(run: Path) -> Seen:
-    path = run.with_suffix(".json")
-    return Seen(**json.loads(path.read_text())) if path.is_file() else Seen(None, None, 0.0)
+def _ended(run: Path) -> Seen:
+    """What the watchdog said, and how long the rank had stood still by then."""
+    stuck = json.loads((run / "hang-0001" / "rank-1.json").read_text())
+    return warned(run, stuck["seconds"])
 
 
 def _main(work: Path) -> None:

@@ -69,7 +69,7 @@ MUTANTS = (
         [
             Mutant("one completion a prompt", "E201", START, nothing, ALONE),
             Mutant("temperature 0", "E110", START, nothing, GREEDY),
-            Mutant("both, as it was typed", "E110 E201", START, nothing, {**ALONE, **GREEDY, **BFLOAT16}),
+            Mutant("both, as it was typed", "E201 E110", START, nothing, {**ALONE, **GREEDY, **BFLOAT16}),
             Mutant("pure bf16 at lr 1e-6", "F103", 1, faults.bf16_masters, BFLOAT16),
             Mutant("checkpoints beyond the disk", "E407", START, _full_disk, is_read=True),
         ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -20,7 +22,10 @@ def in_one(mutants: Sequence[Mutant], work: Path) -> Found:
     """Each in this process."""
     surveys = Surveys()
     for number, mutant in enumerate(mutants):
-        yield mutant, run_with(mutant, surveys, work / str(number))
+        # Says how far the data are read.
+        with redirect_stderr(StringIO()):
+            seen = run_with(mutant, surveys, work / str(number))
+        yield mutant, seen
     surveys.close()
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mutants.faults import MUTANTS
-from mutants.harness import Mutant, Surveys, run_with
+from covey.config.resolve import from_dict
+from covey.errors import ConfigError
+from covey.plan.checks import refuse_faults
+from covey.types import Problem
+from mutants import faults, faults_inputs, stories
+from mutants.harness import BASE, Mutant, Surveys, nothing, run_with
+
+MUTANTS = (*faults.MUTANTS, *faults_inputs.MUTANTS, *stories.MUTANTS)
+# The runs in which the fault is planted; where the options are the fault there is none without it.
+PLANTED = [m for m in MUTANTS if m.plant is not nothing and (m.options or m.is_resumed)]
+HEALTHY = {str((m.options, m.is_resumed)): replace(m, name="none", plant=nothing) for m in PLANTED}
+TYPED = [m for m in MUTANTS if m.is_refused and m.plant is nothing]
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +33,25 @@ def surveys() -> Iterator[Surveys]:
 def test_a_planted_fault_is_named(mutant: Mutant, surveys: Surveys, tmp_path: Path) -> None:
     seen = run_with(mutant, surveys, tmp_path / "run")
     assert (seen.code, seen.step) == (mutant.code, mutant.step)
+    assert mutant.says in seen.words
+    assert not (mutant.is_refused and (tmp_path / "run").exists())
 
 
-@pytest.mark.parametrize("options", {m.name: m.options for m in MUTANTS if m.options}.values(), ids=str)
-def test_the_same_run_without_a_fault_is_silent(
-    options: dict[str, object], surveys: Surveys, tmp_path: Path
-) -> None:
-    healthy = Mutant("none", "", 0, lambda patch: None, options)
+@pytest.mark.parametrize("healthy", HEALTHY.values(), ids=HEALTHY.keys())
+def test_the_same_run_without_a_fault_is_silent(healthy: Mutant, surveys: Surveys, tmp_path: Path) -> None:
     assert run_with(healthy, surveys, tmp_path / "run").code is None
+
+
+@pytest.mark.parametrize("mutant", TYPED, ids=lambda m: m.name)
+def test_what_a_refusal_offers_is_accepted(mutant: Mutant, surveys: Surveys, tmp_path: Path) -> None:
+    """Whoever types the first edit of every problem has a run."""
+    options = {**BASE, **mutant.options, "output_dir": str(tmp_path / "run")}
+    facts = surveys.of(options, 1).facts
+    with pytest.raises(ConfigError) as refused:
+        refuse_faults(from_dict(options, 1), facts)
+    problems: list[Problem] = [p for p in refused.value.problems if p.code in mutant.code.split()]
+    edits = [next(fix.edits for fix in p.fixes if fix.edits) for p in problems]
+    assert len(edits) == len(mutant.code.split())
+    for change in edits:
+        options |= change
+    refuse_faults(from_dict(options, 1), facts)

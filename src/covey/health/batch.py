@@ -31,7 +31,7 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
 
 
 def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int) -> tuple[float, float]:
-    """The loss of a step over `rows` where every ratio is 1 and no KL counts, and the sum of its terms' sizes.
+    """The loss of a step over `rows` at a ratio of 1 and without KL, and the sum of its terms' sizes.
 
     Taken from the rows as a whole, so it knows nothing of forward passes. `longest` is
     max_completion_length.

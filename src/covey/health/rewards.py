@@ -65,9 +65,7 @@ def _parts(groups: Sequence[ScoredGroup]) -> Mapping[str, list[ScorePart]]:
     return by_name
 
 
-def _failed(
-    name: str, lost: int, seen: int, example: ScorePart, step: int, where: str = ""
-) -> Finding:
+def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, where: str = "") -> Finding:
     return Finding(
         code="F107",
         seen=f"the reward {name} failed on {lost} of {seen} completions{where}: {example.message}",

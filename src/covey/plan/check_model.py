@@ -298,7 +298,7 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
             "E323",
             "chat_template",
             f"The chat template {facts.prompt_problem}.",
-            "A template that was edited by hand, or one whose add_generation_prompt part was lost.",
+            "A template that was edited by hand, put together of two, or made to show conversations alone.",
             *([usual] if of_chatml and config.chat_template != "chatml" else []),
             Fix(text="the template that the model was trained with: --chat_template FILE.jinja"),
         )

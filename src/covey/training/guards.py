@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from covey.algorithm.losses import LossConfig
 from covey.batching.pack import PackPlan, step_slices
 from covey.comm import Comm
 from covey.errors import GuardStop
-from covey.algorithm.losses import LossConfig
 from covey.health.batch import check_batches, planned_loss
 from covey.health.invariants import StepFacts, check_step
 from covey.health.rollout import RolloutFacts, check_rollout

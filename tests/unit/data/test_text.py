@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from covey.data.errors import ModelError, TemplateError
-from covey.data.text import load_codec, stop_tokens_in_words
+from covey.data.template import CHATML, compiled
+from covey.data.text import load_codec, prompt_problem, stop_tokens_in_words
 from covey.quickstart.task import MODEL_DIR
 
 CONVERSATIONS = [
@@ -300,3 +303,47 @@ def test_end_tokens_without_a_generation_config(model_dir, codec):
     directory = model_dir()
     (directory / "generation_config.json").unlink()
     assert load_codec(directory).stop_token_ids == codec.stop_token_ids
+
+
+_TURN = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+_OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+_THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}<think>\n\n</think>\n\n"
+    "{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
+)
+_INSTRUCTIONS = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+    "{% else %} {{ m['content'] }}</s>{% endif %}{% endfor %}"
+)
+_ROLES = "{% for m in messages %}{{ m['role'] | upper }}: {{ m['content'] }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "bos", "problem"),
+    [
+        (CHATML, None, None),
+        (_TURN + _OPEN, "<|endoftext|>", None),
+        # The answer follows the question directly, and there is nothing to open.
+        (_INSTRUCTIONS, None, None),
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", None, None),
+        # Every conversation is opened for an answer.
+        (_ROLES + "ASSISTANT:", None, None),
+        # Thoughts before an answer in a conversation, and a prompt that begins them.
+        (_THINKS + _OPEN, None, None),
+        (_TURN + _OPEN.replace("assistant\n", "assistant\n<think>\n"), None, None),
+        # A template that refuses a bare question says nothing.
+        ("{{ raise_exception('a system message first') }}", None, None),
+        (None, None, None),
+        (_TURN, None, "ends a prompt before '<|im_start|>assistant'"),
+        (_THINKS, None, "ends a prompt before '<|im_start|>assistant'"),
+        (_ROLES, None, "ends a prompt before 'ASSISTANT:'"),
+        ("{{ bos_token }}" + _TURN + _OPEN, "<|endoftext|>", None),
+        ("{{ bos_token }}{{ bos_token }}" + _TURN + _OPEN, "<|endoftext|>", "puts <|endoftext|> twice"),
+    ],
+)
+def test_how_a_template_begins_a_prompt(template, bos, problem, codec):
+    special = dict(codec.special_tokens) | ({"bos_token": bos} if bos else {})
+    made = None if template is None else compiled(template, "the template")
+    found = prompt_problem(replace(codec, chat_template=made, special_tokens=special))
+    assert (found is None) == (problem is None), found
+    assert found is None or problem in found

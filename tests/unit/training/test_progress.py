@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from covey.checkpoint.registry import State
 from covey.errors import GuardStop
-from covey.training.state import Progress
+from covey.training.state import Progress, RolloutBuffer, check_place
 
 
 def _upcoming(shift: int, text: int):
@@ -34,6 +35,31 @@ def test_other_prompts_are_named(shift: int, text: int, words: str) -> None:
         Progress(_upcoming(shift, text)).load_state(_stopped().state())
     assert (stopped.value.finding.code, stopped.value.finding.step) == ("F126", 12)
     assert words in stopped.value.finding.seen
+
+
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_another_step_of_the_rollout_is_named(done: int) -> None:
+    stopped, buffer = _stopped(), RolloutBuffer()
+    stopped.began = 10
+    resumed = Progress(_upcoming(0, 0))
+    resumed.load_state(stopped.state())
+    buffer.done = 2
+    check_place(resumed, buffer)
+    buffer.done = done
+    with pytest.raises(GuardStop) as wrong:
+        check_place(resumed, buffer)
+    assert (wrong.value.finding.code, wrong.value.finding.step) == ("F126", 12)
+    assert (
+        f"2 steps of the rollout were taken, and the resume goes on after {done}" in wrong.value.finding.seen
+    )
+
+
+def test_a_checkpoint_that_does_not_say_where_its_rollout_began_is_taken() -> None:
+    values = dict(_stopped().state().json)
+    del values["began"]
+    resumed = Progress(_upcoming(0, 0))
+    resumed.load_state(State(json=values))
+    check_place(resumed, RolloutBuffer())
 
 
 def test_a_stream_says_nothing_beforehand() -> None:
