@@ -63,8 +63,9 @@ def main() -> int:
                 sys.stdout.write(line)
                 sys.stdout.flush()
     sys.stdout.write(
-        f"\n{killed} of {total} ({killed / total:.0%}) named by their own code at the first step where they can "
-        f"show, the slowest after {slowest:.0f} s\nstep start: before weights load; 0: before the first step\n"
+        f"\n{killed} of {total} ({killed / total:.0%}) named by their own code at the first step where they "
+        f"can show, the slowest after {slowest:.0f} s\n"
+        "step start: before weights load; 0: before the first step\n"
     )
     return 0 if killed == total else 1
 
