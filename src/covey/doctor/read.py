@@ -15,6 +15,7 @@ from covey.doctor.completions import examine
 from covey.doctor.foreign import STATE, SWIFT_LOG, find_state, find_swift_log, is_state, read_swift, read_trl
 from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.errors import CheckpointError, ConfigError
+from covey.health.collapse import REPETITIVE
 from covey.plan.problem import problem
 from covey.types import Fix, Metric, StepRecord
 
@@ -76,7 +77,8 @@ def _read_covey(path: Path) -> Log:
     if not (path / "metrics.jsonl").is_file():
         notes.append("metrics.jsonl is missing")
     lines = read_json_lines(path / "metrics.jsonl", notes)
-    extras = examine(path / "rollouts", notes)
+    is_known = bool(lines) and all(REPETITIVE in line for line in lines)
+    extras = {} if is_known else examine(path / "rollouts", notes)
     records = [r for line in lines if (r := _record(line, extras)) is not None]
     if len(records) < len(lines):
         notes.append(f"metrics.jsonl: {len(lines) - len(records)} lines are no steps and left out")
@@ -105,8 +107,8 @@ def _record(line: Mapping[str, Any], extras: Mapping[int, Mapping[str, Metric]])
     metrics = metrics_of(line, counts if isinstance(counts, Mapping) else {}, 1)
     for name in _RESERVED:
         metrics.pop(name, None)
-    metrics.update(extras.get(rollout, {}))
-    return StepRecord(step=step, rollout=rollout, pass_index=number, metrics=metrics)
+    whole = {**extras.get(rollout, {}), **metrics}
+    return StepRecord(step=step, rollout=rollout, pass_index=number, metrics=whole)
 
 
 def _options(path: Path, notes: list[str]) -> dict[str, Any]:
