@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from covey.codes import CODES
 from covey.errors import GuardStop
@@ -34,9 +35,24 @@ class RewardWatch:
             lost, seen = (sum(pair[i] for pair in recent) for i in (0, 1))
             # One failure among few completions is above 1 % and says nothing yet.
             if len(failed) == len(parts) or (lost > _MOST_FAILED * seen and len(recent) == _WINDOW):
+                # The reward is mended before the run goes on: its former failures say nothing then.
+                self._recent = {}
                 raise GuardStop(_failed(name, lost, seen, failed[0] if failed else parts[0], step))
         first, self._is_first = self._is_first, False
         return _constant(groups, by_name, step) if first else []
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` needs, as JSON."""
+        recent = {name: [list(pair) for pair in pairs] for name, pairs in self._recent.items()}
+        return {"is_first": self._is_first, "recent": recent}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Go on from the rollouts that the stopped run had looked at."""
+        self._is_first = values["is_first"]
+        self._recent = {
+            name: deque(((lost, seen) for lost, seen in pairs), maxlen=_WINDOW)
+            for name, pairs in values["recent"].items()
+        }
 
 
 def _parts(groups: Sequence[ScoredGroup]) -> Mapping[str, list[ScorePart]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,6 +80,14 @@ class Guards:
         stats = result.stats
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
         self.weights.look(step, self.comm)
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` needs, as JSON."""
+        return {"has_moved": self._has_moved, "is_replayed": self._is_replayed}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Hold the run to what held for the stopped one."""
+        self._has_moved, self._is_replayed = values["has_moved"], values["is_replayed"]
 
     def _together(self, check: Callable[[], None]) -> None:
         """What one rank finds stops all of them; the first rank's finding is everyone's."""
