@@ -13,7 +13,6 @@ from covey.doctor.examine import examine
 from covey.doctor.read import read_run
 from covey.training.run import train
 from covey.types import Metric
-
 from support.runs import options, write_rollouts
 
 NAMES = ("completions/repetitive_ratio", "completions/identical_groups")
@@ -58,7 +57,7 @@ def test_repetition_is_said_at_its_step(tmp_path: Path, capsys: Any) -> None:
     said = capsys.readouterr().out
     assert "F206" in said and "50% of 8 completions repeat one token or one phrase" in " ".join(said.split())
     assert "F206 at 3 steps" in said
-    event = [json.loads(x) for x in (run / "events.jsonl").read_text().splitlines()][0]
+    event = json.loads((run / "events.jsonl").read_text().splitlines()[0])
     assert event["fixes"][0] == {"text": "a learning rate of a third", "edits": {"learning_rate": 3e-4}}
     report = examine(read_run(run), 0.0)
     assert [(s.finding.code, s.finding.step, s.num_records) for s in report.sightings] == [("F206", 3, 3)]
