@@ -12,7 +12,15 @@ import yaml
 
 from covey.checkpoint.manifest import checkpoint_step, list_files, read_manifest
 from covey.doctor.completions import examine
-from covey.doctor.foreign import STATE, SWIFT_LOG, find_state, find_swift_log, is_state, read_swift, read_trl
+from covey.doctor.foreign import (
+    STATE,
+    SWIFT_LOG,
+    find_state,
+    find_swift_log,
+    is_state,
+    read_state,
+    read_swift,
+)
 from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.errors import CheckpointError, ConfigError
 from covey.health.collapse import REPETITIVE
@@ -30,13 +38,13 @@ def read_run(path: Path) -> Log:
         if path.name == SWIFT_LOG:
             return _known(read_swift(path))
         if is_state(path):
-            return _known(read_trl(path))
+            return _known(read_state(path))
     elif any((path / name).is_file() for name in ("metrics.jsonl", "events.jsonl", "plan.json")):
         return _read_covey(path)
     elif found := find_swift_log(path):
         return _known(read_swift(found))
     elif found := find_state(path):
-        return _known(read_trl(found))
+        return _known(read_state(found))
     raise ConfigError([_nothing(path)])
 
 
