@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from covey.checkpoint.manifest import FileEntry, hash_file, list_files, read_manifest, render_manifest
+from covey.config.resolve import from_dict
+from covey.training.run import train
 from support.runs import options, train_and_watch, train_in_processes
 
 TIMES = ("time/", "throughput/", "memory/")
@@ -124,6 +128,48 @@ def test_steps_after_the_checkpoint_stand_once(tmp_path: Path) -> None:
     moved = [json.loads(x) for x in (cut / "superseded/1/metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in moved] == [4, 5]
     assert_same_run(cut, whole, 6)
+
+
+def findings(run: Path) -> list[dict[str, Any]]:
+    """What was said of a run, without the times."""
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "time"} for line in lines if line["kind"] == "finding"]
+
+
+FLAT = {"per_device_train_batch_size": 64, "reward_funcs": ["format"], "save_steps": 2, "temperature": 0.05}
+
+
+def test_a_resumed_run_is_judged_as_one(tmp_path: Path) -> None:
+    """At such a temperature every group is flat; the third rollout makes it a sign, wherever a run stops."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_and_watch(opts(whole, **FLAT))
+    train_and_watch(opts(cut, stop_after_steps=2, **FLAT))
+    train_and_watch(opts(cut, resume_from_checkpoint="latest", stop_after_steps=4, **FLAT))
+    train_and_watch(opts(cut, resume_from_checkpoint="latest", **FLAT))
+    said = findings(whole)
+    assert ("F211", 3) in [(f["code"], f["step"]) for f in said]
+    assert findings(cut) == said
+    assert_same_run(cut, whole, 6)
+
+
+def test_a_checkpoint_of_before_the_rules_were_kept(tmp_path: Path, capsys: Any) -> None:
+    """It is gone on from; the rules begin at the resume, and say so."""
+    run = tmp_path / "run"
+    train_and_watch(opts(run, stop_after_steps=2, **FLAT))
+    checkpoint = run / "checkpoint-2"
+    state = checkpoint / "trainer" / "state.json"
+    body = json.loads(state.read_text())
+    del body["components"]["health"]
+    state.write_text(json.dumps(body))
+    manifest = read_manifest(checkpoint)
+    files = {
+        name: FileEntry(size=p.stat().st_size, sha256=hash_file(p))
+        for name, p in list_files(checkpoint).items()
+    }
+    (checkpoint / "manifest.json").write_text(render_manifest(replace(manifest, files=files)))
+    train(from_dict(opts(run, resume_from_checkpoint="latest", **FLAT), 1))
+    assert "its checkpoint knows no signs of the run" in capsys.readouterr().out
+    assert ("F211", 5) in [(f["code"], f["step"]) for f in findings(run)]
 
 
 def test_guard(tmp_path: Path) -> None:

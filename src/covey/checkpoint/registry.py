@@ -41,12 +41,18 @@ class Registry:
     def __init__(self) -> None:
         self._components: dict[str, Stateful] = {}
         self._expected: set[str] = set()
+        self._later: set[str] = set()
 
-    def register(self, component: Stateful) -> None:
-        """Add a component; a name that is taken is a CheckpointError."""
+    def register(self, component: Stateful, *, is_later: bool = False) -> None:
+        """Add a component; a name that is taken is a CheckpointError.
+
+        `is_later` says that older checkpoints have no state for it: it then stays as it is.
+        """
         if component.name in self._components:
             raise CheckpointError(f"two components are called {component.name!r}; each name stands once")
         self._components[component.name] = component
+        if is_later:
+            self._later.add(component.name)
 
     def expect(self, names: Iterable[str]) -> None:
         """Declare names that must be registered by the time of a save or a load."""
@@ -65,11 +71,11 @@ class Registry:
     def load(self, states: Mapping[str, State]) -> None:
         """Give every component its state.
 
-        The names must match exactly. All of them are compared before the first component changes, so a
-        refused load leaves every component as it was.
+        The names must match, but for those of later components. All of them are compared before the first
+        component changes, so a refused load leaves every component as it was.
         """
         self._require_expected("loaded")
-        missing = sorted(set(self._components) - set(states))
+        missing = sorted(set(self._components) - set(states) - self._later)
         if missing:
             raise CheckpointError(f"the checkpoint has no state for {_quoted(missing)}")
         surplus = sorted(set(states) - set(self._components))
@@ -78,7 +84,8 @@ class Registry:
                 f"the checkpoint has state for {_quoted(surplus)}, which nothing in this run takes"
             )
         for name, component in self._components.items():
-            component.load_state(states[name])
+            if name in states:
+                component.load_state(states[name])
 
     def _require_expected(self, action: str) -> None:
         missing = sorted(self._expected - set(self._components))

@@ -12,6 +12,7 @@ from covey.codes import CODES
 from covey.doctor.evidence import evidence
 from covey.doctor.log import Log
 from covey.health.history import History, number
+from covey.health.record import fixes_of
 from covey.health.rules import Rules
 from covey.types import Finding, Fix, Severity
 
@@ -109,7 +110,7 @@ def _recorded(log: Log) -> list[Finding]:
             seen=str(event.get("seen", "")),
             why=known.why if known else "",
             cause=str(event.get("cause", "")),
-            fixes=(Fix(text=f"`covey explain {code}`"),),
+            fixes=fixes_of(event) or (Fix(text=f"`covey explain {code}`"),),
             severity=Severity.ERROR if _stops(code) else Severity.WARNING,
             step=step if isinstance(step, int) else None,
         )

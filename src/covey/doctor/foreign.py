@@ -12,7 +12,7 @@ from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.types import StepRecord
 
 STATE = "trainer_state.json"
-SWIFT_LOG = "logging.jsonl"
+SWIFT_LOG, SWIFT_ARGS = "logging.jsonl", "args.json"
 _SWIFT_STEP = "global_step/max_steps"
 # Kept at a step by the end of a run, beside the metrics of the last step.
 _SUMMARY = ("train_runtime", "train_loss", "total_flos", "last_model_checkpoint")
@@ -33,19 +33,25 @@ def find_swift_log(directory: Path) -> Path | None:
     return max(found, key=lambda p: (p / SWIFT_LOG).stat().st_mtime) / SWIFT_LOG if found else None
 
 
-def read_trl(path: Path) -> Log:
-    """Read a trainer_state.json; one without a list `log_history` gives a log without records."""
+def read_state(path: Path) -> Log:
+    """Read a trainer_state.json; one without a list `log_history` gives a log without records.
+
+    A checkpoint of ms-swift has one too, with the options in an args.json beside it.
+    """
     notes: list[str] = []
     state = read_mapping(path, notes)
     history = [e for e in state.get("log_history") or () if isinstance(e, dict)]
     steps = state.get("max_steps")
     folder = path.parent if checkpoint_step(path.parent.name) is None else path.parent.parent
-    notes.append(f"TRL keeps no options that can be read safely; what is known is the log in {path.name}")
+    is_swift = (path.parent / SWIFT_ARGS).is_file()
+    if not is_swift:
+        notes.append(f"TRL keeps no options that can be read safely; what is known is the log in {path.name}")
     return Log(
-        source="TRL",
+        source="ms-swift" if is_swift else "TRL",
         path=path,
         records=_records((e.get("step"), e) for e in history),
         total_steps=steps if isinstance(steps, int) and steps > 0 else None,
+        options=read_mapping(path.parent / SWIFT_ARGS, notes) if is_swift else {},
         saved=_saved(folder),
         notes=notes,
         written=path.stat().st_mtime,
@@ -67,7 +73,7 @@ def read_swift(path: Path) -> Log:
         path=path,
         records=_records(pairs),
         total_steps=total,
-        options=read_mapping(path.parent / "args.json", notes),
+        options=read_mapping(path.parent / SWIFT_ARGS, notes),
         saved=_saved(path.parent),
         notes=notes,
         written=path.stat().st_mtime,

@@ -12,9 +12,18 @@ import yaml
 
 from covey.checkpoint.manifest import checkpoint_step, list_files, read_manifest
 from covey.doctor.completions import examine
-from covey.doctor.foreign import STATE, SWIFT_LOG, find_state, find_swift_log, is_state, read_swift, read_trl
+from covey.doctor.foreign import (
+    STATE,
+    SWIFT_LOG,
+    find_state,
+    find_swift_log,
+    is_state,
+    read_state,
+    read_swift,
+)
 from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.errors import CheckpointError, ConfigError
+from covey.health.collapse import REPETITIVE
 from covey.plan.problem import problem
 from covey.types import Fix, Metric, StepRecord
 
@@ -29,13 +38,13 @@ def read_run(path: Path) -> Log:
         if path.name == SWIFT_LOG:
             return _known(read_swift(path))
         if is_state(path):
-            return _known(read_trl(path))
+            return _known(read_state(path))
     elif any((path / name).is_file() for name in ("metrics.jsonl", "events.jsonl", "plan.json")):
         return _read_covey(path)
     elif found := find_swift_log(path):
         return _known(read_swift(found))
     elif found := find_state(path):
-        return _known(read_trl(found))
+        return _known(read_state(found))
     raise ConfigError([_nothing(path)])
 
 
@@ -76,7 +85,8 @@ def _read_covey(path: Path) -> Log:
     if not (path / "metrics.jsonl").is_file():
         notes.append("metrics.jsonl is missing")
     lines = read_json_lines(path / "metrics.jsonl", notes)
-    extras = examine(path / "rollouts", notes)
+    is_known = bool(lines) and all(REPETITIVE in line for line in lines)
+    extras = {} if is_known else examine(path / "rollouts", notes)
     records = [r for line in lines if (r := _record(line, extras)) is not None]
     if len(records) < len(lines):
         notes.append(f"metrics.jsonl: {len(lines) - len(records)} lines are no steps and left out")
@@ -105,8 +115,8 @@ def _record(line: Mapping[str, Any], extras: Mapping[int, Mapping[str, Metric]])
     metrics = metrics_of(line, counts if isinstance(counts, Mapping) else {}, 1)
     for name in _RESERVED:
         metrics.pop(name, None)
-    metrics.update(extras.get(rollout, {}))
-    return StepRecord(step=step, rollout=rollout, pass_index=number, metrics=metrics)
+    whole = {**extras.get(rollout, {}), **metrics}
+    return StepRecord(step=step, rollout=rollout, pass_index=number, metrics=whole)
 
 
 def _options(path: Path, notes: list[str]) -> dict[str, Any]:

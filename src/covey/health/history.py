@@ -12,6 +12,7 @@ from covey.health.thresholds import limit
 from covey.types import Fix, StepRecord
 
 _KEPT = 200
+_OF_PROCESS = ("memory", "time/", "throughput/")
 ENTROPY = ("entropy", "entropy/mean", "entropy_sampled")
 
 
@@ -101,6 +102,32 @@ class History:
         names = [n for n in self.series if n.startswith("rewards/") and n.endswith("/mean")]
         return {n.removeprefix("rewards/").removesuffix("/mean"): self.series[n] for n in names}
 
+    def state(self) -> dict[str, Any]:
+        """What a resumed run goes on from, as JSON.
+
+        Memory and speed are of the process that measured them, and begin anew with another one.
+        """
+        return {
+            "rollout": None if self.record is None else self.record.rollout,
+            "num_records": self.num_records,
+            "highest_rate": self.highest_rate,
+            "series": [
+                [name, series.is_calibrated, _triples(series.first), _triples(series.last)]
+                for name, series in self.series.items()
+                if not name.startswith(_OF_PROCESS)
+            ],
+        }
+
+    def load_state(self, values: Mapping[str, Any], step: int) -> None:
+        """Go on from what `state` gave at this step."""
+        if values["rollout"] is not None:
+            self.record = StepRecord(step=step, rollout=values["rollout"], pass_index=0, metrics={})
+        self.num_records, self.highest_rate = values["num_records"], values["highest_rate"]
+        self.series = {
+            name: Series(first=_values(first), last=_values(last), is_calibrated=is_calibrated)
+            for name, is_calibrated, first, last in values["series"]
+        }
+
     def has_risen(self) -> bool:
         """Whether the reward is above that of the start by a quarter of the spread within groups."""
         reward = self.get("reward")
@@ -127,6 +154,14 @@ class History:
         if size and batch and batch % (2 * size) == 0:
             return Fix(text=text, edits={"num_generations": int(2 * size)})
         return Fix(text=text)
+
+
+def _triples(values: Sequence[Value]) -> list[list[int | float]]:
+    return [[v.step, v.value, v.count] for v in values]
+
+
+def _values(triples: Sequence[Sequence[Any]]) -> list[Value]:
+    return [Value(step=step, value=value, count=count) for step, value, count in triples]
 
 
 def is_of_step(name: str) -> bool:

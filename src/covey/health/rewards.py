@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from covey.codes import CODES
 from covey.errors import GuardStop
@@ -42,6 +43,8 @@ class RewardWatch:
             lost, seen = (sum(pair[i] for pair in recent) for i in (0, 1))
             # One failure among few completions is above 1 % and says nothing yet.
             if len(failed) == len(parts) or (lost > _MOST_FAILED * seen and len(recent) == _WINDOW):
+                # The reward is mended before the run goes on: its former failures say nothing then.
+                self._recent = {}
                 raise GuardStop(_failed(name, lost, seen, failed[0] if failed else parts[0], step))
             if failed and name not in self._has_failed:
                 self._has_failed.add(name)
@@ -56,6 +59,19 @@ class RewardWatch:
         share = -(-len(has_failed) // self._world)
         ranks = {i // share for i, failed in enumerate(has_failed) if failed}
         return f", all of them of rank {min(ranks)}" if self._world > 1 and len(ranks) == 1 else ""
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` needs, as JSON."""
+        recent = {name: [list(pair) for pair in pairs] for name, pairs in self._recent.items()}
+        return {"is_first": self._is_first, "recent": recent, "has_failed": sorted(self._has_failed)}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Go on from the rollouts that the stopped run had looked at."""
+        self._is_first, self._has_failed = values["is_first"], set(values["has_failed"])
+        self._recent = {
+            name: deque(((lost, seen) for lost, seen in pairs), maxlen=_WINDOW)
+            for name, pairs in values["recent"].items()
+        }
 
 
 def _parts(groups: Sequence[ScoredGroup]) -> Mapping[str, list[ScorePart]]:

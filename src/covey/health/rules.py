@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -70,8 +71,8 @@ class Rules:
     """Looks at one record at a time, in a run or over its metrics.jsonl afterwards.
 
     A rule that holds on speaks again after 100 steps, or when it is twice as bad. `counts` says for how many
-    records each code held. A resumed run starts with a new one: its first steps are the start that later
-    ones are compared with.
+    records each code held. A resumed run goes on with the start, the counts and the streaks of the run that
+    was stopped.
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -109,6 +110,27 @@ class Rules:
                 return True
             case "evaluation":
                 return self.history.value("eval_reward") is not None
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` needs to say the same of later records, as JSON."""
+        held = {
+            code: [h.since, h.streak, h.said, min(h.badness, sys.float_info.max)]
+            for code, h in self._held.items()
+        }
+        return {
+            "counts": list(map(list, self.counts.items())),
+            "held": held,
+            "step": self.history.step,
+            "history": self.history.state(),
+        }
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Go on from `values`; a rule that they do not know starts anew."""
+        self.counts = dict(values["counts"])
+        for code in self._held.keys() & values["held"].keys():
+            since, streak, said, badness = values["held"][code]
+            self._held[code] = _Held(since=since, streak=streak, said=said, badness=badness)
+        self.history.load_state(values["history"], values["step"])
 
     def holding(self) -> tuple[str, ...]:
         """The codes that held when their rule was last asked."""

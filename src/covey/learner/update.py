@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -63,8 +63,7 @@ def update(
         comm.place.go_on()
     except NonFiniteGradient as error:
         raise GuardStop(_non_finite(str(error), sums, comm.place.step + 1)) from error
-    metrics = _reduce(sums, config, comm)
-    silent, gap = _evidence(sums, comm)
+    metrics, silent, gap = _reduce(sums, config, comm)
     return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap)
 
 
@@ -105,11 +104,15 @@ def _inputs(stats: TokenStats, micro: MicroBatch, batch: Batch) -> LossInputs:
     )
 
 
-def _reduce(sums: _Sums, config: LossConfig, comm: Comm) -> Mapping[str, Metric]:
-    """Means over the tokens that were forwarded on all ranks, in one collective; the loss is a plain sum."""
+def _reduce(sums: _Sums, config: LossConfig, comm: Comm) -> tuple[Mapping[str, Metric], int, float | None]:
+    """Means over the tokens that were forwarded on all ranks, in one collective; the loss is a plain sum.
+
+    The same collective gives the backward passes that changed no gradient, and the largest gap to the old
+    logprobs.
+    """
     names = sorted(sums.values)
     local = torch.stack([sums.values[n].double() for n in names]).tolist()
-    *totals, count = comm.sum([*local, float(sums.tokens)])
+    evidence, (*totals, count) = _with_evidence(sums, [*local, float(sums.tokens)], comm)
     tokens = int(count)
     metrics = {
         name: Metric(value=total / tokens if tokens else None, count=tokens)
@@ -119,15 +122,22 @@ def _reduce(sums: _Sums, config: LossConfig, comm: Comm) -> Mapping[str, Metric]
     metrics["loss"] = Metric(value=totals[names.index("loss")], count=tokens)
     if config.beta == 0.0:
         metrics["kl"] = Metric(value=None, count=0)
-    return metrics
+    return metrics, *evidence
 
 
-def _evidence(sums: _Sums, comm: Comm) -> tuple[int, float | None]:
-    """Backward passes that changed no gradient, on all ranks, and the largest gap to the old logprobs."""
+def _with_evidence(
+    sums: _Sums, values: Sequence[float], comm: Comm
+) -> tuple[tuple[int, float | None], list[float]]:
+    """The sums over ranks of the silent passes and of `values`, and the largest gap.
+
+    A maximum in a sum: every rank has a place of its own, which holds 0 on all others.
+    """
     silent = int(torch.stack(sums.silent).sum()) if sums.silent else 0
-    gap = float(torch.stack(sums.gaps).max()) if sums.gaps else -1.0
-    total, largest = comm.sum([float(silent)])[0], comm.max([gap])[0]
-    return int(total), largest if largest >= 0.0 else None
+    gaps = [0.0] * comm.world
+    gaps[comm.rank] = float(torch.stack(sums.gaps).max()) if sums.gaps else -1.0
+    total, *found = comm.sum([float(silent), *gaps, *values])
+    largest = max(found[: comm.world])
+    return (int(total), largest if largest >= 0.0 else None), found[comm.world :]
 
 
 def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:

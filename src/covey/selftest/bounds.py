@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from covey.selftest.subject import LOSS_TYPES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
@@ -47,6 +49,12 @@ BOUNDS: Mapping[str, Bound] = {
     "prompt sharing: gradient": Bound(
         cpu=5e-6, other=2e-5, reason=_ORDER, part="the layout of rows that share a prompt, or their attention"
     ),
+    **{
+        f"loss {loss_type}: gradient": Bound(
+            cpu=5e-6, other=2e-5, reason=_ORDER, part=f"the loss {loss_type}, or what it divides by"
+        )
+        for loss_type in LOSS_TYPES
+    },
     "head in blocks: logprobs": Bound(
         cpu=5e-6, other=2e-5, reason=_ORDER, part="the forward pass of the chunked head"
     ),
@@ -79,6 +87,12 @@ BOUNDS: Mapping[str, Bound] = {
     ),
     "sampler, bfloat16: mean difference": Bound(
         cpu=0.05, other=0.05, reason=_SAMPLER, part="the engine: its cache, its sampling or its short step"
+    ),
+    "LoRA, micro-batches: gradient": Bound(
+        cpu=5e-6, other=2e-5, reason=_ORDER, part="the backward pass through adapted layers"
+    ),
+    "LoRA, prompt sharing: gradient": Bound(
+        cpu=5e-6, other=2e-5, reason=_ORDER, part="adapted layers on rows that share a prompt"
     ),
     "resume: weights": Bound(
         cpu=0.0,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from covey.algorithm.losses import k3
+from covey.algorithm.losses import LossConfig, k3
 from covey.batching.pack import PackPlan, pack
 from covey.batching.samples import to_samples
 from covey.checkpoint.read import read_states
@@ -27,13 +27,28 @@ from covey.models.policy import Policy, StreamKind
 from covey.models.stream import Row
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.compare import by_plain_logits, by_policy, far, relative
-from covey.selftest.subject import LOSS, NUM_ROWS, Subject, backend_of, plan_of, rows_of, sample
+from covey.selftest.subject import (
+    LOSS,
+    LOSS_TYPES,
+    NUM_GROUPS,
+    NUM_ROWS,
+    Subject,
+    backend_of,
+    loss_of,
+    off_policy,
+    plan_of,
+    rows_of,
+    sample,
+)
 from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
 from covey.types import ScoredGroup, TrainSample
 
 # Tokens of a block of the head, and in how many blocks it takes the vocabulary.
 _BLOCK_TOKENS, _VOCABULARY_BLOCKS = 24, 4
 _LEARNING_RATE = 1e-4
+# What many checks look at: the groups of the first rollout, in forward passes of about two rows.
+_FEW_GROUPS, _PASS_TOKENS = 2, 64
+_OF_ITS_OWN = "this model is trained on rows of its own (F105)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +81,7 @@ def _all(subject: Subject) -> Values:
     backend = backend_of(policy)
     groups = sample(backend, subject)
     yield from _layouts(subject, backend, groups)
+    yield from _losses(backend, groups)
     yield from _head(policy, groups)
     yield from _sampler("float32", backend, groups)
     yield from _on_policy(subject, policy, groups)
@@ -73,6 +89,8 @@ def _all(subject: Subject) -> Values:
     del backend
     yield from _in_bfloat16(subject, policy)
     del policy
+    _release(subject)
+    yield from _adapter(subject, groups)
     _release(subject)
     yield "resume: weights", _resume(subject, groups), ""
 
@@ -86,11 +104,13 @@ def _release(subject: Subject) -> None:
 # -- the gradient of one optimizer step
 
 
-def gradient(backend: SingleBackend, rows: Sequence[TrainSample], plan: PackPlan) -> dict[str, Tensor]:
+def gradient(
+    backend: SingleBackend, rows: Sequence[TrainSample], plan: PackPlan, loss: LossConfig = LOSS
+) -> dict[str, Tensor]:
     """The gradient of all rows as one optimizer step, which the backend keeps no longer."""
     (batch,) = pack(rows, plan, rollout=0)
     backend.policy.train()
-    accumulate(batch, backend, LOSS, LocalComm())
+    accumulate(batch, backend, loss, LocalComm())
     found = backend.masters.gradients()
     for master in backend.masters.masters:
         master.grad = None
@@ -107,8 +127,40 @@ def _layouts(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGr
     streams: tuple[tuple[str, StreamKind], ...] = (("packing", "packed"), ("prompt sharing", "prefix"))
     for name, stream in streams:
         policy.use_stream(stream)
-        unused = "" if subject.is_used(stream) else "this model is trained on rows of its own (F105)"
+        unused = "" if subject.is_used(stream) else _OF_ITS_OWN
         yield f"{name}: gradient", far(gradient(backend, rows, plan_of(policy)), whole), unused
+
+
+def _losses(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
+    """Every loss off its policy, with a KL term: all rows in one forward pass, and in several."""
+    policy = backend.policy
+    policy.use_stream("padded")
+    some = groups[:_FEW_GROUPS]
+    plan, cut = _few(policy), _few(policy, max_tokens=_PASS_TOKENS)
+    rows = off_policy(rows_of(some, backend, plan, old=True, reference=False))
+    for loss_type in LOSS_TYPES:
+        loss = loss_of(loss_type)
+        whole = gradient(backend, rows, plan, loss)
+        yield f"loss {loss_type}: gradient", far(gradient(backend, rows, cut, loss), whole), ""
+
+
+def _adapter(subject: Subject, groups: Sequence[ScoredGroup]) -> Values:
+    """The gradient of an adapter: padded rows in one forward pass; in several, and sharing their prompt."""
+    backend = backend_of(subject.adapted())
+    policy = backend.policy
+    rows = rows_of(groups[:_FEW_GROUPS], backend, _few(policy), old=False, reference=False)
+    whole = gradient(backend, rows, _few(policy))
+    cut = gradient(backend, rows, _few(policy, max_tokens=_PASS_TOKENS))
+    yield "LoRA, micro-batches: gradient", far(cut, whole), ""
+    policy.use_stream("prefix")
+    shared = gradient(backend, rows, _few(policy))
+    unused = "" if subject.is_used("prefix") else _OF_ITS_OWN
+    yield "LoRA, prompt sharing: gradient", far(shared, whole), unused
+
+
+def _few(policy: Policy, **limits: int) -> PackPlan:
+    """The rows of the first groups as one optimizer step."""
+    return plan_of(policy, rows=NUM_ROWS * _FEW_GROUPS // NUM_GROUPS, **limits)
 
 
 def _head(policy: Policy, groups: Sequence[ScoredGroup]) -> Values:

@@ -6,31 +6,34 @@ import math
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from covey.algorithm.losses import LossConfig
+from covey.algorithm.losses import LossConfig, LossType
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan
 from covey.comm import LocalComm
+from covey.config.resolve import from_dict
+from covey.config.schema import Config
 from covey.data.model_files import model_problem
 from covey.errors import ConfigError
 from covey.learner.backends.single import SingleBackend
 from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
-from covey.models.adapter_shapes import read_shapes
+from covey.models.adapter_shapes import LoraSettings, read_shapes
 from covey.models.layouts import AttentionKind, StreamKind
-from covey.models.load import choose_stream, load_policy
+from covey.models.load import choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
 from covey.plan.problem import problem
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
+from covey.training import parts
 from covey.training.facts.memory import free_memory
 from covey.types import (
     Draw,
@@ -50,13 +53,16 @@ from covey.types import (
 )
 
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.2)
+LOSS_TYPES: tuple[LossType, ...] = get_args(Config.model_fields["loss_type"].annotation)
+"""Every value of the option, so that no loss goes without a check."""
 TEMPERATURE = 0.8
 
 # Tokens of the prompts of each rollout: the engine keeps short and long prompts in different ways. Tokens of
 # the siblings: ragged, and one that its prompt alone predicts.
 _PROMPTS = ((5, 12), (23, 70))
 _COMPLETIONS = (16, 5, 9, 1)
-NUM_ROWS = sum(len(lengths) for lengths in _PROMPTS) * len(_COMPLETIONS)
+NUM_GROUPS = sum(len(lengths) for lengths in _PROMPTS)
+NUM_ROWS = NUM_GROUPS * len(_COMPLETIONS)
 
 # Bytes a parameter. Disk: a checkpoint's weights and two moments. Memory: the same and the gradient, and the
 # weights that the resumed run is compared with, before and after, are 24; with activations, copies on the way
@@ -85,6 +91,26 @@ class Subject:
         policy = _load(directory or self.directory, self.device)
         policy.attention = self.attention
         policy.use_stream(self.stream)
+        return policy
+
+    def adapted(self) -> Policy:
+        """A copy with a LoRA adapter on all linear layers; its B is not 0, so that its A has a gradient."""
+        policy = load_adapted(
+            self.directory,
+            LoraSettings(rank=8, alpha=16),
+            adapter=None,
+            seed=1,
+            compute_dtype=torch.float32,
+            device=self.device,
+            disable_dropout=True,
+            gradient_checkpointing=False,
+        )
+        policy.attention = self.attention
+        generator = torch.Generator().manual_seed(2)
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                drawn = torch.empty(parameter.shape).normal_(std=0.02, generator=generator)
+                parameter.data.copy_(drawn)
         return policy
 
     def is_used(self, stream: StreamKind) -> bool:
@@ -261,12 +287,39 @@ def backend_of(
     return SingleBackend(policy, config, compute_dtype=dtype, reference=reference)
 
 
-def plan_of(policy: Policy, *, steps: int = 1, passes: int = 1, max_tokens: int = _PASS_TOKENS) -> PackPlan:
+def loss_of(loss_type: LossType) -> LossConfig:
+    """A loss with the options that a run has by itself, and with a KL term."""
+    asked = {"model": "-", "dataset": ["-"], "reward_funcs": ["format"], "loss_type": loss_type, "beta": 0.04}
+    return parts.loss(from_dict(asked, 1).config)
+
+
+def off_policy(rows: Sequence[TrainSample]) -> list[TrainSample]:
+    """Rows as of another policy and another reference: ratios on both sides of their clip, KLs above 0."""
+    generator = torch.Generator().manual_seed(4)
+    found = []
+    for row in rows:
+        old_N = row.annotated.old_logprob_N
+        assert old_N is not None
+        away_2N = 0.3 * torch.randn(2, *old_N.shape, generator=generator)
+        old, ref = old_N + away_2N[0], old_N + away_2N[1]
+        annotated = replace(row.annotated, old_logprob_N=old, ref_logprob_N=ref)
+        found.append(replace(row, annotated=annotated))
+    return found
+
+
+def plan_of(
+    policy: Policy,
+    *,
+    rows: int = NUM_ROWS,
+    steps: int = 1,
+    passes: int = 1,
+    max_tokens: int = _PASS_TOKENS,
+) -> PackPlan:
     """All rows in `steps` optimizer steps, `passes` times, on the layout that the policy has now."""
     return PackPlan(
         rank=0,
         world=1,
-        completions_per_rank=NUM_ROWS // steps,
+        completions_per_rank=rows // steps,
         num_iterations=passes,
         max_tokens=max_tokens,
         max_completion_length=max(_COMPLETIONS),

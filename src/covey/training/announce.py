@@ -36,6 +36,10 @@ def opening(
         lines += note_lines(problem)
     if job.progress.step:
         lines.append(f"resumed   at step {job.progress.step} of {job.limits.total_steps}")
+        if not job.rules.history.num_records:
+            lines.append(
+                "          its checkpoint knows no signs of the run: the rules compare with what comes"
+            )
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,6 +90,14 @@ class Guards:
     def _is_plain(self) -> bool:
         """Whether the loss at a ratio of 1 is the advantages' alone: no KL, no bound below 1."""
         return self.loss.beta == 0.0 and (self.loss.delta is None or self.loss.delta >= 1.0)
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` needs, as JSON."""
+        return {"has_moved": self._has_moved, "is_replayed": self._is_replayed}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Hold the run to what held for the stopped one."""
+        self._has_moved, self._is_replayed = values["has_moved"], values["is_replayed"]
 
     def _together(self, check: Callable[[], None]) -> None:
         """What one rank finds stops all of them; the first rank's finding is everyone's."""

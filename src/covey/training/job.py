@@ -13,6 +13,7 @@ from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
 from covey.comm import Comm
+from covey.health.record import fields_of
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.learner.backends.base import Backend
@@ -212,8 +213,7 @@ class Job:
             self._record_finding(found)
 
     def _record_finding(self, found: Finding) -> None:
-        words = {"code": found.code, "seen": found.seen, "cause": found.cause}
-        self.recorder.event("finding", step=self.progress.step, **words)
+        self.recorder.event("finding", step=self.progress.step, **fields_of(found))
 
     def stop(self, finding: Finding) -> None:
         """Record what a guard saw, and save: what it saw was not applied, or is in the records."""

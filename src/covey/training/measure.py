@@ -5,10 +5,12 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import fmean, stdev
 
 import torch
 
+from covey.health.completions import completion_metrics
 from covey.rollout.collect import Collected
 from covey.telemetry.files import RESERVED
 from covey.types import Finish, Metric, ScoredGroup, StepResult, TrainSample, Trajectory
@@ -23,6 +25,10 @@ def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: 
     return {
         **reward_metrics(groups),
         **length_metrics([t for g in groups for t in g.group.trajectories]),
+        **completion_metrics(
+            [[_written(t) for t in g.group.trajectories] for g in groups],
+            [s.extras.get("parsed_by") for g in groups for s in g.scores],
+        ),
         "entropy_sampled": _mean([-x for x in logprobs]),
         "policy_age": Metric(value=max(ages, default=0), count=len(ages)),
         "rows/masked": Metric(value=sum(r.masked is not None for r in rows), count=len(rows)),
@@ -31,6 +37,12 @@ def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: 
         "time/rollout_s": Metric(value=collected.rollout_s),
         "time/reward_s": Metric(value=collected.reward_s),
     }
+
+
+def _written(trajectory: Trajectory) -> tuple[int, ...]:
+    """The tokens that the model wrote."""
+    parts = [s.token_ids for s in trajectory.segments if s.trained]
+    return parts[0] if len(parts) == 1 else tuple(chain.from_iterable(parts))
 
 
 def length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from covey.algorithm.needs import needs
 from covey.checkpoint.read import read_states
-from covey.checkpoint.registry import Registry
+from covey.checkpoint.registry import Registry, Stateful
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.schema import Config
@@ -54,7 +55,14 @@ from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring
 from covey.training.source import LiveSource, ReplaySource, Source, StreamDrawing, TableDrawing, upcoming
-from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer, check_place
+from covey.training.state import (
+    Health,
+    OptimizerState,
+    Progress,
+    RandomState,
+    RolloutBuffer,
+    check_place,
+)
 from covey.training.watch import watched
 
 
@@ -138,10 +146,9 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     scoring = Scoring(found.rewards or build([]), weights, progress, plan.steps_per_epoch)
     source = _source(config, found, drawing, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
-    registry = Registry()
-    for component in (progress, buffer, OptimizerState(backend), RandomState(comm), best):
-        registry.register(component)
-    registry.expect(("progress", "rollout", "optimizer", "rng", "best"))
+    guards = _guards(config, plan, backend, comm)
+    health = Health(rules=Rules(config.model_dump()), watch=RewardWatch(comm.world), guards=guards)
+    registry = _registry((progress, buffer, OptimizerState(backend), RandomState(comm), best), health)
     files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
@@ -164,9 +171,9 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         evaluator=_evaluator(config, found, engine, backend, scoring, comm),
         eval_times=parts.eval_times(config, plan),
         best=best,
-        watch=RewardWatch(comm.world),
-        guards=_guards(config, plan, backend, comm),
-        rules=Rules(config.model_dump()),
+        watch=health.watch,
+        guards=health.guards,
+        rules=health.rules,
         saver=Saver(
             plan=_save_plan(config, policy),
             output_dir=Path(config.output_dir),
@@ -178,6 +185,16 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         ),
         recorder=recorder,
     )
+
+
+def _registry(components: Iterable[Stateful], health: Health) -> Registry:
+    """What a checkpoint keeps."""
+    registry = Registry()
+    for component in components:
+        registry.register(component)
+    registry.register(health, is_later=True)
+    registry.expect(("progress", "rollout", "optimizer", "rng", "best", "health"))
+    return registry
 
 
 def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Guards:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from covey.config.schema import Config
 from covey.exits import leave_stuck
+from covey.health.record import fields_of
 from covey.health.watchdog import Watchdog, Watched, allowances, flush_output
 from covey.plan.words import coded, flags, sentence
 from covey.telemetry.files import RunFiles
@@ -23,7 +24,7 @@ def watched(job: Job, config: Config) -> Iterator[None]:
     def report(finding: Finding) -> None:
         # The first rank's own thread, or, where that process is stopped, the first one that still runs.
         files = job.recorder.files or RunFiles(job.saver.output_dir)
-        files.append_event("finding", step=finding.step, code=finding.code, seen=finding.seen)
+        files.append_event("finding", step=finding.step, **fields_of(finding))
         # The terminal's lock may be with the main thread.
         os.write(2, ("\n".join(text_of(finding)) + "\n").encode())
 

@@ -32,6 +32,18 @@ def test_states_of_one_registry_restore_another() -> None:
     assert (cursor.value, rng.value) == (7, 9)
 
 
+def test_a_later_component_stays_as_it_is_where_an_older_checkpoint_lacks_it() -> None:
+    cursor, signs = Counter("cursor"), Counter("signs", 5)
+    registry = registry_of(cursor)
+    registry.register(signs, is_later=True)
+    registry.load({"cursor": State(json={"value": 7})})
+    assert (cursor.value, signs.value) == (7, 5)
+    registry.load({"cursor": State(json={"value": 8}), "signs": State(json={"value": 3})})
+    assert (cursor.value, signs.value) == (8, 3)
+    with pytest.raises(CheckpointError, match="no state for 'cursor'"):
+        registry.load({"signs": State(json={"value": 3})})
+
+
 def test_a_name_stands_once() -> None:
     registry = registry_of(Counter("cursor"))
     with pytest.raises(CheckpointError, match="'cursor'"):

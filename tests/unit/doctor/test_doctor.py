@@ -11,8 +11,10 @@ import pytest
 from covey.cli.main import main
 from covey.doctor.examine import Report, examine
 from covey.doctor.read import read_run
+from covey.health.record import fields_of
 from covey.plan.words import WIDTH
 from covey.telemetry.files import RunFiles
+from covey.types import Finding, Fix
 
 from .conftest import RunMaker
 
@@ -85,6 +87,30 @@ def test_a_guard(make: RunMaker) -> None:
         (path / "metrics.jsonl").read_text().replace('"step": 12,', '"step": 14,')
     )
     assert report(path).verdict != "stopped by guard F101"
+
+
+def test_what_a_guard_advised_is_advised_again(make: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fixes of the record, with their flags; a record without any, or with damaged ones, has the code's
+    page."""
+    fixes = (Fix(text="a smaller learning rate"), Fix(text="float32", edits={"torch_dtype": "float32"}))
+    finding = Finding(code="F101", seen="step 13: loss is nan", why="", cause="Overflow.", fixes=fixes)
+    path = make.covey(12, total=40, events=(("finding", 12, fields_of(finding)),))
+    assert report(path).sightings[0].finding.fixes == fixes
+    assert main(["doctor", str(path)]) == 3
+    assert "--torch_dtype float32" in capsys.readouterr().out
+    events = path / "events.jsonl"
+    whole = json.loads(events.read_text())
+    explain = (Fix(text="`covey explain F101`"),)
+    for kept, expected in (
+        (None, explain),
+        ("float32", explain),
+        ([{"edits": {}}, 7, {"text": "float32", "edits": 3}], explain),
+        ([{"text": "a smaller learning rate"}], fixes[:1]),
+    ):
+        events.write_text(json.dumps({**whole, "fixes": kept}) + "\n")
+        assert report(path).sightings[0].finding.fixes == expected
+    events.write_text(json.dumps({"kind": "finding", "step": 12, "code": "F101", "seen": "x"}) + "\n")
+    assert report(path).sightings[0].finding.fixes == explain
 
 
 def test_a_hang(make: RunMaker) -> None:

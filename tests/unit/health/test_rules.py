@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -248,6 +249,63 @@ def test_a_rollout_counts_once() -> None:
     flat = {**HEALTHY, "frac_reward_zero_std": 1.0}
     found = [f for s in range(1, 13) for f in rules.look(record(s, flat, steps_per_rollout=4))]
     assert [(f.code, f.step) for f in found if f.code == "F211"] == [("F211", 9)]
+
+
+HELD_OUT: dict[str, Curve | float] = {
+    "reward": lambda s: 0.4 + 0.003 * s,
+    "eval_reward": lambda s: {20: 0.4, 40: 0.8, 60: 0.6}.get(s, 0.5) if s % 20 == 0 else None,
+}
+SAME: dict[str, Curve | float] = {"completions/identical_groups": lambda s: 0.8 if s == 3 else 0.1}
+KEPT = [(c, change, step) for c, change, step, _ in CASES if c != "F214"]
+KEPT += [("F208", HELD_OUT, 100), ("F215", {"update_ratio": 0.0}, 100), ("F212", SAME, 3)]
+
+
+@pytest.mark.parametrize(("code", "change", "step"), KEPT, ids=[c[0] for c in KEPT])
+def test_a_resumed_run_says_what_it_would_have_said(
+    code: str, change: dict[str, Curve | float], step: int
+) -> None:
+    """Stopped and resumed after every step, through JSON as a checkpoint keeps it, with four steps a
+    rollout too."""
+    for per_rollout in (1, 4):
+        whole, cut = Rules(OPTIONS), Rules(OPTIONS)
+        spoken = []
+        for now in range(1, per_rollout * step + 12):
+            line = record(now, {**HEALTHY, **change}, per_rollout)
+            found = whole.look(line)
+            assert cut.look(line) == found
+            spoken += [f.code for f in found]
+            state = json.loads(json.dumps(cut.state(), sort_keys=True))
+            cut = Rules(OPTIONS)
+            cut.load_state(state)
+            assert cut.state() == state
+        assert per_rollout == 4 or code in spoken
+        assert list(cut.counts.items()) == list(whole.counts.items())
+        assert cut.holding() == whole.holding()
+
+
+def test_memory_begins_anew_with_the_process() -> None:
+    """What grew in a process that is gone says nothing: 120 values of the new one are needed."""
+    grows = {**HEALTHY, "memory/peak_gib": lambda s: 10 + 0.03 * s}
+    first, second = Rules(OPTIONS), Rules(OPTIONS)
+    for step in range(1, 101):
+        assert first.look(record(step, grows)) == []
+    second.load_state(first.state())
+    steps = [f.step for s in range(101, 241) for f in second.look(record(s, grows)) if f.code == "F214"]
+    assert steps == [220]
+
+
+def test_a_state_of_another_version() -> None:
+    """A rule that it does not know starts anew, one that is gone is left out."""
+    rules, other = Rules(OPTIONS), Rules(OPTIONS)
+    for step in range(1, 4):
+        rules.look(record(step, {**HEALTHY, "kl": 12.0, "learning_rate": 0.0}))
+    state = rules.state()
+    held = dict(state["held"])
+    held["F999"] = held.pop("F213")
+    other.load_state({**state, "held": held})
+    assert other.holding() == ("F209",)
+    said = [f.code for s in range(4, 14) for f in other.look(record(s, {**HEALTHY, "learning_rate": 0.0}))]
+    assert said == ["F213"] and other.holding() == ("F213",)
 
 
 def test_edits_follow_from_the_options() -> None:

@@ -8,11 +8,14 @@ import math
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from peft.tuners.lora import layer as lora_layer
 
+from covey.algorithm import losses
+from covey.algorithm.losses import LossInputs, LossType
 from covey.batching import pack
 from covey.learner.backends.single import SingleBackend
 from covey.models import head, stream
@@ -23,10 +26,21 @@ from covey.selftest import checks as selftest_checks
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.checks import checks
 from covey.selftest.compare import far
-from covey.selftest.subject import Subject, subject, write_random_model
+from covey.selftest.subject import (
+    Subject,
+    backend_of,
+    loss_of,
+    off_policy,
+    plan_of,
+    rows_of,
+    sample,
+    subject,
+    write_random_model,
+)
 from covey.training.state import OptimizerState
 
 SAMPLER = {name for name in BOUNDS if name.startswith("sampler")}
+LOSSES = {f"loss {loss_type}: gradient" for loss_type in get_args(LossType)}
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +156,49 @@ def no_gradient(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(head, "_slope", lambda *a: 0.0 * plain(*a))
 
 
+def denominator_of_a_pass(patch: pytest.MonkeyPatch) -> None:
+    """Each forward pass divides by its own completions, which is the mistake of losses that are averaged."""
+    plain = losses.token_weights
+
+    def weights(inputs: LossInputs, loss_type: LossType) -> torch.Tensor:
+        if loss_type == "grpo":
+            own = replace(inputs.denominators, num_sequences=len(inputs.trained_count_S))
+            inputs = replace(inputs, denominators=own)
+        return plain(inputs, loss_type)
+
+    patch.setattr(losses, "token_weights", weights)
+
+
+def clip_of_a_pass(patch: pytest.MonkeyPatch) -> None:
+    """The clip depends on what else is in the forward pass: only what is off its policy shows it."""
+    plain = losses.clipped_objective
+
+    def clipped(ratio: torch.Tensor, advantage: torch.Tensor, low: float, *bounds: Any) -> torch.Tensor:
+        return plain(ratio, advantage, low + 1e-2 * len(ratio), *bounds)
+
+    patch.setattr(losses, "clipped_objective", clipped)
+
+
+def adapter_by_width(patch: pytest.MonkeyPatch) -> None:
+    """An adapter whose update depends on the shape of a forward pass."""
+    plain = lora_layer.Linear.forward
+
+    def forward(self: Any, x: torch.Tensor, *arguments: Any, **more: Any) -> torch.Tensor:
+        base = self.base_layer(x)
+        return base + (plain(self, x, *arguments, **more) - base) * (
+            1.0 + 1e-3 * x.shape[0] + 1e-5 * x.shape[1]
+        )
+
+    patch.setattr(lora_layer.Linear, "forward", forward)
+
+
 FAULTS = (
     (wrong_predictor_packed, {"packing: gradient"}),
-    (wrong_predictor_shared, {"prompt sharing: gradient"}),
-    (lost_micro_batch, {"micro-batches: gradient"}),
+    (wrong_predictor_shared, {"prompt sharing: gradient", "LoRA, prompt sharing: gradient"}),
+    (lost_micro_batch, {"micro-batches: gradient", "LoRA, micro-batches: gradient", *LOSSES}),
+    (denominator_of_a_pass, {"loss grpo: gradient"}),
+    (clip_of_a_pass, LOSSES),
+    (adapter_by_width, {"LoRA, micro-batches: gradient", "LoRA, prompt sharing: gradient"}),
     (wrong_normaliser, {"head in blocks: logprobs", "head in blocks: gradient"}),
     (doubled_gradient, {"head in blocks: gradient"}),
     (no_gradient, {name for name in BOUNDS if name.endswith("gradient")} | {"resume: weights"}),
@@ -164,6 +217,31 @@ def test_a_fault_fails_its_row(
 ) -> None:
     plant(monkeypatch)
     assert failed(model) == expected
+
+
+def test_every_loss_is_there() -> None:
+    """The option's values, the losses that there are, and the rows are the same."""
+    assert {name for name in BOUNDS if name.startswith("loss ")} == LOSSES
+
+
+def test_the_losses_are_tried_where_they_differ(model: Path) -> None:
+    """Off the policy on both sides of the clip, in several forward passes, with a KL to add."""
+    tested = subject(torch.device("cpu"), model, is_built_in=True)
+    backend = backend_of(tested.policy())
+    groups = sample(backend, tested)[:2]
+    backend.policy.use_stream("padded")
+    plan = plan_of(backend.policy, rows=8)
+    rows = off_policy(rows_of(groups, backend, plan, old=True, reference=False))
+    (batch,) = pack.pack(rows, plan, rollout=0)
+    (micro,) = batch.micro_batches
+    assert micro.old_logprob_N is not None and micro.ref_logprob_N is not None
+    ratio = torch.exp(backend.policy(micro).logprob_N.detach() - micro.old_logprob_N)
+    loss = loss_of("grpo")
+    assert loss.beta > 0 and not torch.equal(micro.ref_logprob_N, micro.old_logprob_N)
+    assert ((ratio < 1 - loss.epsilon) & (micro.advantage_N < 0)).any()
+    assert ((ratio > 1 + loss.epsilon_high) & (micro.advantage_N > 0)).any()
+    (cut,) = pack.pack(rows, plan_of(backend.policy, rows=8, max_tokens=64), rollout=0)
+    assert len(cut.micro_batches) > 2 and len({m.num_rows for m in cut.micro_batches}) > 1
 
 
 def test_every_row_has_failed() -> None:

@@ -1,0 +1,80 @@
+"""What a step says of itself, over two ranks: one collective, exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from covey.algorithm.losses import LossConfig
+from covey.comm import LocalComm
+from covey.learner.update import _reduce, _Sums
+
+LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.2, beta=0.1)
+
+
+class _OfTwo(LocalComm):
+    """One of two ranks, which sums with what the other one gave; no other collective is allowed."""
+
+    world = 2
+
+    def __init__(self, rank: int, other: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.rank = rank
+        self.given: list[list[float]] = []
+        self._other = other
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        self.given.append(list(values))
+        other = self._other or [0.0] * len(values)
+        return [a + b for a, b in zip(values, other, strict=True)]
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        raise AssertionError("a second collective")
+
+
+def sums(loss: float, entropy: float, tokens: int, silent: Sequence[bool], gaps: Sequence[float]) -> _Sums:
+    values = {"loss": loss, "entropy": entropy, "kl": 0.5}
+    return _Sums(
+        {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()},
+        tokens=tokens,
+        silent=[torch.tensor(s) for s in silent],
+        gaps=[torch.tensor(g, dtype=torch.float64) for g in gaps],
+    )
+
+
+@pytest.mark.parametrize(
+    ("gaps", "largest"),
+    [
+        (([0.1, 0.3], [0.2]), 0.3),
+        (([0.1], [1e-17, 0.7]), 0.7),
+        (([], [1e-3]), 1e-3),
+        (([0.0], []), 0.0),
+        (([], []), None),
+    ],
+)
+def test_two_ranks_in_one_collective(gaps: tuple[list[float], list[float]], largest: float | None) -> None:
+    ours = sums(0.25, 3.0, 10, [True, False, True], gaps[0])
+    theirs = sums(-1.0, 5.0, 22, [True], gaps[1])
+    first, last = _OfTwo(0), _OfTwo(1)
+    _reduce(ours, LOSS, first)
+    _reduce(theirs, LOSS, last)
+    found = [
+        _reduce(ours, LOSS, _OfTwo(0, last.given[0])),
+        _reduce(theirs, LOSS, _OfTwo(1, first.given[0])),
+    ]
+    assert len(first.given) == len(last.given) == 1
+    assert found[0] == found[1]
+    metrics, silent, gap = found[0]
+    assert (silent, gap) == (3, largest)
+    assert {n: (m.value, m.count) for n, m in metrics.items()} == {
+        "loss": (-0.75, 32),
+        "entropy": (8.0 / 32, 32),
+        "kl": (1.0 / 32, 32),
+    }
+
+
+def test_one_process_and_a_rank_without_a_pass() -> None:
+    metrics, silent, gap = _reduce(sums(0.5, 1.0, 4, [], [0.25]), LOSS, LocalComm())
+    assert (silent, gap, metrics["entropy"].value) == (0, 0.25, 0.25)
