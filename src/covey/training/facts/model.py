@@ -137,6 +137,7 @@ def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, T
         facts,
         stop_tokens=stop_tokens_in_words(codec),
         has_chat_template=has_template,
+        unstoppable_turn=codec.unstoppable,
         unused_sampling=_unused_sampling(config, directory),
     )
     return facts, codec
