@@ -28,8 +28,8 @@ CASES = [
     Case(
         code="W118",
         option="chat_template",
-        words="The template ends an answer with <|im_end|>, which the tokenizer has no token for. Completions "
-        "end at: </s> (2; config).",
+        words="The template ends an answer with <|im_end|>, which the tokenizer has no token for. "
+        "Completions end at: </s> (2; config).",
         facts=facts(unstoppable_turn="<|im_end|>", stop_tokens="</s> (2; config)"),
     ),
     *(
