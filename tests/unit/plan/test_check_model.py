@@ -262,4 +262,3 @@ def test_an_end_of_turn_matters_where_the_template_is_used() -> None:
     given = facts(unstoppable_turn="</s>", prompts_are_text=True, has_chat_template=True)
     assert [p.code for p in found(given)] == ["W109"]
     assert [p.code for p in found(given, apply_chat_template=True)] == ["W118"]
-    assert [p.code for p in found(given, apply_chat_template=False)] == []
