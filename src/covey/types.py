@@ -370,11 +370,25 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientMatch:
+    """The gradient of an optimizer step against that of its rows, computed a second time.
+
+    `scale` is the first as a multiple of the second (1 is right). `gap` is ||first - second|| / ||second||
+    of the tensor where that is largest, which is `worst`.
+    """
+
+    scale: float
+    gap: float
+    worst: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one update gave, reduced over ranks.
 
     `silent` counts micro-batches whose backward pass changed no gradient, and `ratio_gap` is the largest
-    |logprob - old logprob| (None where there are no old ones).
+    |logprob - old logprob| (None where there are no old ones). `match` is there where the gradient was
+    computed twice.
     """
 
     stats: StepStats | None
@@ -382,6 +396,7 @@ class StepResult:
     skipped: str | None = None
     silent: int = 0
     ratio_gap: float | None = None
+    match: GradientMatch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,12 +41,12 @@ def plant(fault: str) -> None:
             sleep_forever()
         return backward(*args, **kwargs)
 
-    def uneven(batch: Any, *args: Any) -> Any:
+    def uneven(batch: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal count
         count += 1
         if count == STEP:
             batch = replace(batch, micro_batches=batch.micro_batches * 2)
-        return update(batch, *args)
+        return update(batch, *args, **kwargs)
 
     if fault == "stuck":
         DDPBackend.backward = stuck

@@ -162,8 +162,8 @@ def test_a_reward_of_the_notebook(place: Path) -> None:
     for cell in cells:
         exec(compile(cell, "<cell>", "exec"), namespace)
     assert namespace["outcome"].exit_code == 0
-    # The trial's two rows, then 8 completions a step.
-    assert namespace["calls"] == [2, 8, 8]
+    # The trial's two rows, six with and without their gold in four forms, then 8 completions a step.
+    assert namespace["calls"] == [2, 6 * 9, 8, 8]
     for record in rollouts(place / "cells")[0]:
         near, short, form = (p["value"] for p in record["parts"])
         assert [p["name"] for p in record["parts"]] == ["near", "short", "format"]

@@ -70,6 +70,60 @@ def _drops_a_micro_batch(patch: Patch) -> None:
     patch.setattr(single.SingleBackend, "backward", backward)
 
 
+def _weighs_backward(weight: Callable[[int, bool], float]) -> Plant:
+    """The gradient that each backward pass adds, by its number in the step and whether it is the last."""
+
+    def plant(patch: Patch) -> None:
+        real, number = single.SingleBackend.backward, 0
+
+        def backward(self: Any, micro: Any, loss: Any, *, last: bool) -> Any:
+            nonlocal number
+            before = dict(self.masters.gradients())
+            out = real(self, micro, loss, last=last)
+            for name, master in zip(self.masters.names, self.masters.masters, strict=True):
+                if master.grad is not None:
+                    master.grad = before[name] + weight(number, last) * (master.grad - before[name])
+            number = 0 if last else number + 1
+            return out
+
+        patch.setattr(single.SingleBackend, "backward", backward)
+
+    return plant
+
+
+def _averages_over_micro_batches(patch: Patch) -> None:
+    real, passes = single.SingleBackend.backward, 0
+
+    def backward(self: Any, micro: Any, loss: Any, *, last: bool) -> Any:
+        nonlocal passes
+        out, passes = real(self, micro, loss, last=last), passes + 1
+        if last:
+            for master in self.masters.masters:
+                master.grad.div_(passes)
+            passes = 0
+        return out
+
+    patch.setattr(single.SingleBackend, "backward", backward)
+
+
+def _weighs_a_tensor(part: str, weight: float) -> Plant:
+    """A hook on one tensor, as a library leaves it behind."""
+
+    def plant(patch: Patch) -> None:
+        real = single.SingleBackend.backward
+
+        def backward(self: Any, micro: Any, loss: Any, *, last: bool) -> Any:
+            out = real(self, micro, loss, last=last)
+            for name, master in zip(self.masters.names, self.masters.masters, strict=True):
+                if last and part in name:
+                    master.grad.mul_(weight)
+            return out
+
+        patch.setattr(single.SingleBackend, "backward", backward)
+
+    return plant
+
+
 def _clears_the_buffer_at_each_backward(patch: Patch) -> None:
     real = single.SingleBackend.backward
 
@@ -349,6 +403,18 @@ MANY = {"per_device_train_batch_size": 32}
 MUTANTS = (
     Mutant("drops the second micro-batch", "F123", 1, _drops_a_micro_batch),
     Mutant("clears the gradient at each backward", "F123", 1, _clears_the_buffer_at_each_backward),
+    Mutant("counts the first backward twice", "F127", 1, _weighs_backward(lambda n, last: 1.0 + (n == 0))),
+    Mutant("counts the last backward twice", "F127", 1, _weighs_backward(lambda n, last: 1.0 + last)),
+    Mutant("scales every gradient by 1/accumulation", "F127", 1, _weighs_backward(lambda n, last: 0.5)),
+    Mutant("averages over micro-batches", "F127", 1, _averages_over_micro_batches),
+    Mutant("weighs one tensor's gradient", "F127", 1, _weighs_a_tensor("layers.1.mlp.up_proj", 1.5)),
+    Mutant("weighs a LoRA B's gradient", "F127", 1, _weighs_a_tensor("1.mlp.up_proj.lora_B", 0.5), LORA),
+    Mutant(
+        "divides the loss by the micro-batches",
+        "F127",
+        1,
+        changed(update, "policy_loss", lambda out, *a: replace(out, loss=out.loss / 2)),
+    ),
     Mutant("cuts the graph before the loss", "F102", 1, changed(Policy, "forward", _detached)),
     Mutant("clears every gradient before the step", "F102", 1, _zeroes("")),
     Mutant("freezes a tensor", "F124", 1, _freezes_a_tensor),

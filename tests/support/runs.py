@@ -202,11 +202,8 @@ def train_in_processes(runs: Sequence[Mapping[str, Any]], work: Path, *, process
         *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
         *(__file__, str(work)),
     ]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parent.parent),
-    }
+    paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     return [

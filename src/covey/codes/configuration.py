@@ -413,8 +413,20 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "versions.",
     ),
     (
+        "W116",
+        "Reward that does not see the gold answer",
+        "A reward that scores a right answer no higher than a wrong one teaches nothing, or the opposite, "
+        "and its curve does not say so.",
+    ),
+    (
         "W117",
         "DeepSpeed setting left out of the forecast",
         "It changes what a GPU or the machine's memory holds, and the forecast counts without it.",
+    ),
+    (
+        "W118",
+        "End of a turn that is no token",
+        "A completion ends at a token. A mark that is spelled out in several is never seen, so a model that "
+        "learns to write it goes on behind it up to the longest length.",
     ),
 )

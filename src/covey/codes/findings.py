@@ -142,4 +142,10 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "Resume at another place of the data",
         "A resumed run goes on with the prompts that come next. Others are repeated or skipped.",
     ),
+    (
+        "F127",
+        "Gradient that is not its rows'",
+        "The gradient of a step is the sum over its completions, however they are cut and spread. A part "
+        "counted twice, lost or weighed makes another batch or another learning rate than was asked for.",
+    ),
 )

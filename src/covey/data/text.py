@@ -26,6 +26,8 @@ from covey.data.template import compiled, typed_template
 _OWN_ARGUMENTS = ("messages", "add_generation_prompt")
 # Stands for the assistant's text where a template is asked how it closes a turn.
 _CLOSED = "covey asks how a turn ends"
+# What looks like an end token, as `<|im_end|>` or `</s>`, and may be none.
+_MARK = re.compile(r"<[^\s<>]{1,40}>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,8 @@ class TextCodec:
     """A model's tokenizer, chat template and end tokens.
 
     `stop_sources` says who asked for each end token; `prefix_ids` is what the tokenizer puts in front of a
-    text of its own accord; `template_kwargs` reaches the template on every rendering.
+    text of its own accord; `template_kwargs` reaches the template on every rendering. `unstoppable` is the
+    mark that the template ends an assistant's turn with where no single token stands for it, or "".
     """
 
     tokenizer: Tokenizer
@@ -43,6 +46,7 @@ class TextCodec:
     stop_sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     prefix_ids: tuple[int, ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    unstoppable: str = ""
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """The prompt text of a conversation, opened for the assistant's turn unless told otherwise."""
@@ -124,15 +128,16 @@ def load_codec(
         prefix_ids=_prefix_ids(tokenizer),
         template_kwargs=_template_kwargs(enable_thinking, chat_template_kwargs),
     )
+    closing, unstoppable = _closing(codec)
     asked = {
-        "template": _closing_ids(codec),
+        "template": closing,
         "generation_config": _ids(read_json(model_dir / "generation_config.json").get("eos_token_id")),
         "config": _ids(read_json(model_dir / "config.json").get("eos_token_id")),
         "tokenizer": _ids(tokenizer.token_to_id(special.get("eos_token", ""))),
     }
     stop = sorted(set().union(*asked.values()))
     sources = {i: tuple(who for who, ids in asked.items() if i in ids) for i in stop}
-    return replace(codec, stop_token_ids=tuple(stop), stop_sources=sources)
+    return replace(codec, stop_token_ids=tuple(stop), stop_sources=sources, unstoppable=unstoppable)
 
 
 def _own_template(model_dir: Path, settings: Mapping[str, Any]) -> str | None:
@@ -183,17 +188,24 @@ def _template_kwargs(
     return {**kwargs, "enable_thinking": enable_thinking}
 
 
-def _closing_ids(codec: TextCodec) -> set[int]:
-    """The token that the template puts after an assistant's text, where it puts one."""
+def _closing(codec: TextCodec) -> tuple[set[int], str]:
+    """The token that the template puts after an assistant's text, where it puts one; else the mark that it
+    puts there and that is no token, or nothing."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CLOSED}]
     try:
         text = codec.render(turns, add_generation_prompt=False)
     except TemplateError:
-        return set()
+        return set(), ""
     before, _, after = text.rpartition(_CLOSED)
+    if not before:
+        return set(), ""
     added = {token.content: i for i, token in codec.tokenizer.get_added_tokens_decoder().items()}
     closing = [c for c in added if c.strip() and after.lstrip().startswith(c)]
-    return {added[max(closing, key=len)]} if before and closing else set()
+    if closing:
+        return {added[max(closing, key=len)]}, ""
+    mark = _MARK.match(after.lstrip())
+    known = None if mark is None else codec.tokenizer.token_to_id(mark[0])
+    return ({known}, "") if known is not None else (set(), mark[0] if mark else "")
 
 
 def prompt_problem(codec: TextCodec) -> str | None:

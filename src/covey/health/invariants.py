@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from covey.comm import Comm
 from covey.health.words import broken
-from covey.types import Batch, Fix, StepResult, StepStats
+from covey.types import Batch, Fix, GradientMatch, StepResult, StepStats
 
 # Larger than the noise of any kernel, smaller than what any fault leaves.
 _SAME = 1e-4
@@ -15,6 +15,8 @@ _LOSS = 1e-3
 # Of the weights with a gradient, at least this share moves once the learning rate is near its peak.
 _FEW = 0.5
 _FULL = 0.5
+# How close to a whole number of counts a wrong scale has to be for that to be named as its cause.
+_NEAR = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +25,17 @@ class StepFacts:
 
     `is_fresh`: no update since the rollout was annotated. `is_start`: no update since the run began.
     `sampler_gap`: the largest mean |logprob - sampler's logprob| that rounding explains, None where the
-    policy that sampled is unknown. `peak_rate`: the learning rate that was asked for. `may_lack`: parts of
-    the names of trained tensors that may have no gradient in this step. `loss`: the loss that the advantages
-    of all rows give, and the sum of its terms' sizes; None where they alone do not give it.
+    policy that sampled is unknown. `gradient_gap`: the largest relative difference between two computations
+    of a gradient that rounding explains. `peak_rate`: the learning rate that was asked for. `may_lack`: parts
+    of the names of trained tensors that may have no gradient in this step. `loss`: the loss that the
+    advantages of all rows give, and the sum of its terms' sizes; None where they alone do not give it.
     """
 
     step: int
     is_fresh: bool
     is_start: bool
     sampler_gap: float | None
+    gradient_gap: float
     peak_rate: float
     may_lack: tuple[str, ...]
     loss: tuple[float, float] | None = None
@@ -43,7 +47,8 @@ def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -
     F102: advantages and a ratio of 1, but no gradient. F123: the same in one micro-batch. F103: a gradient
     and a learning rate, but weights that stay. F115: the sampler's probabilities are not the learner's.
     F116: a ratio other than 1 before any update. F111: a loss that is not the one of the step's rows. F117:
-    a KL to the reference before any update. F124: a trained tensor without gradient.
+    a KL to the reference before any update. F124: a trained tensor without gradient. F127: a gradient that
+    is not its rows'.
     """
     stats = result.stats
     if stats is None:
@@ -52,6 +57,8 @@ def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -
     _check_weights(stats, any(batch.has_signal), facts)
     if facts.is_fresh:
         _check_fresh(result, facts)
+    if result.match is not None:
+        _check_match(result.match, batch, facts, comm)
 
 
 def _check_gradient(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
@@ -73,6 +80,28 @@ def _check_gradient(batch: Batch, result: StepResult, facts: StepFacts, comm: Co
             f"{result.silent} of the micro-batches with advantages added nothing to the gradient",
             "A backward pass was lost to a hook, an engine's own accumulation, or a buffer that was cleared.",
         )
+
+
+def _check_match(match: GradientMatch, batch: Batch, facts: StepFacts, comm: Comm) -> None:
+    if match.gap <= facts.gradient_gap:
+        return
+    passes, world = len(batch.micro_batches), comm.world
+    known = (
+        (1.0 / passes, f"That is what dividing by its {passes} micro-batches gives."),
+        (1.0 / world, f"That is what averaging over the {world} ranks gives."),
+        (float(world), f"That is what multiplying by the {world} ranks gives."),
+        (2.0, "That is what counting everything twice gives."),
+    )
+    near = [words for scale, words in known if scale != 1.0 and abs(match.scale / scale - 1.0) < _NEAR]
+    cause = "A backward pass was lost, counted twice or weighed, by a hook, an engine or a buffer."
+    raise broken(
+        "F127",
+        facts.step,
+        f"the gradient of the step is {match.scale:.4g} times that of its rows, computed a second time "
+        f"without accumulation (1 is right); {match.worst} is {match.gap:.2g} of its gradient away, and "
+        f"rounding explains {facts.gradient_gap:g}",
+        " ".join(near) or cause,
+    )
 
 
 def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None:

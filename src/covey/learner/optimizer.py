@@ -8,7 +8,7 @@ gradient; a float32 parameter is its own master, an adapter's always. Frozen wei
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -163,6 +163,11 @@ class Masters:
             frac_moved=float((moved & is_asked).sum() / is_asked.sum()) if is_asked.any() else None,
             untouched=untouched,
         )
+
+    def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
+        """The accumulated float32 gradients with the parameters' names, not copied; zeros where there is
+        none."""
+        return ((n, _gradient(m)) for n, m in zip(self.names, self.masters, strict=True))
 
     def gradients(self) -> dict[str, Tensor]:
         """The accumulated float32 gradients by parameter name; zeros where there is none."""

@@ -13,6 +13,7 @@ from covey.comm import Comm
 from covey.errors import GuardStop
 from covey.learner.backends.base import Backend
 from covey.learner.optimizer import NonFiniteGradient
+from covey.learner.plain import Draws, compared
 from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, TokenStats
 
 
@@ -47,24 +48,29 @@ def update(
     config: LossConfig,
     learning_rate: float,
     comm: Comm,
+    *,
+    compare: bool = False,
 ) -> StepResult:
     """Take one optimizer step.
 
     A step whose every row is out of the loss is skipped. One without signal calls the optimizer with a zero
-    gradient, as TRL does. Raises GuardStop (F101) before anything is applied where the gradient is not
-    finite.
+    gradient, as TRL does. With `compare`, for a step with ratios of 1, its gradient is computed a second
+    time and the result says how far the two are apart. Raises GuardStop (F101) before anything is applied
+    where the gradient is not finite.
     """
     comm.begin("update", num_micro=len(batch.micro_batches), num_tokens=batch.denominators.num_tokens)
     if batch.denominators.num_tokens == 0:
         return StepResult(stats=None, metrics={}, skipped="every row is masked or invalid")
+    draws = Draws(backend.policy.device)
     sums = accumulate(batch, backend, config, comm)
+    match = compared(batch, backend, config, draws, comm) if compare else None
     try:
         step = backend.step(learning_rate)
         comm.place.go_on()
     except NonFiniteGradient as error:
         raise GuardStop(_non_finite(str(error), sums, comm.place.step + 1)) from error
     metrics, silent, gap = _reduce(sums, config, comm)
-    return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap)
+    return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap, match=match)
 
 
 def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -> _Sums:

@@ -69,6 +69,7 @@ def model_problems(config: Config, facts: Facts) -> list[Problem]:
         *_packages(facts),
         *_plain_prompts(config, facts),
         *_prompt(config, facts),
+        *_unstoppable(config, facts),
         *_small_model(config, facts),
     ]
 
@@ -301,6 +302,25 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
             "A template that was edited by hand, put together of two, or made to show conversations alone.",
             *([usual] if of_chatml and config.chat_template != "chatml" else []),
             Fix(text="the template that the model was trained with: --chat_template FILE.jinja"),
+        )
+    ]
+
+
+def _unstoppable(config: Config, facts: Facts) -> list[Problem]:
+    mark = facts.unstoppable_turn
+    # Prompts that are text, and are not put into the template, do not ask for its turns.
+    if not mark or (facts.prompts_are_text and not config.apply_chat_template):
+        return []
+    stop = facts.stop_tokens or "none"
+    return [
+        warning(
+            "W118",
+            "chat_template",
+            f"The template ends an answer with {mark}, which the tokenizer has no token for. Completions end "
+            f"at: {stop}.",
+            "A template of another model, or chatml for a tokenizer that does not know its tokens.",
+            Fix(text=f"a template that ends an answer with one of: {stop}; --chat_template FILE"),
+            Fix(text="a model whose tokenizer has the tokens of the template, such as an instruct model"),
         )
     ]
 

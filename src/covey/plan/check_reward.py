@@ -11,7 +11,7 @@ from typing import Any
 
 from covey.config.names import nearest
 from covey.config.schema import Config
-from covey.plan.facts import Facts, FaultyReward, GoldFacts, RewardFault
+from covey.plan.facts import BlindReward, Facts, FaultyReward, GoldFacts, RewardFault
 from covey.plan.problem import problem, warning
 from covey.plan.shape import counted
 from covey.types import Fix, Problem
@@ -87,6 +87,7 @@ def reward_problems(config: Config, facts: Facts) -> list[Problem]:
         *_twice(config),
         *_weights(config),
         *_golds(config, facts.golds),
+        *(_blind(b) for b in facts.blind_rewards if config.reward_trial),
         *_unasked_format(config, facts),
     ]
 
@@ -225,6 +226,37 @@ def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
             *fixes,
         )
     ]
+
+
+def _blind(found: BlindReward) -> Problem:
+    than = "an empty completion" if found.compared == "empty" else "the gold answers of other rows"
+    missed, rows = found.num_rows - found.num_told, found.num_rows
+    skip = Fix(text="no trial, for rewards of which it says nothing", edits={"reward_trial": False})
+    if not found.name:
+        return warning(
+            "W116",
+            "reward_weights",
+            f"The weighted total gives the gold answers of {found.column} no more than {than}, on {missed} "
+            f"of {rows} rows, each tried in several forms.",
+            "Another reward pays more for saying nothing than the right answer is worth.",
+            Fix(text="a larger weight for the reward that reads the gold answers"),
+            skip,
+        )
+    seen = (
+        f"{found.name} gives the gold answers of {found.column} no more than {than}, on {missed} of {rows} "
+        "rows, each tried in several forms."
+    )
+    if found.constant is not None:
+        seen += f" It gives {found.constant:g} to everything."
+    return warning(
+        "W116",
+        "reward_funcs",
+        seen,
+        "It compares with another column, catches an exception and returns a number, has the wrong sign, or "
+        "reads answers in a form that was not tried.",
+        Fix(text="call the function on a completion that is right, and on one that is wrong"),
+        skip,
+    )
 
 
 def _unasked_format(config: Config, facts: Facts) -> list[Problem]:

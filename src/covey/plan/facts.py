@@ -46,6 +46,19 @@ class FaultyReward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlindReward:
+    """A reward ("": the weighted total) that, on all but `num_told` of `num_rows` rows, gives the gold of
+    `column` no more than what it is compared with; `constant` is the one value that it gives, or None."""
+
+    name: str
+    column: str
+    compared: Literal["empty", "others"]
+    num_rows: int
+    num_told: int
+    constant: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GoldFacts:
     """What the gold answers are: how many were read, how many were not, and the first of those as (row
     number from 1, text, reason)."""
@@ -176,6 +189,7 @@ class Facts:
     num_trained            weights that are trained: all of them, or those of the adapters
     model_sizes            widths and counts that its memory follows from
     stop_tokens            the end tokens and where each comes from, in words
+    unstoppable_turn       what the template ends an assistant's turn with, if that is no token; else ""
     unused_sampling        settings of the model's generation_config.json that sampling does not follow
     first_prompt           the first rendered prompt
     has_chat_template      whether the model, or the command, brings a chat template
@@ -189,6 +203,7 @@ class Facts:
     hub_problem            why a hub does not give a data set
     golds                  what the gold answers are, where a reward needs them
     faulty_rewards         rewards that cannot be loaded, called, or that failed their trial
+    blind_rewards          rewards that read a gold column and do not tell its answers from others
     reward_names           the names of the rewards in metrics, in order
     reward_notes           what is to be said of the rewards
     unmatched_targets      adapter targets that match no module
@@ -228,6 +243,7 @@ class Facts:
     num_trained: int | None = None
     model_sizes: ModelSizes | None = None
     stop_tokens: str | None = None
+    unstoppable_turn: str = ""
     unused_sampling: tuple[tuple[str, float], ...] = ()
     first_prompt: str | None = None
     has_chat_template: bool | None = None
@@ -241,6 +257,7 @@ class Facts:
     hub_problem: str | None = None
     golds: GoldFacts | None = None
     faulty_rewards: tuple[FaultyReward, ...] = ()
+    blind_rewards: tuple[BlindReward, ...] = ()
     reward_names: tuple[str, ...] = ()
     reward_notes: tuple[str, ...] = ()
     unmatched_targets: tuple[TargetFacts, ...] = ()

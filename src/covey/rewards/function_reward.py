@@ -34,6 +34,10 @@ class FunctionReward:
         """Arguments that the function demands and that neither covey nor these columns give."""
         return tuple(n for n in self._wants.demands if n not in STANDARD and n not in columns)
 
+    def named(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Those of these columns that the function names among its arguments."""
+        return tuple(c for c in columns if c in self._wants.names)
+
     def begin(self, rows: Sequence[Scored], state: TrainerState) -> Callable[[], Judgement]:
         """Start the calls; the function that comes back waits for them."""
         parts = chunks([r.prompt.id for r in rows], max(self._calls, 1))

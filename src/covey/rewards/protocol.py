@@ -88,6 +88,10 @@ class Reward(Protocol):
         """Start scoring; the function that comes back waits for the judgement and returns it."""
         ...
 
+    def named(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Those of these columns that the function names among its arguments."""
+        ...
+
     def lacks(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Arguments that the function demands and that neither covey nor these columns give."""
         ...

@@ -105,6 +105,10 @@ class RewardSet:
             if (lacking := r.lacks(columns))
         ]
 
+    def named(self, columns: Sequence[str]) -> list[tuple[str, ...]]:
+        """Those of these columns that each reward names among its arguments."""
+        return [r.named(columns) for r in self._rewards]
+
     def score(self, rows: Sequence[Scored], state: TrainerState) -> Judged:
         """Every reward's word on every row, in the order of the rows."""
         return self.begin(rows, state)()

@@ -1,12 +1,49 @@
-"""The trial of rewards before a run: faults that every call would show are found on a few rows."""
+"""The trial of rewards before a run: faults that every call would show are found on a few rows, and rewards
+that cannot tell a right answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from covey.rewards.protocol import RewardFault, Scored, TrainerState
+from covey.rewards.golds import extract_gold
+from covey.rewards.protocol import JudgedRow, RewardFault, Scored, TrainerState
+from covey.rewards.registry import total
 from covey.rewards.reward_set import RewardSet
-from covey.types import Status
+from covey.types import Finish, NoiseKey, Prompt, SamplingParams, Segment, Source, Status, Trajectory
+
+GOLD_COLUMNS = ("solution", "answer", "ground_truth", "gold", "label", "target", "reference")
+"""Columns that hold a gold answer by their name; a reward that names several is tried with the first."""
+
+# What a right answer may look like: rewards look for a tag, a box, a mark, a block of code, or at all of it.
+_FORMS: tuple[Callable[[str, str], str], ...] = (
+    lambda whole, gold: whole,
+    lambda whole, gold: f"<think>\n</think>\n<answer>{gold}</answer>",
+    lambda whole, gold: f"The answer is $\\boxed{{{gold}}}$.\n#### {gold}",
+    lambda whole, gold: f"```python\n{whole}\n```",
+)
+NUM_FORMS = len(_FORMS)
+_ROWS = 6
+_FEWEST_ROWS = 3
+# A reward that draws its values tells more rows than this but for once in 10^5.
+_TOLD = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blind:
+    """A reward that gives gold answers no more than what they are compared `with`.
+
+    So on `num_rows` - `num_told` of `num_rows` rows. `reward` "" is the weighted total. `constant` is the one
+    value that it gives to everything, or None.
+    """
+
+    reward: str
+    column: str
+    compared: Literal["empty", "others"]
+    num_rows: int
+    num_told: int
+    constant: float | None = None
 
 
 def trial(rewards: RewardSet, rows: Sequence[Scored]) -> list[RewardFault]:
@@ -24,6 +61,110 @@ def trial(rewards: RewardSet, rows: Sequence[Scored]) -> list[RewardFault]:
         for part in said.parts
         if part.status not in (Status.OK, Status.TIMEOUT)
     ]
+
+
+def answered(prompt: Prompt, text: str, sibling: int) -> Scored:
+    """A prompt with this text as its whole answer."""
+    key = NoiseKey(seed=0, split="trial", rollout=0, attempt=0, prompt_id=prompt.id, sibling=sibling)
+    segments = (
+        Segment(token_ids=prompt.token_ids, source=Source.PROMPT, trained=False),
+        Segment(token_ids=(0,), source=Source.MODEL, trained=True, logprobs=(0.0,), versions=(0,)),
+    )
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=1, stop_token_ids=())
+    trajectory = Trajectory(
+        segments=segments, sampling=sampling, noise_key=key, finish=Finish.STOP, text=text
+    )
+    return Scored(prompt=replace(prompt, opened=""), trajectory=trajectory)
+
+
+def blind(rewards: RewardSet, weights: Sequence[float], prompts: Sequence[Prompt]) -> list[Blind]:
+    """The rewards that name a gold column and, called once on some rows, do not see it.
+
+    Each row is answered with nothing, with its gold and with the gold of another row, both in several forms.
+    Where no form of the gold scores more (times its weight) than the other, the row is not told apart. A row
+    that scores None or fails is not judged, nor is a gold that is no plain text, nor a weight of 0. Where
+    every single reward sees it, the weighted total has to score the gold above nothing.
+    """
+    columns = [c for c in GOLD_COLUMNS if any(c in p.columns for p in prompts)]
+    readers = {
+        i: named[0]
+        for i, reads in enumerate(rewards.named(columns))
+        if weights[i] != 0.0 and (named := [c for c in columns if c in reads])
+    }
+    found: list[Blind] = []
+    for column in dict.fromkeys(readers.values()):
+        tries = _tries(prompts, column)
+        if len(tries) < _FEWEST_ROWS:
+            continue
+        flat = [row for rows in tries for row in rows]
+        judged = iter(rewards.score(flat, TrainerState(max_steps=1)).rows)
+        said = [[next(judged) for _ in rows] for rows in tries]
+        for i in (i for i, name in readers.items() if name == column):
+            values = [[_value(row, i, weights[i]) for row in rows] for rows in said]
+            found += _judged(values, rewards.names[i], column, weights[i])
+        if not found:
+            totals = [[total(row.parts, weights).total for row in rows] for rows in said]
+            found += [b for b in _judged(totals, "", column, 1.0) if b.compared == "empty"]
+    return found
+
+
+def _judged(values: Sequence[Sequence[float | None]], reward: str, column: str, weight: float) -> list[Blind]:
+    """The first comparison that fails; a row's values are of nothing, its gold and, where there is one,
+    another's."""
+    given = {v for row in values for v in row if v is not None}
+    constant = given.pop() / weight if len(given) == 1 else None
+    own = [row[1 : 1 + NUM_FORMS] for row in values]
+    empty = [[row[0]] * NUM_FORMS for row in values]
+    others = [row[1 + NUM_FORMS :] for row in values]
+    compared: Mapping[Literal["empty", "others"], Any] = {"empty": empty, "others": others}
+    for against, theirs in compared.items():
+        told = [
+            any(g > t for g, t in pairs)
+            for golds, those in zip(own, theirs, strict=True)
+            if (pairs := [(g, t) for g, t in zip(golds, those, strict=False) if None not in (g, t)])
+        ]
+        if len(told) >= _FEWEST_ROWS and sum(told) <= _TOLD * len(told):
+            return [
+                Blind(
+                    reward=reward,
+                    column=column,
+                    compared=against,
+                    num_rows=len(told),
+                    num_told=sum(told),
+                    constant=constant,
+                )
+            ]
+    return []
+
+
+def _value(row: JudgedRow, i: int, weight: float) -> float | None:
+    part = row.parts[i]
+    return None if part.status is not Status.OK or part.value is None else weight * part.value
+
+
+def _tries(prompts: Sequence[Prompt], column: str) -> list[list[Scored]]:
+    """Of rows that are spread over the data: nothing, each form of the gold, each form of another gold."""
+    every = max(1, len(prompts) // _ROWS)
+    golds = [(p, text) for p in prompts[::every] if (text := _plain(p.columns.get(column)))][:_ROWS]
+    tries = []
+    for n, (prompt, own) in enumerate(golds):
+        behind = [text for _, text in (*golds[n:], *golds[:n])]
+        other = next((text for text in behind if extract_gold(text) != extract_gold(own)), None)
+        texts = ["", *_forms(own), *(_forms(other) if other is not None else ())]
+        tries.append([answered(prompt, text, sibling) for sibling, text in enumerate(texts)])
+    return tries
+
+
+def _forms(whole: str) -> list[str]:
+    return [form(whole, extract_gold(whole)) for form in _FORMS]
+
+
+def _plain(value: Any) -> str | None:
+    """A gold as an answer would say it; None for one that no answer spells out, such as cases of a test."""
+    if isinstance(value, str):
+        text = value.strip()
+        return None if text.startswith(("{", "[")) else text
+    return str(value) if isinstance(value, int | float) else None
 
 
 def _shown(row: Scored) -> str:

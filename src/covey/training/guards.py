@@ -21,6 +21,10 @@ from covey.types import Batch, Finding, Fix, Severity, StepResult, TrainSample
 # Mean |logprob - sampler's logprob| that rounding explains. bfloat16: slime's gate of 0.1 between engines.
 _GAP_FLOAT32 = 0.01
 _GAP_LOW = 0.1
+# Relative difference between two computations of a gradient, in the same forward passes, that rounding
+# explains.
+_MATCH_FLOAT32 = 1e-3
+_MATCH_LOW = 5e-2
 # Experts that no token was routed to have no gradient, nor has an adapter's A while its B is 0.
 _UNROUTED = ("expert",)
 _AFTER_B = ("lora_A", "lora_embedding_A", "lora_magnitude")
@@ -42,6 +46,7 @@ class Guards:
     _is_replayed: bool = True
     _has_moved: bool = False
     _planned_loss: tuple[float, float] | None = None
+    _is_matched: bool = False
 
     def rollout(self, collected: Collected, rows: Sequence[TrainSample], version: int) -> None:
         """Look at a rollout before anything is trained on it; `version` is the policy's."""
@@ -70,6 +75,13 @@ class Guards:
         first = [rows[i] for i in step_slices(len(rows), plan)[0]]
         self._planned_loss = planned_loss(first, self.loss.loss_type, plan.max_completion_length)
 
+    def wants_match(self, batch: Batch, *, is_fresh: bool) -> bool:
+        """Whether this step's gradient is to be computed twice: the first of a run whose ratios are 1 and
+        whose rows have signal. Collective."""
+        if self._is_matched or not is_fresh:
+            return False
+        return any(self.comm.max([float(any(batch.has_signal))]))
+
     def step(self, batch: Batch, result: StepResult, step: int, *, is_fresh: bool) -> None:
         """Look at an optimizer step that has been taken; `is_fresh` says that it is its rollout's first."""
         gap = _GAP_LOW if self.is_low_precision else _GAP_FLOAT32
@@ -78,11 +90,13 @@ class Guards:
             is_fresh=is_fresh,
             is_start=step == 1,
             sampler_gap=None if self._is_replayed else gap,
+            gradient_gap=_MATCH_LOW if self.is_low_precision else _MATCH_FLOAT32,
             peak_rate=self.peak_rate,
             may_lack=_UNROUTED if self._has_moved else (*_UNROUTED, *_AFTER_B),
             loss=self._planned_loss if self._is_plain() else None,
         )
         self._together(lambda: check_step(batch, result, facts, self.comm))
+        self._is_matched |= result.match is not None
         stats = result.stats
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
         self.weights.look(step, self.comm)

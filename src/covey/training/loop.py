@@ -27,7 +27,8 @@ def run(job: Job) -> None:
             job.take_in(collected, rows)
         for batch in job.remaining_batches():
             rate = job.schedule.at(job.progress.step)
-            result = update(batch, job.backend, job.loss, rate, job.comm)
+            compare = job.guards.wants_match(batch, is_fresh=job.buffer.done == 0)
+            result = update(batch, job.backend, job.loss, rate, job.comm, compare=compare)
             job.finish_step(batch, result)
             if job.is_done():
                 break

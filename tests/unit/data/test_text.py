@@ -289,6 +289,34 @@ def test_the_token_that_a_template_closes_a_turn_with(template, token, model_dir
     assert stop_tokens_in_words(made) == (f"{token} ({expected[0]}; template)" if token else "none")
 
 
+@pytest.mark.parametrize(
+    ("template", "mark"),
+    [
+        ("{% for m in messages %}{{ m['content'] }}<|eot_id|>\n{% endfor %}", "<|eot_id|>"),
+        ("{% for m in messages %}{{ m['content'] }}\n</s> {% endfor %}", "</s>"),
+        ("{% for m in messages %}{{ m['content'] }}<|im_end|></s>{% endfor %}", ""),
+        ("{% for m in messages %}{{ m['content'] }}\n\nUser: <b>{% endfor %}", ""),
+        ("{% for m in messages %}{{ m['content'] }} < 3 >{% endfor %}", ""),
+        ("{{ messages[0]['content'] }}</s>", ""),
+        ("none", ""),
+    ],
+)
+def test_a_mark_that_is_no_token_cannot_be_stopped_at(template, mark, model_dir):
+    made = load_codec(model_dir(template=template))
+    assert made.unstoppable == mark
+    assert ("template" in {who for by in made.stop_sources.values() for who in by}) == (
+        "<|im_end|>" in template
+    )
+
+
+def test_chatml_for_a_tokenizer_without_its_tokens(model_dir):
+    directory = model_dir()
+    assert load_codec(directory, chat_template="chatml").unstoppable == ""
+    file = directory / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8").replace("<|im_end|>", "<|other|>"), encoding="utf-8")
+    assert load_codec(directory, chat_template="chatml").unstoppable == "<|im_end|>"
+
+
 def test_an_end_token_may_be_spelled_out(model_dir, codec):
     spelled_out = model_dir(
         template="none",

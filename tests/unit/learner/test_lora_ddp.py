@@ -98,8 +98,8 @@ def test_two_processes_are_as_one(tmp_path):
         *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
         *(__file__, str(base), str(tmp_path)),
     ]
-    tests = str(Path(__file__).parents[2])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": tests}
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     for case in CASES:

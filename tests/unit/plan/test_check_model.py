@@ -25,6 +25,13 @@ def untrainable(*targets: tuple[str, str]) -> Facts:
 
 
 CASES = [
+    Case(
+        code="W118",
+        option="chat_template",
+        words="The template ends an answer with <|im_end|>, which the tokenizer has no token for. "
+        "Completions end at: </s> (2; config).",
+        facts=facts(unstoppable_turn="<|im_end|>", stop_tokens="</s> (2; config)"),
+    ),
     *(
         Case(code=code, option=option, words="models/tiny: seen so", facts=broken(fault))
         for fault, code, option in (
@@ -249,3 +256,9 @@ def test_plain_prompts() -> None:
 def test_small_models(num_parameters: int | None, rate: float, is_said: bool) -> None:
     said = [p.code for p in found(facts(num_parameters=num_parameters), learning_rate=rate)]
     assert said == (["W112"] if is_said else [])
+
+
+def test_an_end_of_turn_matters_where_the_template_is_used() -> None:
+    given = facts(unstoppable_turn="</s>", prompts_are_text=True, has_chat_template=True)
+    assert [p.code for p in found(given)] == ["W109"]
+    assert [p.code for p in found(given, apply_chat_template=True)] == ["W118"]

@@ -5,12 +5,18 @@ from typing import Any
 import pytest
 
 from covey.plan.check_reward import reward_problems
-from covey.plan.facts import FaultyReward, GoldFacts, RewardFault
+from covey.plan.facts import BlindReward, FaultyReward, GoldFacts, RewardFault
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 
 def faulty(name: str, kind: RewardFault, words: str = "seen so") -> dict[str, Any]:
     return {"faulty_rewards": (FaultyReward(name=name, kind=kind, words=words),)}
+
+
+def blind(name: str, compared: Any, constant: float | None = None) -> BlindReward:
+    return BlindReward(
+        name=name, column="solution", compared=compared, num_rows=6, num_told=1, constant=constant
+    )
 
 
 GOLDS = GoldFacts(num_checked=200, num_bad=12, examples=((3, "about 5", "no number"), (9, "", "it is empty")))
@@ -43,6 +49,15 @@ CASES = [
          facts=facts(golds=GOLDS), options={"max_bad_gold": 0.06}),
     Case(code="W110", option="reward_funcs", words="neither prompts nor template",
          facts=facts(mentions_format=False), options={"reward_funcs": TWO}),
+    Case(code="W116", option="reward_funcs",
+         words="r.py:f gives the gold answers of solution no more than an empty completion, on 5 of 6 rows, "
+         "each tried in several forms. It gives 0 to everything.",
+         facts=facts(blind_rewards=(blind("r.py:f", "empty", constant=0.0),)),
+         options={"reward_funcs": ["r.py:f"]}),
+    Case(code="W116", option="reward_funcs", words="no more than the gold answers of other rows, on 5 of 6",
+         facts=facts(blind_rewards=(blind("r.py:f", "others"),)), options={"reward_funcs": ["r.py:f"]}),
+    Case(code="W116", option="reward_weights", words="The weighted total gives the gold answers of solution",
+         facts=facts(blind_rewards=(blind("", "empty"),)), options={"reward_funcs": TWO}),
     Case(code="W110", option="reward_funcs", words="neither prompts nor template",
          facts=facts(mentions_format=False),
          options={"reward_funcs": ["trl.rewards.think_format_reward"], "system": "Be brief."}),

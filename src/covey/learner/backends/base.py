@@ -44,6 +44,12 @@ class Backend(Protocol):
         it."""
         ...
 
+    def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
+        """The accumulated gradient of every trained tensor, under the policy's names, one at a time and not
+        copied; zeros where there is none. That of the whole step on every rank, after its last backward.
+        Collective."""
+        ...
+
     def step(self, learning_rate: float) -> StepStats:
         """Check that the gradient is finite, clip it, step, and clear it."""
         ...

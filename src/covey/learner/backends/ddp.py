@@ -73,6 +73,10 @@ class DDPBackend:
         """A part of this rank's accumulated gradient, of all ranks' after the last backward of a step."""
         return self._local.gradient_sample()
 
+    def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor's gradient, of all ranks' rows after the last backward of a step."""
+        return self._local.each_gradient()
+
     def step(self, learning_rate: float) -> StepStats:
         """The same step on every rank."""
         return self._local.step(learning_rate)

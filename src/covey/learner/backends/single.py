@@ -61,6 +61,10 @@ class SingleBackend:
         """A part of the accumulated gradient."""
         return self.masters.gradient_sample()
 
+    def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor's accumulated gradient."""
+        return self.masters.each_gradient()
+
     def step(self, learning_rate: float) -> StepStats:
         """One optimizer step."""
         return self.masters.step(learning_rate)

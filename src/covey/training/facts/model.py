@@ -138,6 +138,7 @@ def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, T
         stop_tokens=stop_tokens_in_words(codec),
         has_chat_template=has_template,
         prompt_problem=prompt_problem(codec),
+        unstoppable_turn=codec.unstoppable,
         unused_sampling=_unused_sampling(config, directory),
     )
     return facts, codec

@@ -9,15 +9,15 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.data.rows import PromptTable
-from covey.plan.facts import Facts, FaultyReward, GoldFacts
+from covey.plan.facts import BlindReward, Facts, FaultyReward, GoldFacts
 from covey.plan.facts import RewardFault as Kind
 from covey.rewards.golds import check_golds
 from covey.rewards.protocol import RewardFault, Scored
 from covey.rewards.registry import available
 from covey.rewards.reward_set import RewardSet
-from covey.rewards.trial import trial
+from covey.rewards.trial import answered, blind, trial
 from covey.training.facts.data import as_json, gold_of
-from covey.types import Finish, NoiseKey, Prompt, SamplingParams, Segment, Source, Trajectory
+from covey.types import Prompt
 
 _KINDS: Mapping[str, Kind] = {"unknown": "unknown", "signature": "signature", "trial": "trial"}
 _GOLD_BUDGET_S = 1.0
@@ -52,11 +52,15 @@ def with_rewards(
     faults = list(rewards.faults)
     if not faults and facts.columns is not None:
         faults = rewards.missing(_given_columns(columns))
+    unseen: tuple[BlindReward, ...] = ()
     if not faults and first is not None and config.reward_trial and os.environ.get("RANK", "0") == "0":
+        assert prompts is not None
         faults = trial(rewards, _trial_rows(first))
+        unseen = () if faults else _unseen(rewards, config, prompts)
     facts = replace(
         facts,
         faulty_rewards=tuple(_fault(f, config) for f in faults),
+        blind_rewards=unseen,
         reward_names=rewards.names,
         reward_notes=rewards.notes,
         golds=_golds(config, prompts),
@@ -72,30 +76,39 @@ def _given_columns(columns: Sequence[str]) -> Sequence[str]:
 
 
 def _fault(fault: RewardFault, config: Config) -> FaultyReward:
-    name = fault.reward
-    if name not in config.reward_funcs:
-        # A trial knows rewards by their metric's name; people know them as they typed them.
-        name = next((n for n in config.reward_funcs if n.endswith(name)), name)
+    name = _typed(fault.reward, config)
     return FaultyReward(name=name, kind=_KINDS.get(fault.kind, "load"), words=fault.words)
+
+
+def _typed(name: str, config: Config) -> str:
+    """A trial knows rewards by their metric's name; people know them as they typed them."""
+    if name in config.reward_funcs:
+        return name
+    return next((n for n in config.reward_funcs if n.endswith(name)), name)
+
+
+def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[BlindReward, ...]:
+    """The rewards that do not tell a gold answer from none, or from another row's."""
+    weights = config.reward_weights or [1.0] * len(rewards.names)
+    if len(weights) != len(rewards.names):
+        return ()
+    return tuple(
+        BlindReward(
+            name=_typed(b.reward, config) if b.reward else "",
+            column=b.column,
+            compared=b.compared,
+            num_rows=b.num_rows,
+            num_told=b.num_told,
+            constant=b.constant,
+        )
+        for b in blind(rewards, weights, prompts.entries)
+    )
 
 
 def _trial_rows(prompt: Prompt) -> list[Scored]:
     """The same row twice: answered with its gold, and not at all."""
     gold = gold_of(prompt.columns)
-    return [_answered(prompt, "" if gold is None else as_json(gold), 0), _answered(prompt, "", 1)]
-
-
-def _answered(prompt: Prompt, text: str, sibling: int) -> Scored:
-    key = NoiseKey(seed=0, split="trial", rollout=0, attempt=0, prompt_id=prompt.id, sibling=sibling)
-    segments = (
-        Segment(token_ids=prompt.token_ids, source=Source.PROMPT, trained=False),
-        Segment(token_ids=(0,), source=Source.MODEL, trained=True, logprobs=(0.0,), versions=(0,)),
-    )
-    sampling = SamplingParams(temperature=1.0, max_new_tokens=1, stop_token_ids=())
-    trajectory = Trajectory(
-        segments=segments, sampling=sampling, noise_key=key, finish=Finish.STOP, text=text
-    )
-    return Scored(prompt=replace(prompt, opened=""), trajectory=trajectory)
+    return [answered(prompt, "" if gold is None else as_json(gold), 0), answered(prompt, "", 1)]
 
 
 def _golds(config: Config, prompts: PromptTable | None) -> GoldFacts | None:

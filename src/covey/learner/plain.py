@@ -1,0 +1,121 @@
+"""The gradient of an optimizer step a second time: plain autograd over its rows, without accumulation.
+
+What a backend hands to the optimizer has gone through backward passes that add up, casts, buffers and sums
+over ranks. Here each row's gradient is taken beside all that, from the loss in closed form, and the two are
+compared. Nothing is left behind: no `.grad` is written, random numbers are drawn as before, and what is kept
+of a gradient is a few elements of every tensor.
+
+Axes: N trained tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.losses import LossConfig
+from covey.comm import Comm
+from covey.learner.backends.base import Backend
+from covey.types import Batch, Denominators, GradientMatch, MicroBatch
+
+# Elements of a tensor's gradient that are compared.
+_SAMPLED = 1 << 11
+# A tensor with less than this share of the whole gradient is held to that share: its own may be rounding.
+_SMALL = 1e-3
+
+
+class Draws:
+    """torch's generators at a moment, so that dropout can be drawn a second time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._devices = [device] if device.type == "cuda" else []
+        self._states = (torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices))
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Within it the generators go on from that moment; behind it they are where they were."""
+        with torch.random.fork_rng(devices=self._devices):
+            torch.set_rng_state(self._states[0])
+            for device, state in zip(self._devices, self._states[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+
+
+def compared(
+    batch: Batch, backend: Backend, config: LossConfig, draws: Draws, comm: Comm
+) -> GradientMatch | None:
+    """How far the gradient that the backend has accumulated is from that of the step's rows.
+
+    For a step before which nothing has been updated since its rows were sampled or annotated, so that every
+    ratio is 1. `draws` is of the moment before the backward passes. None where the rows have no gradient.
+    Collective.
+    """
+    with draws.again():
+        plain = plain_gradient(batch, backend, config, comm)
+    counts = [part.numel() for part in plain.values()]
+    due = comm.sum_tensor(torch.cat([part.double().cpu() for part in plain.values()]))
+    got = {name: _sample(gradient).double().cpu() for name, gradient in backend.each_gradient()}
+    whole = float(due.norm())
+    if not whole > 0.0:
+        return None
+    parts = dict(zip(plain, due.split(counts), strict=True))
+    gaps = {n: float((got[n] - d).norm() / max(float(d.norm()), _SMALL * whole)) for n, d in parts.items()}
+    worst = max(gaps, key=lambda n: gaps[n] if gaps[n] == gaps[n] else float("inf"))
+    scale = float(torch.cat([got[n] for n in plain]) @ due) / whole**2
+    return GradientMatch(scale=scale, gap=comm.max([gaps[worst]])[0], worst=worst)
+
+
+def plain_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -> dict[str, Tensor]:
+    """Elements of the gradient of this rank's rows by the name of every trained tensor, in float32."""
+    trained = {n: p for n, p in backend.policy.named_parameters() if p.requires_grad}
+    found = {n: torch.zeros_like(_sample(p.detach()), dtype=torch.float32) for n, p in trained.items()}
+
+    def keep(name: str) -> Callable[[Tensor], Tensor]:
+        def hook(gradient: Tensor) -> Tensor:
+            found[name] += _sample(gradient)
+            # What autograd holds until its end takes no memory.
+            return gradient.new_zeros(()).expand_as(gradient)
+
+        return hook
+
+    hooks = [p.register_hook(keep(n)) for n, p in trained.items()]
+    try:
+        for micro in batch.micro_batches:
+            comm.place.advance()
+            logprob_N = backend.policy(micro).logprob_N
+            slope_N = slope(logprob_N.detach(), micro, batch.denominators, config)
+            torch.autograd.grad((logprob_N * slope_N).sum(), list(trained.values()), allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def slope(logprob_N: Tensor, micro: MicroBatch, total: Denominators, config: LossConfig) -> Tensor:
+    """d loss / d logprob (N,) of the step's loss where every ratio is 1.
+
+    There no clip is reached, and the objective's slope is -A (the policy gradient). That of k3 = exp(d) - d -
+    1 with d = ref - logprob is 1 - exp(d); times the ratio, k3 itself is added.
+    """
+    own_N = micro.trained_count_S[micro.sequence_N].float()
+    counted_N = {
+        "grpo": own_N * total.num_sequences,
+        "bnpo": torch.full_like(own_N, total.num_tokens),
+        "dapo": torch.full_like(own_N, total.num_tokens),
+        "dr_grpo": torch.full_like(own_N, total.num_sequences * total.max_completion_length),
+    }[config.loss_type]
+    slope_N = -micro.advantage_N
+    if config.beta != 0.0:
+        assert micro.ref_logprob_N is not None, "beta > 0 needs reference logprobs"
+        d_N = micro.ref_logprob_N - logprob_N
+        kl_N = torch.exp(d_N) - d_N - 1.0 if config.use_bias_correction_kl else torch.zeros_like(d_N)
+        slope_N = slope_N + config.beta * (1.0 - torch.exp(d_N) + kl_N)
+    return slope_N / counted_N
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Elements of a tensor, evenly spread; the odd stride keeps them out of one column."""
+    return tensor.reshape(-1)[:: (tensor.numel() // _SAMPLED) | 1]
