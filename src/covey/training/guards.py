@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from covey.batching.pack import PackPlan
 from covey.comm import Comm
@@ -32,7 +32,8 @@ class Guards:
     comm: Comm
     num_generations: int
     num_rows: int
-    scaled_by_group: bool
+    scaled_by: Literal["group", "rollout"] | None
+    is_over_rollout: bool
     is_low_precision: bool
     peak_rate: float
     weights: WeightWatch
@@ -54,7 +55,8 @@ class Guards:
             step=version + 1,
             num_generations=self.num_generations,
             num_rows=self.num_rows,
-            scaled_by_group=self.scaled_by_group,
+            scaled_by=self.scaled_by,
+            is_over_rollout=self.is_over_rollout,
             version=None if collected.is_replayed else version,
         )
         self._together(lambda: check_rollout(collected.groups, rows, facts))

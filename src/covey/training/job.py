@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import Needs
-from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
 from covey.comm import Comm
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.learner.backends.base import Backend
+from covey.learner.objective import Objective
 from covey.learner.schedule import Schedule
 from covey.plan.words import coded, sentence
 from covey.rollout.collect import Collected
@@ -65,9 +64,8 @@ class Job:
     engine: Engine
     backend: Backend
     scoring: Scoring
-    credit: CreditConfig
+    objective: Objective
     needs: Needs
-    loss: LossConfig
     schedule: Schedule
     pack_plan: PackPlan
     comm: Comm
@@ -129,6 +127,9 @@ class Job:
     def finish_step(self, batch: Batch, result: StepResult) -> None:
         """Count, check, record and publish one optimizer step; evaluate and save where that is due."""
         is_fresh = self.buffer.done == 0
+        changing = {n: Metric(value=v) for n, v in self.objective.values_at(self.progress.step).items()}
+        if self.objective.bonus is not None and "entropy" in result.metrics:
+            self.objective.bonus.saw(result.metrics["entropy"].value)
         self.progress.step += 1
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
@@ -138,7 +139,7 @@ class Job:
         self._agree_to_end()
         seconds = time.perf_counter() - self._clock
         evaluated, is_best = self._evaluate_if_due()
-        record = self._record(batch, result, seconds, evaluated)
+        record = self._record(batch, result, seconds, {**changing, **evaluated})
         self.recorder.step(record, result.skipped)
         self._report(self.rules.look(record))
         if self.buffer.done == self.steps_per_rollout():

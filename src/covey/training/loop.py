@@ -19,15 +19,15 @@ def run(job: Job) -> None:
             rows = learn(
                 collected.groups,
                 job.backend,
-                credit=job.credit,
+                credit=job.objective.credit_at(job.progress.step),
                 needs=job.needs,
                 plan=job.pack_plan,
                 comm=job.comm,
             )
             job.take_in(collected, rows)
         for batch in job.remaining_batches():
-            rate = job.schedule.at(job.progress.step)
-            result = update(batch, job.backend, job.loss, rate, job.comm)
+            loss, rate = job.objective.loss_at(job.progress.step), job.schedule.at(job.progress.step)
+            result = update(batch, job.backend, loss, rate, job.comm)
             job.finish_step(batch, result)
             if job.is_done():
                 break

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from covey.algorithm.needs import needs
 from covey.checkpoint.read import read_states
 from covey.checkpoint.registry import Registry
 from covey.comm import Comm
@@ -124,7 +123,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     assert found.codec is not None
     resume = None if facts.resume is None else Path(facts.resume.path)
     plan = batch_plan(config, comm.world, facts.num_prompts)
-    settled = needs(beta=config.beta, steps_per_rollout=plan.steps_per_rollout)
+    settled = parts.needs(config, plan.steps_per_rollout)
     device = own_device()
     keep_freed_memory(device)
     backend = _backend(config, facts, device, comm, reference=settled.reference)
@@ -138,9 +137,14 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     scoring = Scoring(found.rewards or build([]), weights, progress, plan.steps_per_epoch)
     source = _source(config, found, drawing, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
+    objective = parts.objective(config, total_steps)
+    if isinstance(source, LiveSource) and "temperature" in objective.courses:
+        source = replace(source, temperature=lambda n: objective.temperature_at(n * plan.steps_per_rollout))
     registry = Registry()
     for component in (progress, buffer, OptimizerState(backend), RandomState(comm), best):
         registry.register(component)
+    if objective.bonus is not None:
+        registry.register(objective.bonus)
     registry.expect(("progress", "rollout", "optimizer", "rng", "best"))
     files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
@@ -152,9 +156,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         engine=engine,
         backend=backend,
         scoring=scoring,
-        credit=parts.credit(config),
+        objective=objective,
         needs=settled,
-        loss=parts.loss(config),
         schedule=parts.schedule(config, total_steps),
         pack_plan=parts.pack_plan(config, _longest_prompt(found, source), policy, comm),
         comm=comm,
@@ -192,7 +195,8 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         num_generations=config.num_generations,
         num_rows=plan.prompts_per_rollout * config.num_generations,
         peak_rate=config.learning_rate,
-        scaled_by_group=config.scale_rewards == "group",
+        scaled_by=parts.scaled_by(config),
+        is_over_rollout=config.advantage_estimator == "reinforce_plus_plus",
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(
             frozen={n: p for n, p in weights if not p.requires_grad},
