@@ -282,6 +282,19 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "Hub that does not give the files",
         "Without its files there is nothing to train, or nothing to train on.",
     ),
+    # -- algorithm
+    (
+        "E331",
+        "Parts of an algorithm that exclude each other",
+        "Together the options mean nothing, or one of them would be ignored: the run would be another one "
+        "than the command says.",
+    ),
+    (
+        "E332",
+        "Cap of cispo at or below 1",
+        "cispo multiplies every token with its ratio, at most epsilon_high. A cap below 1 cuts the weight of "
+        "every token alike and leaves nothing of the ratio.",
+    ),
     # -- output and resume
     (
         "E401",
@@ -387,5 +400,11 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "Library that nobody tried",
         "The tests have not run with so old a version of the library; names and defaults change between "
         "versions.",
+    ),
+    (
+        "W122",
+        "Unusual pair of options",
+        "The two are from different recipes. What they do together is well defined, and what their authors "
+        "did not test.",
     ),
 )

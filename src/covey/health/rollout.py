@@ -130,18 +130,21 @@ def _check_advantages(
     """
     values = [[r.advantage for r in members if r.masked != "invalid"] for members in _members(groups, rows)]
     everything = [v for group in values for v in group]
-    compared = {"the rollout": everything}
+    compared: dict[int | None, list[float]] = {None: everything}
     if not facts.is_over_rollout:
-        compared = {f"group {number}": group for number, group in enumerate(values)}
-    for name, together in compared.items():
+        compared = dict(enumerate(values))
+    for number, together in compared.items():
         largest = max((abs(v) for v in together), default=0.0)
-        if abs(sum(together)) > _ROUNDING * max(1.0, largest) * len(together):
-            seen = f"the {len(together)} advantages of {name} add up to {sum(together):.4g}, not to 0"
+        total = sum(together)
+        if abs(total) > _ROUNDING * max(1.0, largest) * len(together):
+            seen = f"the {len(together)} advantages of group {number} add up to {total:.4g}, not to 0"
+            if number is None:
+                seen = f"the {len(together)} advantages of the rollout add up to {total:.4g}, not to 0"
             raise broken("F113", facts.step, seen, "Rewards of several groups were mixed, or rows left out.")
         if facts.scaled_by == "group":
-            _check_largest(together, name, facts.step)
+            _check_largest(together, number, facts.step)
     if facts.scaled_by == "rollout":
-        _check_largest(everything, "the rollout", facts.step)
+        _check_largest(everything, None, facts.step)
 
 
 def _members(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample]) -> list[Sequence[TrainSample]]:
@@ -150,11 +153,13 @@ def _members(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample]) -> list
     return [rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def _check_largest(values: Sequence[float], name: str, step: int) -> None:
+def _check_largest(values: Sequence[float], number: int | None, step: int) -> None:
     largest = max((abs(v) for v in values), default=0.0)
     bound = (len(values) - 1) / math.sqrt(len(values)) if values else 0.0
     if largest > bound * (1 + _ROUNDING):
-        seen = f"an advantage of {name} is {largest:.4g}; {len(values)} rewards give {bound:.4g}"
+        seen = f"an advantage of group {number} is {largest:.4g}; {len(values)} rewards give {bound:.4g}"
+        if number is None:
+            seen = f"an advantage of the rollout is {largest:.4g}; {len(values)} rewards give {bound:.4g}"
         raise broken("F113", step, seen, "The spread that rewards are divided by is not theirs.")
 
 

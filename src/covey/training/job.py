@@ -14,7 +14,6 @@ from covey.comm import Comm
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.learner.backends.base import Backend
-from covey.learner.objective import Objective
 from covey.learner.schedule import Schedule
 from covey.plan.words import coded, sentence
 from covey.rollout.collect import Collected
@@ -23,6 +22,7 @@ from covey.rollout.records import records_of
 from covey.training.evaluate import Best, Evaluator
 from covey.training.guards import Guards
 from covey.training.measure import peak_memory_gib, rollout_metrics, step_metrics, with_users
+from covey.training.objective import Objective
 from covey.training.recorder import Recorder
 from covey.training.saving import Saver
 from covey.training.scoring import Scoring

@@ -18,13 +18,13 @@ from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.data.text import TextCodec
-from covey.learner.objective import Course, EntropyBonus, Objective
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.schedule import Schedule
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan
 from covey.plan.shape import tokens_per_pass
 from covey.training.job import EvalTimes, Limits
+from covey.training.objective import Course, EntropyBonus, Objective
 from covey.types import SamplingParams
 
 # Options that may change over the run, each with its _end and _schedule.

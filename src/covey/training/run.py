@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from covey.checkpoint.read import read_states
-from covey.checkpoint.registry import Registry
+from covey.checkpoint.registry import Registry, Stateful
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.schema import Config
@@ -48,6 +49,7 @@ from covey.training.facts.model import lora_settings
 from covey.training.guards import Guards
 from covey.training.job import Job
 from covey.training.loop import run
+from covey.training.objective import Objective
 from covey.training.process import SIGNAL_CODES, handlers, keep_freed_memory, own_device, ranks, world_size
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
@@ -138,14 +140,9 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     source = _source(config, found, drawing, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
     objective = parts.objective(config, total_steps)
-    if isinstance(source, LiveSource) and "temperature" in objective.courses:
-        source = replace(source, temperature=lambda n: objective.temperature_at(n * plan.steps_per_rollout))
-    registry = Registry()
-    for component in (progress, buffer, OptimizerState(backend), RandomState(comm), best):
-        registry.register(component)
-    if objective.bonus is not None:
-        registry.register(objective.bonus)
-    registry.expect(("progress", "rollout", "optimizer", "rng", "best"))
+    source = _changing(source, objective, plan)
+    states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
+    registry = _registry(state for state in states if state is not None)
     files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
@@ -203,6 +200,21 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
             trained={n: p for n, p in weights if p.requires_grad},
         ),
     )
+
+
+def _changing(source: Source, objective: Objective, plan: BatchPlan) -> Source:
+    """The source at the temperature that each rollout has."""
+    if not isinstance(source, LiveSource) or "temperature" not in objective.courses:
+        return source
+    return replace(source, temperature=lambda n: objective.temperature_at(n * plan.steps_per_rollout))
+
+
+def _registry(components: Iterable[Stateful]) -> Registry:
+    registry = Registry()
+    for component in components:
+        registry.register(component)
+    registry.expect(("progress", "rollout", "optimizer", "rng", "best"))
+    return registry
 
 
 def _restore(
