@@ -252,6 +252,7 @@ class AnnotatedSample:
     sample: Sample
     old_logprob_N: Tensor | None = None
     ref_logprob_N: Tensor | None = None
+    entropy_N: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +288,8 @@ class MicroBatch:
     `predictor_N` is the stream index whose hidden state predicts token n; with a shared prompt the first
     token of every sibling is predicted by the prompt's last position. `num_rows` is 1 for a stream; above 1
     the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
-    of each sequence.
+    of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
+    policy term of a token counts and 0 where it does not (None: all count).
     """
 
     tokens_T: Tensor
@@ -303,6 +305,8 @@ class MicroBatch:
     old_logprob_N: Tensor | None
     ref_logprob_N: Tensor | None
     trained_count_S: Tensor
+    group_S: Tensor
+    keep_N: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,12 +322,14 @@ class TokenStats:
 class Denominators:
     """What an optimizer step divides by, over all ranks, fixed before its first backward.
 
-    `Denominators(num_sequences=64, num_tokens=711, max_completion_length=1024)`.
+    `Denominators(num_sequences=64, num_tokens=711, max_completion_length=1024)`. `num_kept` are the tokens
+    that an entropy bonus reaches (None: all).
     """
 
     num_sequences: int
     num_tokens: int
     max_completion_length: int
+    num_kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,13 +338,14 @@ class Batch:
     reason.
 
     `has_signal` says of each micro-batch whether its gradient cannot be 0 while the ratio is 1: equal
-    completions whose advantages cancel give none.
+    completions whose advantages cancel give none. `groups` are the numbers of the step's groups.
     """
 
     micro_batches: tuple[MicroBatch, ...]
     has_signal: tuple[bool, ...]
     denominators: Denominators
     dropped: Mapping[str, int]
+    groups: range
     rollout: int
     pass_index: int
 

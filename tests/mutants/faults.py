@@ -411,7 +411,7 @@ MUTANTS = (
     Mutant("weighs a LoRA B's gradient", "F127", 1, _weighs_a_tensor("1.mlp.up_proj.lora_B", 0.5), LORA),
     Mutant(
         "divides the loss by the micro-batches",
-        "F127",
+        "F111",
         1,
         changed(update, "policy_loss", lambda out, *a: replace(out, loss=out.loss / 2)),
     ),

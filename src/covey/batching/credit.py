@@ -2,47 +2,75 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from covey.algorithm.advantages import ScaleRewards, group_advantages, has_signal
+from covey.algorithm.advantages import (
+    Estimator,
+    ScaleRewards,
+    advantages,
+    decoupled_advantages,
+    has_signal,
+)
 from covey.types import AnnotatedSample, Finish, Sample, ScoredGroup, Status, TrainSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditConfig:
-    """How rewards become advantages and which rows leave the loss."""
+    """How rewards become advantages and which rows leave the loss.
+
+    `weights` has one entry per reward, for `gdpo`, which keeps them apart. `whole_groups` is for a loss that
+    trains every row of a group with signal. `kl_weight` is what a row's KL divergence costs it.
+    """
 
     scale_rewards: ScaleRewards
     mask_truncated_completions: bool
+    estimator: Estimator = "grpo"
+    weights: tuple[float, ...] = ()
+    whole_groups: bool = False
+    kl_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCredit:
-    """What the scores say of one row: its advantage, and why it is out of the loss where it is."""
+    """What the scores say of one row: its advantage, and why it is out of the loss where it is.
+
+    `is_whole` says that it is trained whatever its advantage.
+    """
 
     advantage: float
     masked: str | None
+    is_whole: bool = False
 
 
 def row_credits(
-    groups: Sequence[ScoredGroup], samples: Sequence[Sample], config: CreditConfig
+    groups: Sequence[ScoredGroup],
+    samples: Sequence[Sample],
+    config: CreditConfig,
+    divergences: Sequence[float] | None = None,
 ) -> list[RowCredit]:
     """One credit a sample, in sample order.
 
     A row without a valid score is masked and enters no statistic of its group. A truncated row keeps its
-    place in the statistics and leaves the loss where `mask_truncated_completions` says so.
+    place in the statistics and leaves the loss where `mask_truncated_completions` says so. `divergences` are
+    the rows' log probabilities less those of the reference, which their rewards pay for.
     """
     width = max(len(g.scores) for g in groups)
     totals = [[_counted(scored, g) for g in range(width)] for scored in groups]
     reward = torch.tensor([[total or 0.0 for total in row] for row in totals], dtype=torch.float64)
     valid = torch.tensor([[total is not None for total in row] for row in totals])
-    advantage = group_advantages(reward, valid, config.scale_rewards)
-    # A group whose rewards are equal has an advantage of exactly 0, whatever rounding its mean has.
-    advantage[~has_signal(reward, valid)] = 0.0
-    advantages = advantage.float().tolist()
+    for sample, divergence in zip(samples, divergences or (), strict=divergences is not None):
+        reward[sample.group, sample.sibling] -= config.kl_weight * divergence
+    if config.scale_rewards == "gdpo":
+        advantage = decoupled_advantages(_parts(groups, width), torch.tensor(config.weights), valid)
+    else:
+        advantage = advantages(reward, valid, config.estimator, config.scale_rewards)
+    values = advantage.float().tolist()
+    told = has_signal(reward, valid).tolist() if config.whole_groups else [False] * len(groups)
     credits = []
     for sample in samples:
         masked = None
@@ -52,8 +80,21 @@ def row_credits(
             masked = "truncated"
         elif not any(sample.is_trained):
             masked = "empty"
-        credits.append(RowCredit(advantage=advantages[sample.group][sample.sibling], masked=masked))
+        value = values[sample.group][sample.sibling]
+        credits.append(RowCredit(advantage=value, masked=masked, is_whole=told[sample.group]))
     return credits
+
+
+def _parts(groups: Sequence[ScoredGroup], width: int) -> Tensor:
+    """Rewards one by one, float64 (P, G, K); NaN where one did not speak of a row."""
+    num = len(groups[0].scores[0].parts)
+    silent = [None] * num
+    rows = [
+        [[p.value for p in g.scores[i].parts] if i < len(g.scores) else silent for i in range(width)]
+        for g in groups
+    ]
+    plain = [[[math.nan if v is None else v for v in parts or silent] for parts in row] for row in rows]
+    return torch.tensor(plain, dtype=torch.float64)
 
 
 def _counted(scored: ScoredGroup, sibling: int) -> float | None:
@@ -69,7 +110,7 @@ def needs_forward(credit: RowCredit, *, may_skip_rows: bool) -> bool:
     term."""
     if credit.masked is not None:
         return False
-    return credit.advantage != 0.0 or not may_skip_rows
+    return credit.advantage != 0.0 or credit.is_whole or not may_skip_rows
 
 
 def credit_samples(

@@ -6,6 +6,7 @@ rank knows every sample of the rollout, so the denominators are global without a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ _CANCELLED = 1e-4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
     """How a rollout is cut: `completions_per_rank` is B x A; a forward pass holds at most `max_tokens`
-    tokens."""
+    tokens. `top_entropy_quantile` is the share of a step's tokens whose policy term counts."""
 
     rank: int
     world: int
@@ -34,6 +35,7 @@ class PackPlan:
     max_completion_length: int
     stream: StreamKind
     device: torch.device
+    top_entropy_quantile: float = 1.0
 
 
 def step_slices(num_samples: int, plan: PackPlan) -> list[range]:
@@ -85,40 +87,73 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batc
     for step in step_slices(len(rows), plan):
         per_rank = [micro_batches(samples, forward, step, plan, rank) for rank in range(plan.world)]
         held = [[rows[i] for i in numbers] for numbers in per_rank[plan.rank]]
-        micros = [build_micro(members, plan) for members in held]
+        everyone = [rows[i] for i in step]
+        least = least_entropy(everyone, plan.top_entropy_quantile)
+        micros = [build_micro(members, plan, least) for members in held]
         spare = max(1, *(len(numbers) for numbers in per_rank)) - len(micros)
         micros += [_empty_micro(samples[step.start], plan)] * spare
-        signal = (*map(_has_signal, held), *(False,) * spare)
-        everyone = [rows[i] for i in step]
-        steps.append((tuple(micros), signal, _denominators(everyone, plan), _dropped(everyone)))
+        signal = (*(_has_signal(members, least) for members in held), *(False,) * spare)
+        groups = range(samples[step.start].group, samples[step.stop - 1].group + 1)
+        steps.append(
+            (tuple(micros), signal, _denominators(everyone, plan, least), _dropped(everyone), groups)
+        )
     return [
         Batch(
             micro_batches=micros,
             has_signal=signal,
             denominators=d,
             dropped=dropped,
+            groups=groups,
             rollout=rollout,
             pass_index=index,
         )
         for index in range(plan.num_iterations)
-        for micros, signal, d, dropped in steps
+        for micros, signal, d, dropped, groups in steps
     ]
 
 
-def _has_signal(rows: Sequence[TrainSample]) -> bool:
+def least_entropy(rows: Sequence[TrainSample], share: float) -> float | None:
+    """The least entropy of the `share` of a step's loss tokens that have the most; None where all count.
+
+    Equal ones are in together. Source: "Beyond the 80/20 rule" (arXiv:2506.01939).
+    """
+    entropies = [r.annotated.entropy_N for r in rows if r.masked is None]
+    present = [e for e in entropies if e is not None and e.numel()]
+    if share >= 1.0 or not present:
+        return None
+    entropy_X = torch.cat(present)
+    num = max(1, math.ceil(share * entropy_X.numel()))
+    return float(entropy_X.kthvalue(entropy_X.numel() - num + 1).values)
+
+
+def _keep(row: TrainSample, least: float | None) -> Tensor | None:
+    """Which tokens (N,) of a row have an entropy that counts, 1 or 0; None where all do."""
+    if least is None:
+        return None
+    entropy_N = row.annotated.entropy_N
+    assert entropy_N is not None, "a quantile of entropies needs entropies"
+    return (entropy_N >= least).float()
+
+
+def _has_signal(rows: Sequence[TrainSample], least: float | None) -> bool:
     """Whether the advantages of some completion do not cancel over the rows that hold it."""
     net: dict[tuple[int, tuple[int, ...]], float] = {}
     for row in rows:
+        keep_N = _keep(row, least)
+        if keep_N is not None and not keep_N.any():
+            continue
         key = (row.annotated.sample.group, row.annotated.sample.token_ids)
         net[key] = net.get(key, 0.0) + row.advantage
     return any(abs(value) > _CANCELLED for value in net.values())
 
 
-def _denominators(rows: Sequence[TrainSample], plan: PackPlan) -> Denominators:
+def _denominators(rows: Sequence[TrainSample], plan: PackPlan, least: float | None) -> Denominators:
+    kept = None if least is None else [_keep(r, least) for r in rows if r.masked is None]
     return Denominators(
         num_sequences=len(rows),
         num_tokens=sum(sum(r.loss_mask) for r in rows),
         max_completion_length=plan.max_completion_length,
+        num_kept=None if kept is None else int(sum(float(k.sum()) for k in kept if k is not None)),
     )
 
 
@@ -126,8 +161,8 @@ def _dropped(rows: Sequence[TrainSample]) -> dict[str, int]:
     return dict(Counter(r.masked or "zero_advantage" for r in rows if not r.needs_forward))
 
 
-def build_micro(rows: Sequence[TrainSample], plan: PackPlan) -> MicroBatch:
-    """The tensors of one forward pass over `rows`, on the plan's device."""
+def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None = None) -> MicroBatch:
+    """The tensors of one forward pass over `rows`, on the plan's device; `least` is of `least_entropy`."""
     samples = [r.annotated.sample for r in rows]
     stream = build_stream([_row(s) for s in samples], plan.stream)
     counts = [len(s.sampler_logprobs) for s in samples]
@@ -151,6 +186,8 @@ def build_micro(rows: Sequence[TrainSample], plan: PackPlan) -> MicroBatch:
         old_logprob_N=_joined([r.annotated.old_logprob_N for r in rows], device),
         ref_logprob_N=_joined([r.annotated.ref_logprob_N for r in rows], device),
         trained_count_S=torch.tensor(counts).to(device),
+        group_S=torch.tensor([s.group for s in samples]).to(device),
+        keep_N=_joined([_keep(r, least) for r in rows], device),
     )
 
 

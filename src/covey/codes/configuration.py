@@ -306,6 +306,19 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "token at its start. After another beginning it writes on for the user, or opens the turn itself, "
         "and the run trains that.",
     ),
+    # -- algorithm
+    (
+        "E331",
+        "Parts of an algorithm that exclude each other",
+        "Together the options mean nothing, or one of them would be ignored: the run would be another one "
+        "than the command says.",
+    ),
+    (
+        "E332",
+        "Cap of cispo at or below 1",
+        "cispo multiplies every token with its ratio, at most epsilon_high. A cap below 1 cuts the weight of "
+        "every token alike and leaves nothing of the ratio.",
+    ),
     # -- output and resume
     (
         "E401",
@@ -428,5 +441,11 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "End of a turn that is no token",
         "A completion ends at a token. A mark that is spelled out in several is never seen, so a model that "
         "learns to write it goes on behind it up to the longest length.",
+    ),
+    (
+        "W122",
+        "Unusual pair of options",
+        "The two are from different recipes. What they do together is well defined, and what their authors "
+        "did not test.",
     ),
 )

@@ -88,10 +88,24 @@ def _of(options: Mapping[str, Any], name: str) -> Any:
     return options.get(name, default_of(name))
 
 
+CISPO_CAP = 5.0
+"""The cap of cispo's ratio when none is typed (ScaleRL, arXiv:2510.13786)."""
+
+
 def _epsilon_high(options: Mapping[str, Any]) -> tuple[Any, str]:
+    if _of(options, "loss_type") == "cispo":
+        return CISPO_CAP, "default with loss_type cispo"
     if "epsilon" in options:
         return options["epsilon"], "derived from epsilon"
     return EPSILON_HIGH, "default"
+
+
+def _scale_rewards(options: Mapping[str, Any]) -> tuple[Any, str]:
+    estimator = _of(options, "advantage_estimator")
+    if estimator == "grpo":
+        return "group", "default"
+    scale = {"rloo": "none", "reinforce_plus_plus": "batch"}[estimator]
+    return scale, f"default with advantage_estimator {estimator}"
 
 
 def _learning_rate(options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -125,7 +139,8 @@ def _same_as(name: str) -> Rule:
 
 
 RULES: Mapping[str, Rule] = {
-    "epsilon_high": Rule(frozenset({"epsilon"}), _epsilon_high),
+    "epsilon_high": Rule(frozenset({"epsilon", "loss_type"}), _epsilon_high),
+    "scale_rewards": Rule(frozenset({"advantage_estimator"}), _scale_rewards),
     "learning_rate": Rule(frozenset({"tuner_type"}), _learning_rate),
     "reward_weights": Rule(frozenset({"reward_funcs"}), _reward_weights),
     "reward_workers": Rule(frozenset(), _reward_workers),

@@ -42,6 +42,9 @@ def ms_swift_typed(typed: dict[str, Typed]) -> dict[str, Typed]:
     below = dict(MS_SWIFT)
     tuner = typed["tuner_type"].value if "tuner_type" in typed else MS_SWIFT["tuner_type"]
     below["learning_rate"] = LEARNING_RATE[tuner]
+    # ms-swift takes the divergence off the reward where advantages are not GRPO's.
+    estimator = typed["advantage_estimator"].value if "advantage_estimator" in typed else "grpo"
+    below["kl_in_reward"] = estimator != "grpo"
     if "epsilon_high" in typed:
         del below["epsilon"]
     return {name: Typed(value, SOURCE) for name, value in below.items()} | typed

@@ -4,15 +4,19 @@ those that say what covey does anyway."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Moot:
-    """A name whose values say what happens anyway; `values` empty means that any of them does."""
+    """A name whose values say what happens anyway; `values` empty means that any of them does.
+
+    `means` are values that stand for a value of an option.
+    """
 
     words: str
     values: tuple[str, ...] = ()
+    means: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 _TUNER = "Adapters have the options of the group Adapters in `covey train --help`."
@@ -20,18 +24,11 @@ _VLLM = "This version samples in the training process with its own engine (--eng
 _WHOLE = "This version samples from the model's whole distribution, so that the loss sees the same one."
 _SHARD = "Each process holds the whole model; this version does not shard it."
 _ROLLOUTS = "Every completion is written to rollouts/ in output_dir; --rollout_log says how many."
-_TOKEN = "This version has the importance ratio per token only."
-_LOSS = "This version has the losses grpo, bnpo, dr_grpo and dapo (--loss_type)."
-_ADVANTAGE = (
-    "Advantages are those of GRPO, the reward against the mean of its group; --scale_rewards sets the "
-    "divisor."
-)
 _SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the end."
 _REF = "The reference of the KL term is the model at the start and stays so."
 _QUANT = "Weights are held unquantised; this version does not quantise them."
 _MULTI = "A completion is one answer of the model; this version has no tools and no further turns."
 _MODEL_REWARD = "Rewards are functions (--reward_funcs); this version runs no reward models."
-_ENTROPY = "This version has no entropy term in the loss; entropy itself is among the metrics."
 _SPLIT = "The data set's name takes them: --dataset ID:SUBSET@SPLIT."
 _OURS = "A tracker takes it from its own environment variables; --report_to and --run_name are ours."
 _RESAMPLE = "Groups whose rewards are all equal stay in the batch, with advantage 0, and are counted."
@@ -87,12 +84,18 @@ MOOT: Mapping[str, Moot] = {
     "repetition_penalty": Moot(_WHOLE, ("1", "1.0")),
     "num_beams": Moot(_WHOLE, ("1",)),
     "do_sample": Moot("Completions are always sampled; --temperature sets how.", ("true",)),
-    "importance_sampling_level": Moot(_TOKEN, ("token",)),
-    "advantage_estimator": Moot(_ADVANTAGE, ("grpo",)),
-    "kl_in_reward": Moot(_ADVANTAGE, ("false",)),
     "dynamic_sample": Moot(_RESAMPLE, ("false",)),
     "sync_ref_model": Moot(_REF, ("false",)),
-    "top_entropy_quantile": Moot(_ENTROPY, ("1", "1.0")),
+    "multi_objective_aggregation": Moot(
+        "Rewards are added with --reward_weights before they are compared.",
+        ("sum_then_normalize",),
+        {"normalize_then_sum": ("scale_rewards", "gdpo")},
+    ),
+    "vllm_importance_sampling_correction": Moot(
+        "What is sampled with the weights in training needs no correction.",
+        ("false",),
+        {"true": ("vllm_importance_sampling_mode", "sequence_mask")},
+    ),
     "push_to_hub": Moot(_UPLOAD, ("false",)),
     "group_by_length": Moot("Rows of a forward pass are packed.", ("false",)),
     "torch_compile": Moot("This version does not compile the model.", ("false",)),
@@ -138,14 +141,6 @@ REFUSED: Mapping[str, str] = {
     "gym_env": _MULTI,
     "tools": _MULTI,
     "max_tool_calling_iterations": _MULTI,
-    "multi_objective_aggregation": "Rewards are added up with --reward_weights before they are compared.",
-    "tau_pos": _LOSS,
-    "tau_neg": _LOSS,
-    "real_tau": _LOSS,
-    "entropy_coef": _ENTROPY,
-    "use_adaptive_entropy": _ENTROPY,
-    "off_policy_mask_threshold": _TOKEN,
-    "off_policy_sequence_mask_delta": _TOKEN,
     "max_resample_times": _RESAMPLE,
     "ref_model": _REF,
     "ref_model_sync_steps": _REF,
@@ -170,10 +165,6 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "swanlab_": _OURS,
     "wandb_": _OURS,
     "fsdp_": _SHARD,
-    "rollout_importance_sampling_": _TOKEN,
-    "vespo_": _LOSS,
-    "fipo_": _LOSS,
-    "sapo_": _LOSS,
     "hub_": _UPLOAD,
     "teacher_": "This version distils from no teacher.",
     "chord_": "This version mixes in no supervised loss.",

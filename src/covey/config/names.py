@@ -21,6 +21,10 @@ ALIASES: Mapping[str, str] = {
     "max_new_tokens": "max_completion_length",
     "response_length": "max_completion_length",
     "overlong_filter": "mask_truncated_completions",
+    "off_policy_mask_threshold": "off_policy_sequence_mask_delta",
+    "sapo_temperature_pos": "tau_pos",
+    "sapo_temperature_neg": "tau_neg",
+    "vllm_importance_sampling_cap": "vllm_importance_sampling_clip_max",
     "train_type": "tuner_type",
     "sft_type": "tuner_type",
     "use_peft": "tuner_type",
@@ -56,6 +60,7 @@ HINTS: Mapping[str, str] = {
     "nproc": "nproc_per_node",
     "num_processes": "nproc_per_node",
     "clip_ratio": "epsilon",
+    "kl_loss_type": "kl_estimator",
 }
 """What a name of other tools most likely means; offered as a suggestion, never taken."""
 

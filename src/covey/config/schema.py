@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from covey.config.inputs import InputOptions, option
+from covey.config.algorithm import AlgorithmOptions
+from covey.config.inputs import option
 
 GROUPS: dict[str, str] = {
     "model": "Model",
@@ -27,102 +28,12 @@ GROUPS: dict[str, str] = {
 """The sections of config.yaml and of `--help`, in order, each with its heading."""
 
 
-class Config(InputOptions):
+class Config(AlgorithmOptions):
     """Every option of a run, resolved; `covey.config.from_dict` and `resolve` build one.
 
     Unknown names are refused. Lengths are tokens, batch sizes are completions, sizes on disk are GB (1e9
     bytes).
     """
-
-    # -- batch
-    num_generations: int = option(
-        "batch", 8, "Completions sampled per prompt, the group they are compared in. At least 2."
-    )
-    per_device_train_batch_size: int = option(
-        "batch",
-        8,
-        "Completions in one forward pass of one process; the option that decides activation memory.",
-    )
-    max_tokens_per_micro_batch: int | None = option(
-        "batch",
-        None,
-        "Tokens that one forward pass holds; a longer row passes alone. Unset: per_device_train_batch_size "
-        "rows of the longest prompt and completion; on a CPU fewer where that is no slower, and more where "
-        "the model is small.",
-    )
-    gradient_accumulation_steps: int = option(
-        "batch",
-        ...,
-        "Forward passes per optimizer step and process. A step uses processes x "
-        "per_device_train_batch_size x this many completions.",
-        "8 divided by the number of processes, at least 1; or 1 once another option of the batch size is "
-        "typed",
-    )
-    steps_per_generation: int = option(
-        "batch",
-        ...,
-        "Forward passes per process that one rollout feeds; a multiple of gradient_accumulation_steps. "
-        "Equal to it, each optimizer step sees fresh samples (on-policy).",
-        "gradient_accumulation_steps, or what generation_batch_size asks for",
-    )
-    generation_batch_size: int = option(
-        "batch",
-        ...,
-        "Completions per rollout over all processes; another way to say steps_per_generation.",
-        "processes x per_device_train_batch_size x steps_per_generation",
-    )
-    num_iterations: int = option("batch", 1, "How often the optimizer goes over the same rollout.")
-
-    # -- sampling
-    max_completion_length: int = option(
-        "sampling", 1024, "Longest completion in tokens; a longer one is cut there."
-    )
-    temperature: float = option(
-        "sampling", 1.0, "Sampling temperature, above 0; the loss divides its logits by the same number."
-    )
-    engine: Literal["native", "generate"] = option(
-        "sampling",
-        "native",
-        "What samples: native, the built-in engine on the weights in training; or generate, the method of "
-        "transformers, slower and for any model.",
-    )
-
-    # -- algorithm
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = option(
-        "algorithm",
-        "dapo",
-        "How token losses are averaged. grpo: mean per completion, then over completions; bnpo and dapo: "
-        "over the tokens of the step; dr_grpo: sum divided by completions x max_completion_length.",
-    )
-    scale_rewards: Literal["group", "batch", "none"] = option(
-        "algorithm",
-        "group",
-        "What advantages are divided by: the standard deviation within the group, over the whole rollout, "
-        "or nothing. true means group and false means none.",
-    )
-    epsilon: float = option(
-        "algorithm", 0.2, "Lower clipping distance of the probability ratio. Without effect while on-policy."
-    )
-    epsilon_high: float = option(
-        "algorithm",
-        ...,
-        "Upper clipping distance of the probability ratio.",
-        "0.28, or epsilon if that is typed",
-    )
-    delta: float | None = option(
-        "algorithm",
-        None,
-        "Upper bound of the ratio also where the advantage is negative; above 1 + epsilon_high.",
-    )
-    beta: float = option(
-        "algorithm", 0.0, "Weight of the KL divergence to the first model. 0 keeps no copy of that model."
-    )
-    use_bias_correction_kl: bool = option(
-        "algorithm", True, "Multiply the KL term by the probability ratio. Without effect at beta 0."
-    )
-    mask_truncated_completions: bool = option(
-        "algorithm", False, "Leave completions cut at max_completion_length out of the loss."
-    )
 
     # -- optimizer
     learning_rate: float = option(

@@ -42,6 +42,8 @@ class Layer:
             self.is_ms_swift = True
         elif known.typed in PLAN_WORDS:
             self.problems.append(_of_plan(known.typed, value, source))
+        elif known.moot is not None and _word(value) in known.moot.means:
+            self._add(*known.moot.means[_word(value)], source)
         elif known.moot is not None:
             self.problems.append(_moot(known.typed, known.moot, value, source))
         elif known.refused is not None:
@@ -124,10 +126,14 @@ def _other_method(value: Any, source: str) -> list[Problem]:
     ]
 
 
+def _word(value: Any) -> str:
+    word = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+    return "true" if word in (None, [], ()) else str(word).lower()
+
+
 def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
     """Return the note on a name that says what is done anyway, or the problem of a value that says more."""
-    word = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
-    given = "true" if word in (None, [], ()) else str(word).lower()
+    given = _word(value)
     if not moot.values or given in moot.values:
         return Problem(
             code="W108",

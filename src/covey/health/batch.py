@@ -41,6 +41,7 @@ def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int)
     weight_S = {
         "grpo": (tokens_S > 0) / len(rows),
         "dr_grpo": tokens_S / (len(rows) * longest),
+        "luspo": tokens_S / len(rows),
     }.get(loss_type, tokens_S / max(1.0, tokens_S.sum()))
     return -float(weight_S @ advantage_S), float(weight_S @ np.abs(advantage_S))
 

@@ -141,6 +141,11 @@ class History:
         """A numeric option, where it is known."""
         return number(self.options.get(name))
 
+    @property
+    def compares_siblings(self) -> bool:
+        """Whether advantages come from the spread within groups alone."""
+        return self.options.get("advantage_estimator") != "reinforce_plus_plus"
+
     def slower(self) -> Fix:
         """A third of the learning rate."""
         rate = self.option("learning_rate")

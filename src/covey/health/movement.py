@@ -119,6 +119,8 @@ def gradient_blow_up(h: History) -> Sign | None:
 def has_no_signal(h: History) -> bool:
     """Whether no group of the newest rollout has any spread."""
     share, spread = h.value(_NO_SPREAD), h.value("reward_std")
+    if not h.compares_siblings:
+        return False
     return share == 1.0 if share is not None else spread == 0.0
 
 
@@ -203,6 +205,8 @@ def little_signal(h: History) -> Sign | None:
     series, size = h.get(_NO_SPREAD), h.option("num_generations")
     window = int(limit("little_signal_rollouts"))
     if series is None or not size or len(series.last) < window or has_no_signal(h):
+        return None
+    if not h.compares_siblings:
         return None
     if h.has_risen():  # prompts that the run has come to solve
         return None
@@ -318,7 +322,7 @@ def _idle(h: History, window: int) -> tuple[str, float]:
         ("no weight moves", "update_ratio", 0.0),
     )
     found = []
-    for words, name, value in ways:
+    for words, name, value in ways if h.compares_siblings else ways[2:]:
         last = h.series[name].last[-window:] if name in h.series else []
         if len(last) == window:
             found.append((sum(v.value == value for v in last) / window, words))

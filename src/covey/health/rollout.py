@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal
 
 from covey.health.words import broken
 from covey.types import Fix, ScoredGroup, TrainSample, Trajectory
@@ -25,14 +26,16 @@ _ROUNDING = 1e-4
 class RolloutFacts:
     """What a rollout is held to.
 
-    The step that it is for, siblings of a prompt, rows in all, whether advantages are in units of their
-    group's spread, and the policy version of every token (None: replayed).
+    The step that it is for, siblings of a prompt, rows in all, whether advantages are in units of the spread
+    of their group or of the rollout, whether they are compared over the whole rollout, and the policy version
+    of every token (None: replayed).
     """
 
     step: int
     num_generations: int
     num_rows: int
-    scaled_by_group: bool
+    scaled_by: Literal["group", "rollout"] | None
+    is_over_rollout: bool
     version: int | None
 
 
@@ -123,23 +126,44 @@ def _is_finite(values_N: Tensor | None) -> bool:
 def _check_advantages(
     groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], facts: RolloutFacts
 ) -> None:
-    """The advantages of a group add up to 0, and none is above (G - 1) / sqrt(G) sample deviations.
+    """Advantages that are compared with each other add up to 0, and of N of them none is above (N - 1) /
+    sqrt(N) sample deviations.
 
-    That is reached where one reward of G differs from all others.
+    That is reached where one reward of N differs from all others.
     """
-    start = 0
-    for number, scored in enumerate(groups):
-        members = rows[start : start + len(scored.group.trajectories)]
-        start += len(members)
-        values = [r.advantage for r in members if r.masked != "invalid"]
-        largest = max((abs(v) for v in values), default=0.0)
-        if abs(sum(values)) > _ROUNDING * max(1.0, largest) * len(values):
-            seen = f"the {len(values)} advantages of group {number} add up to {sum(values):.4g}, not to 0"
+    values = [[r.advantage for r in members if r.masked != "invalid"] for members in _members(groups, rows)]
+    everything = [v for group in values for v in group]
+    compared: dict[int | None, list[float]] = {None: everything}
+    if not facts.is_over_rollout:
+        compared = dict(enumerate(values))
+    for number, together in compared.items():
+        largest = max((abs(v) for v in together), default=0.0)
+        total = sum(together)
+        if abs(total) > _ROUNDING * max(1.0, largest) * len(together):
+            seen = f"the {len(together)} advantages of group {number} add up to {total:.4g}, not to 0"
+            if number is None:
+                seen = f"the {len(together)} advantages of the rollout add up to {total:.4g}, not to 0"
             raise broken("F113", facts.step, seen, "Rewards of several groups were mixed, or rows left out.")
-        bound = (len(values) - 1) / math.sqrt(len(values)) if values else 0.0
-        if facts.scaled_by_group and largest > bound * (1 + _ROUNDING):
-            seen = f"an advantage of group {number} is {largest:.4g}; {len(values)} rewards give {bound:.4g}"
-            raise broken("F113", facts.step, seen, "The spread that rewards are divided by is not theirs.")
+        if facts.scaled_by == "group":
+            _check_largest(together, number, facts.step)
+    if facts.scaled_by == "rollout":
+        _check_largest(everything, None, facts.step)
+
+
+def _members(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample]) -> list[Sequence[TrainSample]]:
+    sizes = [len(scored.group.trajectories) for scored in groups]
+    ends = list(accumulate(sizes))
+    return [rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _check_largest(values: Sequence[float], number: int | None, step: int) -> None:
+    largest = max((abs(v) for v in values), default=0.0)
+    bound = (len(values) - 1) / math.sqrt(len(values)) if values else 0.0
+    if largest > bound * (1 + _ROUNDING):
+        seen = f"an advantage of group {number} is {largest:.4g}; {len(values)} rewards give {bound:.4g}"
+        if number is None:
+            seen = f"an advantage of the rollout is {largest:.4g}; {len(values)} rewards give {bound:.4g}"
+        raise broken("F113", step, seen, "The spread that rewards are divided by is not theirs.")
 
 
 def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:

@@ -36,11 +36,17 @@ def learn(
     forward = [needs_forward(c, may_skip_rows=needs.may_skip_rows) for c in credits]
     wanted: list[Annotation] = [w for w, on in (("old", needs.old), ("reference", needs.reference)) if on]  # type: ignore[misc]
     values = {which: annotate(samples, forward, backend, which, plan, comm) for which in wanted}
+    if needs.kl_in_reward:
+        gaps = [float((old - ref).sum()) for old, ref in zip(values["old"], values["reference"], strict=True)]
+        credits = row_credits(groups, samples, credit, gaps)
+    if needs.entropy:
+        in_loss = [c.masked is None for c in credits]
+        values["entropy"] = annotate(samples, in_loss, backend, "entropy", plan, comm)
     nothing: list[Tensor | None] = [None] * len(samples)
     annotated = [
-        AnnotatedSample(sample=s, old_logprob_N=old, ref_logprob_N=ref)
-        for s, old, ref in zip(
-            samples, values.get("old", nothing), values.get("reference", nothing), strict=True
+        AnnotatedSample(sample=s, old_logprob_N=old, ref_logprob_N=ref, entropy_N=entropy)
+        for s, old, ref, entropy in zip(
+            samples, *(values.get(w, nothing) for w in ("old", "reference", "entropy")), strict=True
         )
     ]
     return credit_samples(annotated, credits, may_skip_rows=needs.may_skip_rows)
@@ -53,8 +59,9 @@ def annotate(
     which: Annotation,
     plan: PackPlan,
     comm: Comm,
-) -> list[Tensor | None]:
-    """Logprobs of every sample's trained tokens (float32, CPU); rows that need no forward pass keep zeros.
+) -> list[Tensor]:
+    """Logprobs, or entropies, of every sample's trained tokens (float32, CPU); rows that need no forward pass
+    keep zeros.
 
     Each rank computes the rows that it trains; a sum over ranks, of which all but one hold zeros, shares
     them.
@@ -66,8 +73,8 @@ def annotate(
         for numbers in micro_batches(samples, forward, step, plan, plan.rank):
             comm.place.advance()
             rows = [_bare(samples[i]) for i in numbers]
-            logprob_N = backend.annotate(build_micro(rows, plan), which).cpu()
-            for i, values in zip(numbers, logprob_N.split([counts[i] for i in numbers]), strict=True):
+            value_N = backend.annotate(build_micro(rows, plan), which).cpu()
+            for i, values in zip(numbers, value_N.split([counts[i] for i in numbers]), strict=True):
                 parts[i].copy_(values)
     return list(comm.sum_tensor(flat).split(counts))
 

@@ -85,9 +85,14 @@ def plain_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Com
     try:
         for micro in batch.micro_batches:
             comm.place.advance()
-            logprob_N = backend.policy(micro).logprob_N
-            slope_N = slope(logprob_N.detach(), micro, batch.denominators, config)
-            torch.autograd.grad((logprob_N * slope_N).sum(), list(trained.values()), allow_unused=True)
+            stats = backend.policy(micro)
+            slope_N = slope(stats.logprob_N.detach(), micro, batch.denominators, config)
+            surrogate = (stats.logprob_N * slope_N).sum()
+            if config.entropy_coef != 0.0:
+                surrogate = (
+                    surrogate + (stats.entropy_N * _entropy_slope(micro, batch.denominators, config)).sum()
+                )
+            torch.autograd.grad(surrogate, list(trained.values()), allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
@@ -95,25 +100,38 @@ def plain_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Com
 
 
 def slope(logprob_N: Tensor, micro: MicroBatch, total: Denominators, config: LossConfig) -> Tensor:
-    """d loss / d logprob (N,) of the step's loss where every ratio is 1.
+    """d loss / d logprob (N,) of the step's loss, but for an entropy bonus, where every ratio is 1.
 
-    There no clip is reached, and the objective's slope is -A (the policy gradient). That of k3 = exp(d) - d -
-    1 with d = ref - logprob is 1 - exp(d); times the ratio, k3 itself is added.
+    There no clip is reached, every weight and gate is 1, and the objective's slope is -A (the policy
+    gradient). With d = ref - logprob that of k1 = -d is 1, of k2 = d^2 / 2 is -d, and of k3 = exp(d) - d - 1
+    is 1 - exp(d); times the ratio, the estimate itself is added.
     """
     own_N = micro.trained_count_S[micro.sequence_N].float()
+    per_sequence_N = own_N * total.num_sequences
     counted_N = {
-        "grpo": own_N * total.num_sequences,
-        "bnpo": torch.full_like(own_N, total.num_tokens),
-        "dapo": torch.full_like(own_N, total.num_tokens),
+        "grpo": per_sequence_N,
+        "sapo": per_sequence_N,
+        "luspo": torch.full_like(own_N, total.num_sequences),
         "dr_grpo": torch.full_like(own_N, total.num_sequences * total.max_completion_length),
-    }[config.loss_type]
-    slope_N = -micro.advantage_N
+    }.get(config.loss_type, torch.full_like(own_N, total.num_tokens))
+    slope_N = -micro.advantage_N if micro.keep_N is None else -micro.advantage_N * micro.keep_N
     if config.beta != 0.0:
         assert micro.ref_logprob_N is not None, "beta > 0 needs reference logprobs"
         d_N = micro.ref_logprob_N - logprob_N
-        kl_N = torch.exp(d_N) - d_N - 1.0 if config.use_bias_correction_kl else torch.zeros_like(d_N)
-        slope_N = slope_N + config.beta * (1.0 - torch.exp(d_N) + kl_N)
+        steep_N, value_N = {
+            "k1": (torch.ones_like(d_N), -d_N),
+            "k2": (-d_N, d_N * d_N / 2.0),
+            "k3": (1.0 - torch.exp(d_N), torch.exp(d_N) - d_N - 1.0),
+        }[config.kl_estimator]
+        slope_N = slope_N + config.beta * (steep_N + value_N if config.use_bias_correction_kl else steep_N)
     return slope_N / counted_N
+
+
+def _entropy_slope(micro: MicroBatch, total: Denominators, config: LossConfig) -> Tensor:
+    """d loss / d entropy (N,) of the entropy bonus."""
+    keep_N = torch.ones_like(micro.advantage_N) if micro.keep_N is None else micro.keep_N
+    count = total.num_tokens if total.num_kept is None else total.num_kept
+    return -config.entropy_coef / count * keep_N
 
 
 def _sample(tensor: Tensor) -> Tensor:

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from covey.algorithm.losses import LossConfig, LossInputs, LossOutput, policy_loss
+from covey.algorithm.contrast import Contrast
+from covey.algorithm.correction import derived_metrics
+from covey.algorithm.losses import SEQUENCE_MEANS, LossConfig, LossInputs, LossOutput, policy_loss
 from covey.comm import Comm
 from covey.errors import GuardStop
-from covey.learner.backends.base import Backend
+from covey.learner.backends.base import Backend, LossFunction
+from covey.learner.grouped import contrasts
 from covey.learner.optimizer import NonFiniteGradient
 from covey.learner.plain import Draws, compared
+from covey.place import Place
 from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, TokenStats
 
 
@@ -23,6 +27,7 @@ class _Sums:
 
     values: dict[str, Tensor]
     tokens: int = 0
+    sequences: int = 0
     silent: list[Tensor] = field(default_factory=list)
     gaps: list[Tensor] = field(default_factory=list)
 
@@ -38,6 +43,7 @@ class _Sums:
         for name, value in found.items():
             self.values[name] = self.values[name] + value if name in self.values else value
         self.tokens += int(micro.target_N.shape[0])
+        self.sequences += int(micro.trained_count_S.shape[0]) if micro.target_N.shape[0] else 0
         if micro.old_logprob_N is not None and micro.target_N.shape[0]:
             self.gaps.append((logprob_N - micro.old_logprob_N).abs().max())
 
@@ -69,36 +75,56 @@ def update(
         comm.place.go_on()
     except NonFiniteGradient as error:
         raise GuardStop(_non_finite(str(error), sums, comm.place.step + 1)) from error
-    metrics, silent, gap = _reduce(sums, config, comm)
+    metrics, silent, gap = _reduce(sums, comm)
     return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap, match=match)
 
 
 def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -> _Sums:
     """Forward and backward of every micro-batch: the backend then holds the gradient of the step."""
     place, num_micro = comm.place, len(batch.micro_batches)
-
-    def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
-        output = policy_loss(_inputs(stats, micro, batch), config)
-        if comm.world > 1 and place.spot.micro == num_micro:
-            # The backward pass that follows reduces gradients over ranks. A GPU takes that on, and the host
-            # waits for it only when the step reads the norm.
-            place.wait("gradients")
-        return output
-
+    of_groups: Sequence[Contrast | None] = [None] * num_micro
+    if config.loss_type == "real":
+        of_groups = contrasts(batch, backend, config.real_tau, comm)
     sums = _Sums({})
     before = backend.gradient_sample()
-    for number, micro in enumerate(batch.micro_batches, start=1):
+    for number, (micro, contrast) in enumerate(zip(batch.micro_batches, of_groups, strict=True), start=1):
         place.advance(number, num_micro)
-        stats, output = backend.backward(micro, loss, last=number == num_micro)
+        is_last = number == num_micro
+        loss = _loss_of(batch, config, contrast, place if is_last and comm.world > 1 else None)
+        stats, output = backend.backward(micro, loss, last=is_last)
         sums.add(stats, micro, output)
         after = backend.gradient_sample()
-        if batch.has_signal[number - 1]:
+        if batch.has_signal[number - 1] and not _may_be_silent(config):
             sums.silent.append((after == before).all())
         before = after
     return sums
 
 
-def _inputs(stats: TokenStats, micro: MicroBatch, batch: Batch) -> LossInputs:
+def _loss_of(
+    batch: Batch, config: LossConfig, contrast: Contrast | None, place: Place | None
+) -> LossFunction:
+    """The loss of a micro-batch; `place` is given where other ranks are waited for after it."""
+
+    def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
+        output = policy_loss(_inputs(stats, micro, batch, contrast), config)
+        if place is not None:
+            # The backward pass that follows reduces gradients over ranks. A GPU takes that on, and the host
+            # waits for it only when the step reads the norm.
+            place.wait("gradients")
+        return output
+
+    return loss
+
+
+def _may_be_silent(config: LossConfig) -> bool:
+    """Whether masks that depend on logprobs may take out every token of a micro-batch."""
+    masks = config.correction is not None and config.correction.mode.endswith("mask")
+    return masks or config.off_policy_delta is not None
+
+
+def _inputs(
+    stats: TokenStats, micro: MicroBatch, batch: Batch, contrast: Contrast | None = None
+) -> LossInputs:
     return LossInputs(
         logprob_N=stats.logprob_N,
         old_logprob_N=micro.old_logprob_N,
@@ -107,10 +133,14 @@ def _inputs(stats: TokenStats, micro: MicroBatch, batch: Batch) -> LossInputs:
         sequence_N=micro.sequence_N,
         trained_count_S=micro.trained_count_S,
         denominators=batch.denominators,
+        sampler_logprob_N=micro.sampler_logprob_N,
+        entropy_N=stats.entropy_N,
+        keep_N=micro.keep_N,
+        contrast=contrast,
     )
 
 
-def _reduce(sums: _Sums, config: LossConfig, comm: Comm) -> tuple[Mapping[str, Metric], int, float | None]:
+def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float | None]:
     """Means over the tokens that were forwarded on all ranks, in one collective; the loss is a plain sum.
 
     The same collective gives the backward passes that changed no gradient, and the largest gap to the old
@@ -118,16 +148,18 @@ def _reduce(sums: _Sums, config: LossConfig, comm: Comm) -> tuple[Mapping[str, M
     """
     names = sorted(sums.values)
     local = torch.stack([sums.values[n].double() for n in names]).tolist()
-    evidence, (*totals, count) = _with_evidence(sums, [*local, float(sums.tokens)], comm)
-    tokens = int(count)
-    metrics = {
-        name: Metric(value=total / tokens if tokens else None, count=tokens)
+    values = [*local, float(sums.tokens), float(sums.sequences)]
+    evidence, (*totals, tokens, sequences) = _with_evidence(sums, values, comm)
+    counts = {name: int(sequences if name in SEQUENCE_MEANS else tokens) for name in names}
+    means = {
+        name: total / counts[name] if counts[name] else None
         for name, total in zip(names, totals, strict=True)
-        if name != "loss"
     }
-    metrics["loss"] = Metric(value=totals[names.index("loss")], count=tokens)
-    if config.beta == 0.0:
-        metrics["kl"] = Metric(value=None, count=0)
+    metrics = {
+        n: Metric(value=v, count=counts.get(n, int(tokens))) for n, v in derived_metrics(means).items()
+    }
+    metrics["loss"] = Metric(value=totals[names.index("loss")], count=int(tokens))
+    metrics.setdefault("kl", Metric(value=None, count=0))
     return metrics, *evidence
 
 

@@ -71,6 +71,7 @@ def micro_of(rows: Sequence[Row], kind: StreamKind, device: torch.device) -> Mic
         old_logprob_N=None,
         ref_logprob_N=None,
         trained_count_S=torch.bincount(stream.sequence_N, minlength=len(rows)).to(device),
+        group_S=torch.zeros(len(rows), dtype=torch.long, device=device),
     )
 
 

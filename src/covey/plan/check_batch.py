@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from covey.codes import CODES
 from covey.config.schema import Config
 from covey.plan.fixes import batch_fixes
 from covey.plan.shape import COUNTS, Shape, counted, faults, in_range, shape_of
-from covey.types import Problem
+from covey.types import Fix, Problem
 
 Words = tuple[str, str, str]
 """The option at fault, what was seen, and the likely cause."""
@@ -28,11 +29,27 @@ def batch_problems(
     fixes = batch_fixes(shape, num_prompts, typed)
     problems = []
     for code in codes:
+        others = _other_estimator(shape, num_prompts) if code == "E201" else ()
         for option, seen, cause in _words(code, shape, num_prompts):
             problems.append(
-                Problem(code=code, option=option, seen=seen, why=CODES[code].why, cause=cause, fixes=fixes)
+                Problem(
+                    code=code,
+                    option=option,
+                    seen=seen,
+                    why=CODES[code].why,
+                    cause=cause,
+                    fixes=(*fixes, *others),
+                )
             )
     return problems
+
+
+def _other_estimator(shape: Shape, num_prompts: int | None) -> tuple[Fix, ...]:
+    """The estimator that compares over the rollout, where nothing else is wrong with the batch."""
+    if faults(replace(shape, least_group=1), num_prompts):
+        return ()
+    edits = {"advantage_estimator": "reinforce_plus_plus", "scale_rewards": "batch"}
+    return (Fix(text="one completion a prompt, compared with the whole rollout", edits=edits),)
 
 
 def _words(code: str, shape: Shape, num_prompts: int | None) -> list[Words]:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.errors import ConfigError
+from covey.plan.check_algorithm import algorithm_problems
 from covey.plan.check_batch import batch_problems
 from covey.plan.check_data import data_problems
 from covey.plan.check_effect import effect_problems
@@ -43,6 +44,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         # Of parts that cannot be together there is no forecast.
         *([] if layout else memory_problems(config, facts, typed)),
         *value_problems(config),
+        *algorithm_problems(config, typed or ()),
         *eval_problems(config, facts),
         *run_problems(config, facts),
         *effect_problems(config, facts, typed or ()),

@@ -18,7 +18,7 @@ from covey.config.schema import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The numbers that a batch is made of, valid or not."""
+    """The numbers that a batch is made of, valid or not; `least_group` is the smallest group of use."""
 
     num_processes: int
     per_device_train_batch_size: int
@@ -27,6 +27,7 @@ class Shape:
     generation_batch_size: int
     num_generations: int
     num_iterations: int
+    least_group: int = 2
 
     @property
     def completions_per_step(self) -> int:
@@ -60,7 +61,10 @@ def in_range(count: int) -> bool:
 
 def shape_of(config: Config, num_processes: int) -> Shape:
     """Return the numbers of a configuration on `num_processes` training processes."""
-    return Shape(num_processes=num_processes, **{name: getattr(config, name) for name in COUNTS})
+    counts = {name: getattr(config, name) for name in COUNTS}
+    # Compared over the whole rollout, a completion needs no sibling.
+    alone = config.advantage_estimator == "reinforce_plus_plus"
+    return Shape(num_processes=num_processes, least_group=1 if alone else 2, **counts)
 
 
 # Hidden values of a pass, tokens x width x layers, beyond which a CPU gains nothing from a larger one: its
@@ -99,7 +103,7 @@ def faults(shape: Shape, num_prompts: int | None) -> tuple[str, ...]:
         return ("E208",)
     found: list[str] = []
     per_pass = shape.num_processes * shape.per_device_train_batch_size
-    if shape.num_generations < 2:
+    if shape.num_generations < shape.least_group:
         found.append("E201")
     if shape.generation_batch_size % per_pass:
         found.append("E204")

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from covey.algorithm.losses import LossConfig, k3
+from covey.algorithm.kl import k3
+from covey.algorithm.losses import LossConfig
 from covey.batching.pack import PackPlan, pack
 from covey.batching.samples import to_samples
 from covey.checkpoint.read import read_states

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-from covey.algorithm.losses import LossConfig
+from covey.algorithm.losses import LossType
 from covey.batching.pack import PackPlan, step_slices
 from covey.comm import Comm
 from covey.errors import GuardStop
@@ -37,8 +37,10 @@ class Guards:
     comm: Comm
     num_generations: int
     num_rows: int
-    scaled_by_group: bool
-    loss: LossConfig
+    scaled_by: Literal["group", "rollout"] | None
+    is_over_rollout: bool
+    plain_loss: LossType | None
+    is_comparable: bool
     is_low_precision: bool
     peak_rate: float
     weights: WeightWatch
@@ -62,7 +64,8 @@ class Guards:
             step=version + 1,
             num_generations=self.num_generations,
             num_rows=self.num_rows,
-            scaled_by_group=self.scaled_by_group,
+            scaled_by=self.scaled_by,
+            is_over_rollout=self.is_over_rollout,
             version=None if collected.is_replayed else version,
         )
         self._together(lambda: check_rollout(collected.groups, rows, facts))
@@ -73,12 +76,13 @@ class Guards:
         """Look at the tensors of a rollout's steps before the first of them is taken."""
         self._together(lambda: check_batches(batches, rows, plan, steps_done + 1))
         first = [rows[i] for i in step_slices(len(rows), plan)[0]]
-        self._planned_loss = planned_loss(first, self.loss.loss_type, plan.max_completion_length)
+        if self.plain_loss is not None:
+            self._planned_loss = planned_loss(first, self.plain_loss, plan.max_completion_length)
 
     def wants_match(self, batch: Batch, *, is_fresh: bool) -> bool:
         """Whether this step's gradient is to be computed twice: the first of a run whose ratios are 1 and
         whose rows have signal. Collective."""
-        if self._is_matched or not is_fresh:
+        if self._is_matched or not (is_fresh and self.is_comparable):
             return False
         return any(self.comm.max([float(any(batch.has_signal))]))
 
@@ -93,17 +97,13 @@ class Guards:
             gradient_gap=_MATCH_LOW if self.is_low_precision else _MATCH_FLOAT32,
             peak_rate=self.peak_rate,
             may_lack=_UNROUTED if self._has_moved else (*_UNROUTED, *_AFTER_B),
-            loss=self._planned_loss if self._is_plain() else None,
+            loss=self._planned_loss,
         )
         self._together(lambda: check_step(batch, result, facts, self.comm))
         self._is_matched |= result.match is not None
         stats = result.stats
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
         self.weights.look(step, self.comm)
-
-    def _is_plain(self) -> bool:
-        """Whether the loss at a ratio of 1 is the advantages' alone: no KL, no bound below 1."""
-        return self.loss.beta == 0.0 and (self.loss.delta is None or self.loss.delta >= 1.0)
 
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON."""

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import Needs
-from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
 from covey.comm import Comm
 from covey.health.record import fields_of
@@ -25,6 +23,7 @@ from covey.rollout.records import records_of
 from covey.training.evaluate import Best, Evaluator
 from covey.training.guards import Guards
 from covey.training.measure import peak_memory_gib, rollout_metrics, step_metrics, with_users
+from covey.training.objective import Objective
 from covey.training.recorder import Recorder
 from covey.training.saving import Saver
 from covey.training.scoring import Scoring
@@ -66,9 +65,8 @@ class Job:
     engine: Engine
     backend: Backend
     scoring: Scoring
-    credit: CreditConfig
+    objective: Objective
     needs: Needs
-    loss: LossConfig
     schedule: Schedule
     pack_plan: PackPlan
     comm: Comm
@@ -130,6 +128,9 @@ class Job:
     def finish_step(self, batch: Batch, result: StepResult) -> None:
         """Count, check, record and publish one optimizer step; evaluate and save where that is due."""
         is_fresh = self.buffer.done == 0
+        changing = {n: Metric(value=v) for n, v in self.objective.values_at(self.progress.step).items()}
+        if self.objective.bonus is not None and "entropy" in result.metrics:
+            self.objective.bonus.saw(result.metrics["entropy"].value)
         self.progress.step += 1
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
@@ -139,7 +140,7 @@ class Job:
         self._agree_to_end()
         seconds = time.perf_counter() - self._clock
         evaluated, is_best = self._evaluate_if_due()
-        record = self._record(batch, result, seconds, evaluated)
+        record = self._record(batch, result, seconds, {**changing, **evaluated})
         self.recorder.step(record, result.skipped)
         self._report(self.rules.look(record))
         if self.buffer.done == self.steps_per_rollout():

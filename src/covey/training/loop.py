@@ -19,16 +19,16 @@ def run(job: Job) -> None:
             rows = learn(
                 collected.groups,
                 job.backend,
-                credit=job.credit,
+                credit=job.objective.credit_at(job.progress.step),
                 needs=job.needs,
                 plan=job.pack_plan,
                 comm=job.comm,
             )
             job.take_in(collected, rows)
         for batch in job.remaining_batches():
-            rate = job.schedule.at(job.progress.step)
+            loss, rate = job.objective.loss_at(job.progress.step), job.schedule.at(job.progress.step)
             compare = job.guards.wants_match(batch, is_fresh=job.buffer.done == 0)
-            result = update(batch, job.backend, job.loss, rate, job.comm, compare=compare)
+            result = update(batch, job.backend, loss, rate, job.comm, compare=compare)
             job.finish_step(batch, result)
             if job.is_done():
                 break

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from covey.algorithm.losses import LossConfig
+from covey.algorithm.correction import Correction
+from covey.algorithm.losses import CLIPPED, LossConfig, LossType
+from covey.algorithm.needs import Needs
+from covey.algorithm.needs import needs as algorithm_needs
 from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan
 from covey.comm import Comm
@@ -20,8 +24,11 @@ from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan
 from covey.plan.shape import tokens_per_pass
 from covey.training.job import EvalTimes, Limits
+from covey.training.objective import Course, EntropyBonus, Objective
 from covey.types import SamplingParams
 
+# Options that may change over the run, each with its _end and _schedule.
+COURSES = ("temperature", "beta", "epsilon", "entropy_coef")
 # What temperature 0 means to an engine that draws: far below any difference of logits.
 _GREEDY = 1e-6
 
@@ -57,14 +64,77 @@ def eval_times(config: Config, plan: BatchPlan) -> EvalTimes:
 
 
 def loss(config: Config) -> LossConfig:
-    """The loss."""
+    """The loss. With the KL divergence in the reward its term here is 0 and it is measured alone."""
     return LossConfig(
         loss_type=config.loss_type,
         epsilon=config.epsilon,
         epsilon_high=config.epsilon_high,
         delta=config.delta,
-        beta=config.beta,
+        importance_sampling_level=config.importance_sampling_level,
+        beta=0.0 if config.kl_in_reward else config.beta,
+        kl_estimator=config.kl_estimator,
         use_bias_correction_kl=config.use_bias_correction_kl,
+        entropy_coef=config.entropy_coef,
+        tau=(config.tau_pos, config.tau_neg),
+        vespo_k=(config.vespo_k_pos, config.vespo_k_neg),
+        vespo_lambda=(config.vespo_lambda_pos, config.vespo_lambda_neg),
+        fipo_decay_rate=config.fipo_decay_rate,
+        fipo_clip_range=config.fipo_clip_range,
+        fipo_clip_high_only=config.fipo_clip_high_only,
+        fipo_safety_threshold=config.fipo_safety_threshold,
+        real_tau=config.real_tau,
+        off_policy_delta=config.off_policy_sequence_mask_delta,
+        correction=_correction(config),
+    )
+
+
+def _correction(config: Config) -> Correction | None:
+    if config.vllm_importance_sampling_mode is not None:
+        least, most = config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max
+        return Correction(
+            mode=config.vllm_importance_sampling_mode,
+            threshold=math.inf if most is None else most,
+            floor=least or 0.0,
+            is_product=True,
+        )
+    if config.rollout_importance_sampling_mode is None:
+        return None
+    return Correction(
+        mode=config.rollout_importance_sampling_mode, threshold=config.rollout_importance_sampling_threshold
+    )
+
+
+def needs(config: Config, steps_per_rollout: int) -> Needs:
+    """What the learner is asked for before a rollout's first update."""
+    return algorithm_needs(
+        beta=max(config.beta, config.beta_end or 0.0),
+        steps_per_rollout=steps_per_rollout,
+        kl_in_reward=config.kl_in_reward,
+        has_entropy_bonus=_has_entropy_term(config),
+        top_entropy_quantile=config.top_entropy_quantile,
+    )
+
+
+def objective(config: Config, total_steps: int) -> Objective:
+    """The loss and the credit over the run."""
+    ends = {name: getattr(config, f"{name}_end") for name in COURSES}
+    courses = {
+        name: Course(start=getattr(config, name), end=end, kind=getattr(config, f"{name}_schedule"))
+        for name, end in ends.items()
+        if end is not None
+    }
+    bonus = EntropyBonus(
+        coef=config.entropy_coef,
+        target=config.entropy_target,
+        delta=config.entropy_coef_delta,
+        bounds=(config.entropy_coef_min, config.entropy_coef_max),
+    )
+    return Objective(
+        loss=loss(config),
+        credit=credit(config),
+        total_steps=total_steps,
+        courses=courses,
+        bonus=bonus if config.use_adaptive_entropy else None,
     )
 
 
@@ -90,6 +160,7 @@ def pack_plan(config: Config, longest: int, policy: Policy, comm: Comm) -> PackP
         max_completion_length=config.max_completion_length,
         stream=policy.stream,
         device=policy.device,
+        top_entropy_quantile=config.top_entropy_quantile,
     )
 
 
@@ -125,8 +196,48 @@ def limits(config: Config, total_steps: int) -> Limits:
 def credit(config: Config) -> CreditConfig:
     """How rewards become advantages."""
     return CreditConfig(
-        scale_rewards=config.scale_rewards, mask_truncated_completions=config.mask_truncated_completions
+        scale_rewards=config.scale_rewards,
+        mask_truncated_completions=config.mask_truncated_completions,
+        estimator=config.advantage_estimator,
+        weights=tuple(reward_weights(config)),
+        whole_groups=config.loss_type == "real",
+        kl_weight=config.beta if config.kl_in_reward else 0.0,
     )
+
+
+def scaled_by(config: Config) -> Literal["group", "rollout"] | None:
+    """Whose spread bounds the advantages."""
+    if config.scale_rewards == "gdpo":
+        return "rollout"
+    units = {("grpo", "group"): "group", ("reinforce_plus_plus", "batch"): "rollout"}
+    return units.get((config.advantage_estimator, config.scale_rewards))  # type: ignore[return-value]
+
+
+def plain_loss(config: Config) -> LossType | None:
+    """The loss type where the loss at a ratio of 1 follows from the advantages alone; else None."""
+    has_kl = (config.beta or config.beta_end) and not config.kl_in_reward
+    is_bounded = config.delta is not None and config.delta < 1.0
+    is_plain = config.loss_type in CLIPPED and not (has_kl or is_bounded or _has_entropy_term(config))
+    return config.loss_type if is_plain and not _has_masks(config) else None
+
+
+def is_comparable(config: Config) -> bool:
+    """Whether the slope of the loss at a ratio of 1 is known token by token."""
+    is_alone = config.importance_sampling_level == "token" or (
+        config.top_entropy_quantile == 1.0 and not (config.beta or config.beta_end)
+    )
+    masks = config.off_policy_sequence_mask_delta is not None or _correction(config) is not None
+    return is_alone and not masks and config.loss_type != "real"
+
+
+def _has_masks(config: Config) -> bool:
+    """Whether a part of the tokens leaves the policy term, or is weighed."""
+    by_logprob = config.off_policy_sequence_mask_delta is not None or _correction(config) is not None
+    return by_logprob or config.top_entropy_quantile < 1.0
+
+
+def _has_entropy_term(config: Config) -> bool:
+    return bool(config.entropy_coef or config.entropy_coef_end or config.use_adaptive_entropy)
 
 
 def optimizer(config: Config) -> OptimizerConfig:

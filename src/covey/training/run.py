@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from covey.algorithm.needs import needs
 from covey.checkpoint.read import read_states
 from covey.checkpoint.registry import Registry, Stateful
 from covey.comm import Comm
@@ -50,6 +49,7 @@ from covey.training.facts.model import lora_settings
 from covey.training.guards import Guards
 from covey.training.job import Job
 from covey.training.loop import run
+from covey.training.objective import Objective
 from covey.training.process import SIGNAL_CODES, handlers, keep_freed_memory, own_device, ranks, world_size
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
@@ -132,7 +132,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     assert found.codec is not None
     resume = None if facts.resume is None else Path(facts.resume.path)
     plan = batch_plan(config, comm.world, facts.num_prompts)
-    settled = needs(beta=config.beta, steps_per_rollout=plan.steps_per_rollout)
+    settled = parts.needs(config, plan.steps_per_rollout)
     device = own_device()
     keep_freed_memory(device)
     backend = _backend(config, facts, device, comm, reference=settled.reference)
@@ -146,9 +146,12 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     scoring = Scoring(found.rewards or build([]), weights, progress, plan.steps_per_epoch)
     source = _source(config, found, drawing, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
+    objective = parts.objective(config, total_steps)
+    source = _changing(source, objective, plan)
     guards = _guards(config, plan, backend, comm)
     health = Health(rules=Rules(config.model_dump()), watch=RewardWatch(comm.world), guards=guards)
-    registry = _registry((progress, buffer, OptimizerState(backend), RandomState(comm), best), health)
+    states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
+    registry = _registry((state for state in states if state is not None), health)
     files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
@@ -159,9 +162,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         engine=engine,
         backend=backend,
         scoring=scoring,
-        credit=parts.credit(config),
+        objective=objective,
         needs=settled,
-        loss=parts.loss(config),
         schedule=parts.schedule(config, total_steps),
         pack_plan=parts.pack_plan(config, _longest_prompt(found, source), policy, comm),
         comm=comm,
@@ -209,14 +211,23 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         num_generations=config.num_generations,
         num_rows=plan.prompts_per_rollout * config.num_generations,
         peak_rate=config.learning_rate,
-        scaled_by_group=config.scale_rewards == "group",
-        loss=parts.loss(config),
+        scaled_by=parts.scaled_by(config),
+        is_over_rollout=config.advantage_estimator == "reinforce_plus_plus",
+        plain_loss=parts.plain_loss(config),
+        is_comparable=parts.is_comparable(config),
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(
             frozen={n: p for n, p in weights if not p.requires_grad},
             trained={n: p for n, p in weights if p.requires_grad},
         ),
     )
+
+
+def _changing(source: Source, objective: Objective, plan: BatchPlan) -> Source:
+    """The source at the temperature that each rollout has."""
+    if not isinstance(source, LiveSource) or "temperature" not in objective.courses:
+        return source
+    return replace(source, temperature=lambda n: objective.temperature_at(n * plan.steps_per_rollout))
 
 
 def _restore(

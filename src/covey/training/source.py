@@ -64,7 +64,10 @@ class StreamDrawing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSource:
-    """Prompts as they are drawn, sampled by the engine on the backend's weights and scored."""
+    """Prompts as they are drawn, sampled by the engine on the backend's weights and scored.
+
+    `temperature` gives that of a rollout by its number, or None for the plan's.
+    """
 
     drawing: Drawing
     engine: Engine
@@ -73,14 +76,18 @@ class LiveSource:
     codec: TextCodec
     plan: CollectPlan
     comm: Comm
+    temperature: Callable[[int], float | None] = lambda rollout: None
 
     def next(self, rollout: int) -> Collected:
         """Sample and score rollout number `rollout`."""
         self.comm.begin("rollout")
         prompts = self.drawing.draw(rollout)
         view: AbstractContextManager[object] = self.backend.rollout_view()
+        plan, temperature = self.plan, self.temperature(rollout)
+        if temperature is not None:
+            plan = replace(plan, sampling=replace(plan.sampling, temperature=temperature))
         with view:
-            return collect(prompts, self.engine, self.score, self.codec, self.plan, self.comm)
+            return collect(prompts, self.engine, self.score, self.codec, plan, self.comm)
 
 
 def upcoming(drawing: Drawing | None) -> Callable[[int], list[list[int]]] | None:

@@ -145,6 +145,10 @@ class Health:
         self.guards.load_state(values["guards"])
 
 
+# Names of a checkpoint's tensors, and the annotations that they hold.
+_ANNOTATIONS = {"old": "old_logprob_N", "ref": "ref_logprob_N", "entropy": "entropy_N"}
+
+
 class RolloutBuffer:
     """The samples of the rollout being trained on, so that a resume in its middle goes on with the same
     ones."""
@@ -170,8 +174,8 @@ class RolloutBuffer:
     def state(self) -> State:
         """The samples as JSON, and their annotations as one flat tensor a kind."""
         tensors = {}
-        for kind in ("old", "ref"):
-            parts = [getattr(r.annotated, f"{kind}_logprob_N") for r in self.rows]
+        for kind, field in _ANNOTATIONS.items():
+            parts = [getattr(r.annotated, field) for r in self.rows]
             present = [p for p in parts if p is not None]
             if present:
                 tensors[kind] = torch.cat(present)
@@ -190,13 +194,13 @@ class RolloutBuffer:
         values: Any = state.json
         counts = [len(r["sampler_logprobs"]) for r in values["rows"]]
         split: dict[str, list[Tensor | None]] = {}
-        for kind in ("old", "ref"):
+        for kind, field in _ANNOTATIONS.items():
             if kind in state.tensors and state.tensors[kind].numel() != sum(counts):
                 raise CheckpointError(f"the rollout's {kind} logprobs do not fit its samples")
             whole = state.tensors.get(kind)
-            split[kind] = [None] * len(counts) if whole is None else list(whole.split(counts))
+            split[field] = [None] * len(counts) if whole is None else list(whole.split(counts))
         self.rows = tuple(
-            _row(r, old, ref) for r, old, ref in zip(values["rows"], split["old"], split["ref"], strict=True)
+            _row(r, {field: parts[i] for field, parts in split.items()}) for i, r in enumerate(values["rows"])
         )
         self.metrics, self.logged = (
             {name: Metric(value=v, count=c) for name, (v, c) in values.get(kind, {}).items()}
@@ -224,7 +228,7 @@ def _row_json(row: TrainSample) -> dict[str, Any]:
     }
 
 
-def _row(values: dict[str, Any], old: Tensor | None, ref: Tensor | None) -> TrainSample:
+def _row(values: dict[str, Any], annotations: dict[str, Tensor | None]) -> TrainSample:
     sample = Sample(
         group=values["group"],
         sibling=values["sibling"],
@@ -237,7 +241,7 @@ def _row(values: dict[str, Any], old: Tensor | None, ref: Tensor | None) -> Trai
         finish=Finish(values["finish"]),
     )
     return TrainSample(
-        annotated=AnnotatedSample(sample=sample, old_logprob_N=old, ref_logprob_N=ref),
+        annotated=AnnotatedSample(sample=sample, **annotations),
         advantage=values["advantage"],
         loss_mask=tuple(bool(x) for x in values["loss_mask"]),
         masked=values["masked"],

@@ -7,9 +7,13 @@ import math
 import pytest
 import torch
 
-from covey.algorithm.advantages import STD_EPSILON, group_advantages, has_signal
+from covey.algorithm.advantages import STD_EPSILON, advantages, has_signal
 
 EPSILON = 1e-4
+
+
+def group_advantages(reward: torch.Tensor, valid: torch.Tensor, scale: str) -> torch.Tensor:
+    return advantages(reward, valid, "grpo", scale)
 
 
 def rewards(*rows: list[float]) -> torch.Tensor:

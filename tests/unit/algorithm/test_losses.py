@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from covey.algorithm.losses import LossConfig, LossInputs, clipped_objective, k3, policy_loss, token_weights
+from covey.algorithm.kl import k3
+from covey.algorithm.losses import LossConfig, LossInputs, policy_loss, token_weights
+from covey.algorithm.objectives import clipped_objective
 from covey.types import Denominators
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")

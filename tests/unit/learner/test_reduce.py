@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from covey.algorithm.losses import LossConfig
 from covey.comm import LocalComm
 from covey.learner.update import _reduce, _Sums
-
-LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.2, beta=0.1)
 
 
 class _OfTwo(LocalComm):
@@ -58,11 +55,11 @@ def test_two_ranks_in_one_collective(gaps: tuple[list[float], list[float]], larg
     ours = sums(0.25, 3.0, 10, [True, False, True], gaps[0])
     theirs = sums(-1.0, 5.0, 22, [True], gaps[1])
     first, last = _OfTwo(0), _OfTwo(1)
-    _reduce(ours, LOSS, first)
-    _reduce(theirs, LOSS, last)
+    _reduce(ours, first)
+    _reduce(theirs, last)
     found = [
-        _reduce(ours, LOSS, _OfTwo(0, last.given[0])),
-        _reduce(theirs, LOSS, _OfTwo(1, first.given[0])),
+        _reduce(ours, _OfTwo(0, last.given[0])),
+        _reduce(theirs, _OfTwo(1, first.given[0])),
     ]
     assert len(first.given) == len(last.given) == 1
     assert found[0] == found[1]
@@ -76,5 +73,5 @@ def test_two_ranks_in_one_collective(gaps: tuple[list[float], list[float]], larg
 
 
 def test_one_process_and_a_rank_without_a_pass() -> None:
-    metrics, silent, gap = _reduce(sums(0.5, 1.0, 4, [], [0.25]), LOSS, LocalComm())
+    metrics, silent, gap = _reduce(sums(0.5, 1.0, 4, [], [0.25]), LocalComm())
     assert (silent, gap, metrics["entropy"].value) == (0, 0.25, 0.25)

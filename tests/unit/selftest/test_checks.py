@@ -197,7 +197,7 @@ FAULTS = (
     (wrong_predictor_shared, {"prompt sharing: gradient", "LoRA, prompt sharing: gradient"}),
     (lost_micro_batch, {"micro-batches: gradient", "LoRA, micro-batches: gradient", *LOSSES}),
     (denominator_of_a_pass, {"loss grpo: gradient"}),
-    (clip_of_a_pass, LOSSES),
+    (clip_of_a_pass, {f"loss {name}: gradient" for name in losses.CLIPPED}),
     (adapter_by_width, {"LoRA, micro-batches: gradient", "LoRA, prompt sharing: gradient"}),
     (wrong_normaliser, {"head in blocks: logprobs", "head in blocks: gradient"}),
     (doubled_gradient, {"head in blocks: gradient"}),

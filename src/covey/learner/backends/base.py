@@ -14,7 +14,7 @@ from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
 LossFunction = Callable[[TokenStats, MicroBatch], LossOutput]
-Annotation = Literal["old", "reference"]
+Annotation = Literal["old", "reference", "entropy"]
 
 
 class Backend(Protocol):
@@ -30,8 +30,8 @@ class Backend(Protocol):
     grad_scale: float
 
     def annotate(self, micro: MicroBatch, which: Annotation) -> Tensor:
-        """Logprobs (N,) of the trained tokens, without gradient, from the same forward pass as training
-        uses."""
+        """Logprobs (N,) of the trained tokens by the current policy (`old`) or the reference, or the policy's
+        entropies; without gradient, from the same forward pass as training uses."""
         ...
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:

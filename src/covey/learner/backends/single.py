@@ -40,9 +40,10 @@ class SingleBackend:
 
     @torch.no_grad()
     def annotate(self, micro: MicroBatch, which: Annotation) -> Tensor:
-        """Logprobs of the trained tokens by the current policy (`old`) or by the reference."""
-        if which == "old":
-            return self.policy(micro).logprob_N  # type: ignore[no-any-return]
+        """Logprobs of the trained tokens by the current policy (`old`) or by the reference, or entropies."""
+        if which != "reference":
+            stats: TokenStats = self.policy(micro)
+            return stats.logprob_N if which == "old" else stats.entropy_N
         if self.policy.adapter is not None:
             with adapter_off(self.policy):
                 return self.policy(micro).logprob_N  # type: ignore[no-any-return]

@@ -1,0 +1,234 @@
+"""Parts of an algorithm that make each other pointless, and values that undo one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from covey.config.schema import Config, default_of
+from covey.plan.problem import problem, warning
+from covey.types import Fix, Problem
+
+_TOKEN_MEANS = ("bnpo", "dr_grpo", "dapo", "cispo", "fipo")
+_CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "fipo")
+# Options that only some losses read.
+_OWN: dict[str, tuple[str, ...]] = {
+    "tau_pos": ("sapo",),
+    "tau_neg": ("sapo",),
+    "vespo_k_pos": ("vespo",),
+    "vespo_lambda_pos": ("vespo",),
+    "vespo_k_neg": ("vespo",),
+    "vespo_lambda_neg": ("vespo",),
+    "real_tau": ("real",),
+    "fipo_decay_rate": ("fipo",),
+    "fipo_clip_range": ("fipo",),
+    "fipo_clip_high_only": ("fipo",),
+    "fipo_safety_threshold": ("fipo",),
+    "epsilon_high": (*_CLIPPED, "cispo"),
+    "epsilon": _CLIPPED,
+    "epsilon_end": _CLIPPED,
+}
+_OF_ADAPTIVE = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
+_CHANGING = ("temperature", "beta", "epsilon", "entropy_coef")
+
+
+def algorithm_problems(config: Config, typed: Collection[str]) -> list[Problem]:
+    """Return what is wrong with a loss, its advantages and its masks taken together."""
+    return [
+        *_losses(config),
+        *_advantages(config),
+        *_divergence(config),
+        *_entropy(config),
+        *_corrections(config),
+        *_levels(config),
+        *_without_effect(config, typed),
+    ]
+
+
+def _losses(config: Config) -> list[Problem]:
+    found = []
+    if config.loss_type == "cispo" and config.epsilon_high <= 1.0:
+        found.append(
+            problem(
+                "E332",
+                "epsilon_high",
+                f"epsilon_high is {config.epsilon_high:g} with loss_type cispo, where it caps the ratio.",
+                "The epsilon of a clipped loss, which is a distance from 1.",
+                Fix(text="the cap of ScaleRL, the default here", edits={"epsilon_high": 5.0}),
+            )
+        )
+    if config.delta is not None and config.loss_type not in _CLIPPED:
+        found.append(
+            _pointless(
+                "delta",
+                f"delta is {config.delta:g} and loss_type is {config.loss_type}, which clips nothing.",
+                Fix(text="leave out --delta", edits={"delta": None}),
+                Fix(text="a loss that clips", edits={"loss_type": "dapo"}),
+            )
+        )
+    per_step = config.nproc_per_node * config.per_device_train_batch_size * config.gradient_accumulation_steps
+    if config.loss_type == "real" and per_step % max(1, config.num_generations):
+        found.append(
+            _pointless(
+                "loss_type",
+                f"loss_type is real, and an optimizer step of {per_step} completions cuts groups of "
+                f"{config.num_generations}, which real has to see whole.",
+                Fix(text="another loss", edits={"loss_type": "dapo"}),
+            )
+        )
+    return found
+
+
+def _advantages(config: Config) -> list[Problem]:
+    found = []
+    is_over_batch = config.advantage_estimator == "reinforce_plus_plus"
+    if config.scale_rewards == "gdpo" and len(config.reward_funcs) == 1:
+        found.append(
+            _pointless(
+                "scale_rewards",
+                "scale_rewards is gdpo and there is one reward: with nothing to keep apart it is group.",
+                Fix(text="the spread of the group", edits={"scale_rewards": "group"}),
+            )
+        )
+    elif config.scale_rewards == "gdpo" and config.advantage_estimator != "grpo":
+        found.append(
+            _pointless(
+                "scale_rewards",
+                f"scale_rewards is gdpo and advantage_estimator is {config.advantage_estimator}: gdpo "
+                "compares each reward with its group's mean.",
+                Fix(text="the estimator that gdpo has", edits={"advantage_estimator": "grpo"}),
+            )
+        )
+    if is_over_batch and config.scale_rewards == "group":
+        found.append(
+            _pointless(
+                "scale_rewards",
+                "scale_rewards is group and advantage_estimator is reinforce_plus_plus, whose baseline is "
+                "the mean of the whole rollout.",
+                Fix(text="the spread of the rollout", edits={"scale_rewards": "batch"}),
+                Fix(text="no division", edits={"scale_rewards": "none"}),
+            )
+        )
+    if config.loss_type == "real" and is_over_batch:
+        found.append(
+            _pointless(
+                "advantage_estimator",
+                "loss_type is real, which tells the completions of a group apart, and advantage_estimator is "
+                "reinforce_plus_plus, which compares over groups.",
+                Fix(text="compare within groups", edits={"advantage_estimator": "grpo"}),
+            )
+        )
+    return found
+
+
+def _divergence(config: Config) -> list[Problem]:
+    found = []
+    has_kl = bool(config.beta or config.beta_end)
+    if config.kl_in_reward and has_kl and config.scale_rewards == "gdpo":
+        found.append(
+            _pointless(
+                "kl_in_reward",
+                "kl_in_reward is on and scale_rewards is gdpo, which adds no total to take a divergence off.",
+                Fix(text="the divergence in the loss", edits={"kl_in_reward": False}),
+                Fix(text="one spread for all rewards", edits={"scale_rewards": "group"}),
+            )
+        )
+    if has_kl and not config.kl_in_reward and config.kl_estimator == "k1":
+        found.append(
+            warning(
+                "W122",
+                "kl_estimator",
+                "kl_estimator is k1 in the loss: its gradient is 0 on average, whatever the divergence is.",
+                "k1 is the estimate of choice in the reward, where it is not differentiated.",
+                Fix(text="the default", edits={"kl_estimator": "k3"}),
+                Fix(text="take it off the reward", edits={"kl_in_reward": True}),
+            )
+        )
+    return found
+
+
+def _entropy(config: Config) -> list[Problem]:
+    if config.use_adaptive_entropy and config.entropy_coef_min > config.entropy_coef_max:
+        seen = f"entropy_coef_min is {config.entropy_coef_min:g}, above entropy_coef_max."
+        fix = Fix(text="the defaults", edits={"entropy_coef_min": 0.0, "entropy_coef_max": 1.0})
+        return [_pointless("entropy_coef_min", seen, fix)]
+    if config.use_adaptive_entropy and config.entropy_coef_end is not None:
+        seen = "use_adaptive_entropy and entropy_coef_end are set: two things move entropy_coef."
+        fix = Fix(text="leave out --entropy_coef_end", edits={"entropy_coef_end": None})
+        return [_pointless("entropy_coef_end", seen, fix)]
+    return []
+
+
+def _corrections(config: Config) -> list[Problem]:
+    ours, trl = config.rollout_importance_sampling_mode, config.vllm_importance_sampling_mode
+    if ours is not None and trl is not None:
+        seen = "rollout_importance_sampling_mode and vllm_importance_sampling_mode are set: two corrections."
+        return [
+            _pointless(
+                "vllm_importance_sampling_mode",
+                seen,
+                Fix(text="ms-swift's alone", edits={"vllm_importance_sampling_mode": None}),
+                Fix(text="TRL's alone", edits={"rollout_importance_sampling_mode": None}),
+            )
+        ]
+    return []
+
+
+def _levels(config: Config) -> list[Problem]:
+    """Levels of the ratio that a loss is not meant with; the others warn of them too."""
+    level, loss = config.importance_sampling_level, config.loss_type
+    if level == "sequence" and loss in _TOKEN_MEANS:
+        seen = f"importance_sampling_level is sequence and loss_type is {loss}, which averages over tokens: "
+        seen += "a long completion weighs more than a short one with the same ratio."
+        return [_unusual("loss_type", seen, Fix(text="the loss of GSPO", edits={"loss_type": "grpo"}))]
+    if loss == "luspo" and level != "sequence":
+        seen = f"loss_type is luspo and importance_sampling_level is {level}: its source has the sequence's."
+        fix = Fix(text="the sequence's ratio", edits={"importance_sampling_level": "sequence"})
+        return [_unusual("importance_sampling_level", seen, fix)]
+    return []
+
+
+def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
+    names = [n for n in typed if n in _OWN and _differs(config, n) and config.loss_type not in _OWN[n]]
+    if config.importance_sampling_level != "token" and config.loss_type in ("vespo", "real"):
+        names.append("importance_sampling_level")
+    if config.loss_type == "real":
+        masks = {
+            "top_entropy_quantile": config.top_entropy_quantile < 1.0,
+            "off_policy_sequence_mask_delta": config.off_policy_sequence_mask_delta is not None,
+            "rollout_importance_sampling_mode": config.rollout_importance_sampling_mode is not None,
+            "vllm_importance_sampling_mode": config.vllm_importance_sampling_mode is not None,
+        }
+        names += [n for n, is_set in masks.items() if is_set]
+    why = dict.fromkeys(names, f"loss_type {config.loss_type} does not read it")
+    if not config.use_adaptive_entropy:
+        why |= {n: "use_adaptive_entropy is off" for n in _OF_ADAPTIVE if n in typed and _differs(config, n)}
+    for name in _CHANGING:
+        course = f"{name}_schedule"
+        if course in typed and getattr(config, f"{name}_end") is None and _differs(config, course):
+            why[course] = f"{name}_end is not set"
+    if config.kl_in_reward and not (config.beta or config.beta_end):
+        why["kl_in_reward"] = "beta is 0"
+    return [
+        warning(
+            "W108",
+            name,
+            f"{name} is set, and {reason}.",
+            "A command for another loss, or half of a pair of options.",
+            Fix(text=f"leave out --{name}"),
+        )
+        for name, reason in sorted(why.items())
+    ]
+
+
+def _differs(config: Config, name: str) -> bool:
+    if name in ("epsilon", "epsilon_high"):
+        return name == "epsilon" and config.epsilon != default_of("epsilon")
+    return bool(getattr(config, name) != default_of(name))
+
+
+def _pointless(option: str, seen: str, *fixes: Fix) -> Problem:
+    return problem("E331", option, seen, "Parts of two recipes in one command.", *fixes)
+
+
+def _unusual(option: str, seen: str, *fixes: Fix) -> Problem:
+    return warning("W122", option, seen, "Parts of two recipes in one command.", *fixes)

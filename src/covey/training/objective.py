@@ -1,0 +1,117 @@
+"""What the learner works towards at each step: the loss, the credit, and numbers that change on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from covey.algorithm.losses import CLIPPED, LossConfig
+from covey.batching.credit import CreditConfig
+from covey.checkpoint.registry import State
+
+CourseKind = Literal["linear", "cosine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A number that goes from `start` to `end` over the run, a pure function of the step."""
+
+    start: float
+    end: float
+    kind: CourseKind = "linear"
+
+    def at(self, step: int, total_steps: int) -> float:
+        """The value of the step number `step`, counted from 0; `end` at the last one.
+
+        `Course(start=1.0, end=0.7).at(50, 101)` is 0.85.
+        """
+        done = min(1.0, step / max(1, total_steps - 1))
+        if self.kind == "cosine":
+            done = 0.5 * (1.0 - math.cos(math.pi * done))
+        return self.start + (self.end - self.start) * done
+
+
+@dataclass(slots=True, kw_only=True)
+class EntropyBonus:
+    """The weight of the entropy bonus, held so that the entropy stays at a target.
+
+    `coef` moves by `delta` within `bounds` after each step, up where the entropy was at most `target`; the
+    bonus is given only then. Source: Skywork-OR1 (arXiv:2505.22312).
+    """
+
+    coef: float
+    target: float
+    delta: float
+    bounds: tuple[float, float]
+    last: float = 0.0
+
+    name = "entropy_bonus"
+
+    @property
+    def weight(self) -> float:
+        """What the next step's loss takes."""
+        return self.coef if self.last <= self.target else 0.0
+
+    def saw(self, entropy: float | None) -> None:
+        """Take in the mean entropy (nats) of a step over all ranks; None where nothing was forwarded."""
+        if entropy is None:
+            return
+        step = self.delta if entropy <= self.target else -self.delta
+        self.coef = min(self.bounds[1], max(self.bounds[0], self.coef + step))
+        self.last = entropy
+
+    def state(self) -> State:
+        """The weight and the entropy that it follows."""
+        return State(json={"coef": self.coef, "last": self.last})
+
+    def load_state(self, state: State) -> None:
+        """Go on from there."""
+        values: Any = state.json
+        self.coef, self.last = values["coef"], values["last"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """The loss and the credit of a run; `courses` has those of temperature, beta, epsilon and entropy_coef
+    that change, and `bonus` an adaptive weight."""
+
+    loss: LossConfig
+    credit: CreditConfig
+    total_steps: int
+    courses: Mapping[str, Course] = field(default_factory=dict)
+    bonus: EntropyBonus | None = None
+
+    def loss_at(self, step: int) -> LossConfig:
+        """The loss of the update number `step`, counted from 0."""
+        changed: dict[str, Any] = {}
+        if "epsilon" in self.courses:
+            changed["epsilon"] = self._at("epsilon", step)
+            if self.loss.loss_type in CLIPPED:
+                changed["epsilon_high"] = self.loss.epsilon_high * changed["epsilon"] / self.loss.epsilon
+        if "beta" in self.courses and self.credit.kl_weight == 0.0:
+            changed["beta"] = self._at("beta", step)
+        if "entropy_coef" in self.courses:
+            changed["entropy_coef"] = self._at("entropy_coef", step)
+        if self.bonus is not None:
+            changed["entropy_coef"] = self.bonus.weight
+        return replace(self.loss, **changed) if changed else self.loss
+
+    def credit_at(self, step: int) -> CreditConfig:
+        """How the rewards of a rollout that `step` begins with become advantages."""
+        if "beta" not in self.courses or self.credit.kl_weight == 0.0:
+            return self.credit
+        return replace(self.credit, kl_weight=self._at("beta", step))
+
+    def temperature_at(self, step: int) -> float | None:
+        """The temperature of a rollout that `step` begins with; None where it does not change."""
+        return self._at("temperature", step) if "temperature" in self.courses else None
+
+    def values_at(self, step: int) -> dict[str, float]:
+        """What changes on the way, for the metrics."""
+        values = {name: self._at(name, step) for name in self.courses}
+        return values if self.bonus is None else {**values, "entropy_coef": self.bonus.coef}
+
+    def _at(self, name: str, step: int) -> float:
+        return self.courses[name].at(step, self.total_steps)
