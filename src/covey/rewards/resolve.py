@@ -25,7 +25,7 @@ Entry = str | Callable[..., Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A function and how it is asked; `source` tells it from others called `plain` (None: it keeps that
-    name), `calls` is into how many calls rows are cut, 0 for a function in this process."""
+    name), `calls` is into how many calls rows are cut, 0 for a function that works while it is waited for."""
 
     plain: str
     source: str | None
@@ -113,7 +113,7 @@ def _here(function: Callable[..., Any], why: str, pool: Pool) -> Found | RewardF
         kind="object" if is_object else "function",
         wants=callee.wants,
         ask=_ask_here(callee),
-        calls=0,
+        calls=int(callee.is_async),
         note=f"The reward {name} runs in this process, without a time limit: {why}.",
     )
 
