@@ -1,7 +1,7 @@
 """`react_format` and `tag_count`; the cases of `format` and `think_format_reward` are in test_registry.py.
 
-ms-swift's pattern for `react_format` is written `^<think>.*?</think>\\s*Action:.*?Action Input:.*?$`; what it says of
-a case was found by running it.
+ms-swift looks for `</think>`, then `Action:`, then `Action Input:`, whatever stands between them;
+what it says of a case was found by running it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`reasoning_accuracy`: the answer counts only behind the end of the thoughts. The first three cases are TRL's."""
+"""`reasoning_accuracy`: the answer counts only behind the end of the thoughts. Three cases are TRL's."""
 
 from __future__ import annotations
 

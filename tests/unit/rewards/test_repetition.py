@@ -1,7 +1,7 @@
 """`repetition` by words and characters, and TRL's `get_repetition_penalty_reward` by tokens.
 
-The value is (1 - different n-grams / n-grams) x penalty (arXiv 2502.03373, C.2). Numbers are counted by hand; what
-ms-swift gives was found by running it.
+The value is (1 - different n-grams / n-grams) x penalty (arXiv 2502.03373, C.2). Numbers are counted by
+hand; what ms-swift gives was found by running it.
 """
 
 from __future__ import annotations

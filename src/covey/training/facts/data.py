@@ -169,15 +169,12 @@ def _with_columns(facts: Facts, config: Config, rows: Rows) -> Facts:
     missing = []
     if columns and not columns & set(PROMPT_COLUMNS):
         missing.append(MissingColumn(column=" or ".join(PROMPT_COLUMNS), needed_by="every prompt"))
-    lacking = [
-        MissingColumn(column=" or ".join(built_in.golds), needed_by=f"the reward {name}")
-        for name in config.reward_funcs
-        if (built_in := built_in_of(name)) is not None
-        and built_in.golds
-        and columns
-        and not columns & set(built_in.golds)
-    ]
-    missing += lacking[:1]
+    lacking: dict[str, str] = {}
+    for name in config.reward_funcs:
+        built_in = built_in_of(name)
+        if columns and built_in is not None and built_in.golds and not columns & set(built_in.golds):
+            lacking.setdefault(" or ".join(built_in.golds), f"the reward {name}")
+    missing += [MissingColumn(column=column, needed_by=who) for column, who in lacking.items()]
     return replace(facts, columns=tuple(sorted(columns)), missing_columns=tuple(missing))
 
 

@@ -52,6 +52,9 @@ def with_rewards(
     faults = list(rewards.faults)
     if not faults and facts.columns is not None:
         faults = rewards.missing(_given_columns(columns))
+        if facts.missing_columns:
+            # The columns of built-in rewards are among them already.
+            faults = [f for f in faults if built_in_of(f.reward) is None]
     unseen: tuple[BlindReward, ...] = ()
     if not faults and first is not None and config.reward_trial and os.environ.get("RANK", "0") == "0":
         assert prompts is not None
