@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from covey.config.schema import OPTIONS as CONFIG
+from covey.rewards.builtin import BUILT_IN
 from covey.rewards.formats import format_reward, think_format_reward
 from covey.rewards.registry import available, build, options_read, score_rows, total
 from covey.rewards.reward_set import RewardSet
@@ -115,6 +119,20 @@ def test_each_name_is_its_own_reward_and_reads_the_options_of_the_run(name, valu
     assert [s.total for s in score_rows(build([name], OPTIONS), [1.0], [row])] == [
         value if value is None else pytest.approx(value)
     ]
+
+
+def test_the_page_has_every_built_in_with_what_it_reads():
+    page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    table = page.partition("| name | value | reads | for |")[2].partition("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    names = [row[0].strip("| `") for row in rows]
+    assert sorted(names) == sorted(available())
+    read = {name: re.findall(r"`(\w+)`", row[2]) for name, row in zip(names, rows, strict=True)}
+    for name, words in read.items():
+        others = {o for w in words if w in BUILT_IN for o in BUILT_IN[w].options}
+        assert {*words, *others} - {*BUILT_IN} == {*BUILT_IN[name].golds, *BUILT_IN[name].options}, name
+    values = page.partition("| option | here | TRL | ms-swift |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)`", values, re.MULTILINE)) == sorted(OPTIONS)
 
 
 def test_every_option_that_a_reward_reads_is_one_of_the_run():
