@@ -81,7 +81,8 @@ def refuse_no_numbers(groups: Sequence[ScoredGroup], step: int) -> None:
         for sibling, score in enumerate(scored.scores, start=1):
             part = next((p for p in score.parts if p.status is Status.INVALID), None)
             if part is not None:
-                where = f"completion {sibling} of {len(scored.scores)}"
+                text = scored.group.trajectories[sibling - 1].text
+                where = f"completion {sibling} of {len(scored.scores)}, {text!r:.80}"
                 raise GuardStop(_no_number(part, scored.group.prompt.id + 1, where, step))
 
 

@@ -46,7 +46,7 @@ def group(number: int, *parts: ScorePart) -> ScoredGroup:
                 seed=0, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling
             ),
             finish=Finish.STOP,
-            text="",
+            text=f"text {sibling}",
         )
         for sibling in range(len(parts))
     )
@@ -70,7 +70,7 @@ def test_one_value_that_is_no_number_stops_at_once(message: str) -> None:
         watch.look([*good, bad], 3)
     finding = stopped.value.finding
     assert (finding.code, finding.step) == ("F107", 3)
-    assert finding.seen == f"the reward judge {message}: row 42 of the data, completion 6 of 8"
+    assert finding.seen == f"the reward judge {message}: row 42 of the data, completion 6 of 8, 'text 5'"
     assert finding.why and finding.cause and finding.fixes
 
 
