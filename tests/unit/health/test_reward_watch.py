@@ -17,6 +17,7 @@ from covey.types import (
     ScoredGroup,
     ScorePart,
     Segment,
+    Severity,
     Source,
     Status,
     Trajectory,
@@ -79,7 +80,7 @@ def test_an_error_or_a_timeout_of_one_row_does_not() -> None:
     silent = ScorePart(name="judge", value=None)
     groups = [group(0, FINE, ERROR, late, silent, *[FINE] * 4)]
     refuse_no_numbers(groups, 0)
-    assert RewardWatch().look(groups, 0) == []
+    assert [found.severity for found in RewardWatch().look(groups, 0)] == [Severity.WARNING]
 
 
 def test_a_reward_that_fails_throughout_stops() -> None:
