@@ -162,7 +162,17 @@ CASES = (
     Case(name="template_file_missing", words=words("--chat_template mine.jinja")),
     # -- rewards
     Case(name="reward_misspelt", words=words(reward="acuracy format")),
-    Case(name="reward_unknown", words=words(reward="cosine")),
+    Case(name="reward_misspelt_of_ms_swift", words=words(reward="soft_overlog")),
+    Case(name="reward_unknown", words=words(reward="bleurt")),
+    Case(
+        name="overlong_lengths_swapped",
+        words=words("--soft_max_length 3 --soft_cache_length 16", reward="soft_overlong"),
+    ),
+    Case(
+        name="overlong_never_reached",
+        words=words("--soft_max_length 1280 --soft_cache_length 256", reward="get_soft_overlong_punishment"),
+    ),
+    _data("toolbench_without_a_gold", [{"question": "?", "final": "Action: a"}] * 64, reward="toolbench"),
     Case(name="reward_file_without_a_name", words=words(reward="mine.py"), files={"mine.py": ""}),
     Case(name="reward_file_missing", words=words("--reward_workers 1", reward="rewards/mine.py:reward")),
     _reward("reward_name_missing", "return [0.0] * len(completions)", name="rewards"),

@@ -3,6 +3,7 @@ fail."""
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -272,3 +273,92 @@ def test_a_metric_of_the_user_takes_no_place(name: str, tmp_path: Path) -> None:
     for line, step in zip(lines, rollouts(tmp_path / "run"), strict=True):
         assert line["reward"] == pytest.approx(sum(len(r["text"]) for r in step) / len(step), rel=1e-12)
         assert line[f"user/{name}"] == -123.0
+
+
+TURNING = """
+    def ratio(completions, trainer_state, answer, **kwargs):
+        values = [float(len(c)) for c in completions]
+        if trainer_state.global_step >= 1:
+            values[2] = VALUE
+        return values
+"""
+
+
+@pytest.mark.parametrize(("value", "said"), [("float('nan')", "nan"), ("-float('inf')", "-inf")])
+def test_one_value_that_is_no_number_stops_the_run(value: str, said: str, tmp_path: Path) -> None:
+    """In the second step, on one completion: the function and the row are named, the first step is kept."""
+    write_jsonl(Path("d.jsonl"), rows(8))
+    write("mine.py", TURNING.replace("VALUE", value))
+    options = small("d.jsonl", "run", reward_funcs=["format", "mine.py:ratio"], reward_workers=1)
+    done = covey("train", *flags(options))
+    assert done.code == 3, done.out + done.err
+    assert [e["code"] for e in events(tmp_path / "run", "finding")] == ["F107"]
+    (finding,) = events(tmp_path / "run", "finding")
+    named = re.fullmatch(
+        rf"the reward ratio gave {said} for this row: row (\d) of the data, completion 3 of 4, '.+'?",
+        finding["seen"],
+    )
+    assert named and 1 <= int(named[1]) <= 8
+    assert said in done.err and "--resume_from_checkpoint latest" in done.err
+    assert [m["step"] for m in metrics(tmp_path / "run")] == [1]
+    write("mine.py", TURNING.replace("VALUE", "0.0"))
+    succeed("train", "run/config.yaml", "--resume_from_checkpoint", "latest")
+    assert [m["step"] for m in metrics(tmp_path / "run")] == [1, 2]
+
+
+def test_a_value_that_is_no_number_in_an_evaluation_stops_the_run_too(tmp_path: Path) -> None:
+    write_jsonl(Path("d.jsonl"), rows(8))
+    write_jsonl(Path("v.jsonl"), [{**row, "held": True} for row in rows(4)])
+    write(
+        "mine.py",
+        """
+        def ratio(completions, held=None, **kwargs):
+            return [float("nan") if held and held[0] else float(len(c)) for c in completions]
+        """,
+    )
+    options = small("d.jsonl", "run", reward_funcs=["mine.py:ratio"], val_dataset=["v.jsonl"])
+    done = covey("train", *flags(options))
+    assert done.code == 3, done.out + done.err
+    assert "the reward ratio gave nan for this row: row 1 of the data, completion 1 of 1" in done.err
+    typed = {"val_dataset": ["v.jsonl"], "reward_funcs": ["mine.py:ratio"], "reward_trial": False}
+    done = covey("eval", "quickstart", *flags(typed))
+    assert done.code == 3, done.out + done.err
+    assert "gave nan for this row" in done.err
+
+
+def test_built_in_rewards_with_their_options(tmp_path: Path) -> None:
+    """What each scored follows from the ids and the text that stand beside it in the rollout files."""
+    write_jsonl(Path("d.jsonl"), rows(8))
+    funcs = [
+        "accuracy",
+        "cosine",
+        "soft_overlong",
+        "get_repetition_penalty_reward",
+        "repetition",
+        "tag_count",
+    ]
+    given = {"cosine_max_len": 12, "cosine_min_len_value_wrong": -2.0, "repetition_n_grams": 1}
+    given |= {"repetition_max_penalty": -3.0, "soft_max_length": 12, "soft_cache_length": 8}
+    weights = [1, 0.5, 0.25, 0.1, 0.1, 2]
+    succeed("train", *flags(small("d.jsonl", "run", reward_funcs=funcs, reward_weights=weights, **given)))
+    records = [r for step in rollouts(tmp_path / "run") for r in step]
+    assert len(records) == 16
+    for record in records:
+        found, ids, text = parts(record), record["completion_ids"], record["text"]
+        wave = (1 + math.cos(math.pi * min(len(ids) / 12, 1))) / 2
+        expected = 0.5 + 0.5 * wave if found["accuracy"] else -2.0 * wave
+        assert found["cosine"] == pytest.approx(expected, abs=1e-12)
+        assert found["soft_overlong"] == pytest.approx(-min(max(len(ids) - 4, 0) / 8, 1))
+        assert found["get_repetition_penalty_reward"] == pytest.approx(-3 * (1 - len(set(ids)) / len(ids)))
+        words = text.lower().split()
+        assert found["repetition"] == pytest.approx(
+            -3 * (1 - len(set(words)) / max(len(words), 1)) * bool(words)
+        )
+        tags = ("<think>", "</think>", "<answer>", "</answer>")
+        assert found["tag_count"] == sum(text.count(t) == 1 for t in tags) / 4
+        total = sum(w * v for w, v in zip(weights, found.values(), strict=True))
+        assert record["reward"] == pytest.approx(total, rel=1e-12)
+    config = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+    assert "soft_cache_length: 8" in config and "cosine_max_len: 12" in config
+    again = succeed("plan", "run/config.yaml", "--output_dir", "other")
+    assert "W108" not in again.out + again.err

@@ -306,6 +306,18 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "token at its start. After another beginning it writes on for the user, or opens the turn itself, "
         "and the run trains that.",
     ),
+    (
+        "E324",
+        "Penalty for length that is longer than the length",
+        "soft_overlong falls over the last soft_cache_length of soft_max_length tokens; it cannot begin "
+        "before the first.",
+    ),
+    (
+        "E325",
+        "Penalty for length that no completion reaches",
+        "A reward that is 0 whatever the model writes teaches nothing; long completions would cost nothing "
+        "although somebody asked for it.",
+    ),
     # -- algorithm
     (
         "E331",
@@ -441,6 +453,12 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "End of a turn that is no token",
         "A completion ends at a token. A mark that is spelled out in several is never seen, so a model that "
         "learns to write it goes on behind it up to the longest length.",
+    ),
+    (
+        "W120",
+        "Wrong answers that score as much as right ones",
+        "With cosine the length decides beside the answer. Where the best wrong answer scores no less than "
+        "the worst right one, some groups push the model towards wrong answers.",
     ),
     (
         "W122",

@@ -32,7 +32,8 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "F107",
         "Reward failed",
         "A completion without a reward is left out of its group; a reward that fails as a whole, or on more "
-        "than 1 % of the completions of ten steps, leaves too little to compare.",
+        "than 1 % of the completions of ten steps, leaves too little to compare. One that gives NaN, "
+        "infinity or text computes something else than was meant, and stops the run at once.",
     ),
     (
         "F108",

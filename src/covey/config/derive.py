@@ -134,6 +134,25 @@ def _greater_is_better(options: Mapping[str, Any]) -> tuple[Any, str]:
     return not metric.endswith(_SMALLER_IS_BETTER), "derived from metric_for_best_model"
 
 
+def _cosine(trl: float, ms_swift: float) -> Rule:
+    """An end of the cosine for wrong answers: TRL's where only its name of the reward is typed."""
+
+    def derive(options: Mapping[str, Any]) -> tuple[Any, str]:
+        names = {str(name).removeprefix("trl.rewards.") for name in options.get("reward_funcs", [])}
+        is_trls = _TRLS_COSINE in names and "cosine" not in names
+        return (trl, f"default of TRL's {_TRLS_COSINE}") if is_trls else (ms_swift, "default")
+
+    return Rule(frozenset({"reward_funcs"}), derive)
+
+
+_TRLS_COSINE = "get_cosine_scaled_reward"
+
+
+def _soft_cache_length(options: Mapping[str, Any]) -> tuple[Any, str]:
+    longest = options.get("soft_max_length", _of(options, "max_completion_length"))
+    return max(1, longest // 5), "a fifth of soft_max_length"
+
+
 def _same_as(name: str) -> Rule:
     return Rule(frozenset({name}), lambda options: (_of(options, name), f"derived from {name}"))
 
@@ -144,6 +163,11 @@ RULES: Mapping[str, Rule] = {
     "learning_rate": Rule(frozenset({"tuner_type"}), _learning_rate),
     "reward_weights": Rule(frozenset({"reward_funcs"}), _reward_weights),
     "reward_workers": Rule(frozenset(), _reward_workers),
+    "cosine_min_len_value_wrong": _cosine(trl=-1.0, ms_swift=-0.5),
+    "cosine_max_len_value_wrong": _cosine(trl=-0.5, ms_swift=0.0),
+    "cosine_max_len": _same_as("max_completion_length"),
+    "soft_max_length": _same_as("max_completion_length"),
+    "soft_cache_length": Rule(frozenset({"soft_max_length", "max_completion_length"}), _soft_cache_length),
     "data_seed": _same_as("seed"),
     "eval_strategy": Rule(frozenset({"val_dataset", "split_dataset_ratio"}), _eval_strategy),
     "eval_steps": _same_as("save_steps"),

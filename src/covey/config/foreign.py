@@ -169,9 +169,6 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "teacher_": "This version distils from no teacher.",
     "chord_": "This version mixes in no supervised loss.",
     "freeze_": "What is trained is --tuner_type full or lora.",
-    "cosine_": "This version has no rewards with options.",
-    "repetition_": "This version has no rewards with options.",
-    "soft_": "This version has no rewards with options.",
     "dataloader_": _NO_LOADERS,
 }
 """Beginnings of names that come in families."""

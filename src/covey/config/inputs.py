@@ -161,8 +161,8 @@ class InputOptions(BaseModel):
     reward_funcs: list[str] = option(
         "reward",
         ...,
-        "One or more rewards: accuracy, format, FILE.py:NAME, package.module.name, or a name of a plugin. A "
-        "completion scores their weighted sum.",
+        "One or more rewards: a built-in such as accuracy or format (docs/rewards.md has them all), "
+        "FILE.py:NAME, package.module.name, or a name of a plugin. A completion scores their weighted sum.",
     )
     reward_weights: list[float] = option("reward", ..., "One weight per reward, in the same order.", "all 1")
     external_plugins: list[str] = option(
@@ -185,4 +185,43 @@ class InputOptions(BaseModel):
         "auto",
         "How reward functions get prompts and completions. auto: as messages where the column prompt holds "
         "messages, else as text.",
+    )
+    cosine_min_len_value_wrong: float = option(
+        "reward",
+        ...,
+        "What cosine gives a wrong answer of no token.",
+        "-0.5, or -1 with get_cosine_scaled_reward",
+    )
+    cosine_max_len_value_wrong: float = option(
+        "reward",
+        ...,
+        "What cosine gives a wrong answer of cosine_max_len tokens.",
+        "0, or -0.5 with get_cosine_scaled_reward",
+    )
+    cosine_min_len_value_correct: float = option(
+        "reward", 1.0, "What cosine gives a right answer of no token."
+    )
+    cosine_max_len_value_correct: float = option(
+        "reward", 0.5, "What cosine gives a right answer of cosine_max_len tokens."
+    )
+    cosine_max_len: int = option(
+        "reward",
+        ...,
+        "Tokens of a completion at which cosine ends; a longer one scores the same.",
+        "max_completion_length",
+    )
+    repetition_n_grams: int = option(
+        "reward", 3, "Words, or tokens, in a row that repetition looks for a second time."
+    )
+    repetition_max_penalty: float = option(
+        "reward", -1.0, "What repetition gives a completion that is nothing but repeats; below 0."
+    )
+    soft_max_length: int = option(
+        "reward", ..., "Tokens of a completion at which soft_overlong reaches -1.", "max_completion_length"
+    )
+    soft_cache_length: int = option(
+        "reward",
+        ...,
+        "Tokens before soft_max_length over which soft_overlong falls from 0 to -1.",
+        "a fifth of soft_max_length, as in DAPO",
     )

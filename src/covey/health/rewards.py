@@ -31,9 +31,10 @@ class RewardWatch:
         """Return what is unusual: F107, a reward that failed for the first time; F108, one that is the same
         throughout the first rollout.
 
-        Raises GuardStop (F107) where a reward failed on a whole rollout, or on more than 1 % of the
-        completions of the last ten.
+        Raises GuardStop (F107) where a reward gave what is no finite number, failed on a whole rollout, or on
+        more than 1 % of the completions of the last ten.
         """
+        refuse_no_numbers(groups, step)
         by_name = _parts(groups)
         said = []
         for name, parts in by_name.items():
@@ -72,6 +73,31 @@ class RewardWatch:
             name: deque(((lost, seen) for lost, seen in pairs), maxlen=_WINDOW)
             for name, pairs in values["recent"].items()
         }
+
+
+def refuse_no_numbers(groups: Sequence[ScoredGroup], step: int) -> None:
+    """Raise GuardStop (F107) where a reward gave NaN, infinity or what is no number: its name, the row."""
+    for scored in groups:
+        for sibling, score in enumerate(scored.scores, start=1):
+            part = next((p for p in score.parts if p.status is Status.INVALID), None)
+            if part is not None:
+                text = scored.group.trajectories[sibling - 1].text
+                where = f"completion {sibling} of {len(scored.scores)}, {text!r:.80}"
+                raise GuardStop(_no_number(part, scored.group.prompt.id + 1, where, step))
+
+
+def _no_number(part: ScorePart, row: int, where: str, step: int) -> Finding:
+    return Finding(
+        code="F107",
+        seen=f"the reward {part.name} {part.message}: row {row} of the data, {where}",
+        why="A number that is none cannot be compared with others. Nothing was scored 0 or learnt.",
+        cause="A division by zero, a logarithm of zero, or a judge whose answer is no number.",
+        fixes=(
+            Fix(text="give None where the reward has no word on a completion"),
+            Fix(text="mend the reward, then resume with --resume_from_checkpoint latest"),
+        ),
+        step=step,
+    )
 
 
 def _parts(groups: Sequence[ScoredGroup]) -> Mapping[str, list[ScorePart]]:

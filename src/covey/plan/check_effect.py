@@ -27,6 +27,7 @@ def effect_problems(config: Config, facts: Facts, typed: Collection[str]) -> lis
         *_evaluation(config, _changed(config, _OF_EVALUATION, typed)),
         *_messages(config, facts),
         *_tables(config, typed),
+        *_rewards(config, facts, typed),
     ]
 
 
@@ -112,6 +113,25 @@ def _tables(config: Config, typed: Collection[str]) -> list[Problem]:
             Fix(text="a tracker", edits={"report_to": ["tensorboard"]}),
         )
     ]
+
+
+def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+    """Options of built-in rewards that are not asked for; a function of the user's may read any of them."""
+    readers = facts.reward_options
+    asked = [name.removeprefix("trl.rewards.") for name in config.reward_funcs]
+    if any(name not in readers for name in asked):
+        return []
+    read = {option for name in asked for option in readers[name]}
+    unread = dict.fromkeys(o for options in readers.values() for o in options if o not in read)
+    names = _changed(config, list(unread), typed)
+    if not names:
+        return []
+    reward = min((name for name, options in readers.items() if names[0] in options), key=len)
+    weights = {"reward_weights": [*config.reward_weights, 1.0]} if "reward_weights" in typed else {}
+    add = Fix(text=f"add {reward}", edits={"reward_funcs": [*config.reward_funcs, reward], **weights})
+    seen = f"{_set(config, names)}, and no reward of this run reads that: {', '.join(config.reward_funcs)}."
+    cause = "The reward that reads it was left out of --reward_funcs."
+    return [warning("W108", names[0], seen, cause, add, _leave_out(names))]
 
 
 def _set(config: Config, names: Sequence[str]) -> str:

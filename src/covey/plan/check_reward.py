@@ -16,7 +16,11 @@ from covey.plan.problem import problem, warning
 from covey.plan.shape import counted
 from covey.types import Fix, Problem
 
-_ASKS_FOR_FORMAT = ("format", "think_format_reward", "trl.rewards.think_format_reward")
+_ASKS_FOR_FORMAT = ("format", "tag_count", "think_format_reward", "trl.rewards.think_format_reward")
+_COSINE = (
+    *("cosine_min_len_value_correct", "cosine_max_len_value_correct"),
+    *("cosine_min_len_value_wrong", "cosine_max_len_value_wrong"),
+)
 
 _FAULTS: Mapping[RewardFault, tuple[str, str, str]] = {
     "unknown": (
@@ -89,6 +93,8 @@ def reward_problems(config: Config, facts: Facts) -> list[Problem]:
         *_golds(config, facts.golds),
         *(_blind(b) for b in facts.blind_rewards if config.reward_trial),
         *_unasked_format(config, facts),
+        *_overlong(config, facts),
+        *_cosine(config, facts),
     ]
 
 
@@ -272,5 +278,60 @@ def _unasked_format(config: Config, facts: Facts) -> list[Problem]:
             "The reward format is asked for, and neither prompts nor template speak of <think> or <answer>.",
             "In ms-swift's examples the system message says it, and it is not typed here.",
             *fixes,
+        )
+    ]
+
+
+def _reads(config: Config, facts: Facts, option: str) -> bool:
+    """Whether a built-in reward of the run reads the option."""
+    names = (name.removeprefix("trl.rewards.") for name in config.reward_funcs)
+    return any(option in facts.reward_options.get(name, ()) for name in names)
+
+
+def _overlong(config: Config, facts: Facts) -> list[Problem]:
+    """A penalty for length that every completion gets, or none."""
+    longest, zone, limit = config.soft_max_length, config.soft_cache_length, config.max_completion_length
+    if not _reads(config, facts, "soft_max_length") or min(longest, limit) < 1 or zone < 0:
+        return []
+    if zone > longest:
+        edits: dict[str, Any] = {"soft_cache_length": max(1, longest // 5)}
+        return [
+            problem(
+                "E324",
+                "soft_cache_length",
+                f"soft_cache_length is {zone} and soft_max_length is {longest}: the penalty would begin "
+                f"{zone - longest} tokens before a completion does.",
+                "The two lengths were swapped, or one of them is of another run.",
+                Fix(text="a fifth of it, as in DAPO", edits=edits),
+            )
+        ]
+    if longest - zone < limit:
+        return []
+    edits = {"soft_max_length": limit, "soft_cache_length": max(1, limit // 5)}
+    return [
+        problem(
+            "E325",
+            "soft_max_length",
+            f"soft_max_length is {longest} and soft_cache_length is {zone}: the penalty begins behind token "
+            f"{longest - zone}, and a completion has {limit} at most.",
+            "Lengths for a larger max_completion_length, such as the 1280 and 256 of TRL's command line.",
+            Fix(text="the last fifth of a completion, as in DAPO", edits=edits),
+        )
+    ]
+
+
+def _cosine(config: Config, facts: Facts) -> list[Problem]:
+    values = {name: getattr(config, name) for name in _COSINE}
+    right, wrong = list(values.values())[:2], list(values.values())[2:]
+    if not _reads(config, facts, "cosine_max_len") or min(right) > max(wrong):
+        return []
+    return [
+        warning(
+            "W120",
+            next(name for name, value in values.items() if value == max(wrong) and name.endswith("wrong")),
+            f"cosine gives right answers {min(right):g} to {max(right):g} and wrong ones {min(wrong):g} to "
+            f"{max(wrong):g}.",
+            "A sign that was lost, or values for right and wrong that were swapped.",
+            Fix(text="the defaults", edits=dict(zip(_COSINE, (1.0, 0.5, -0.5, 0.0), strict=True))),
         )
     ]

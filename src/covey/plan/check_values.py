@@ -42,6 +42,16 @@ _RANGES: dict[str, Range] = {
     "reward_timeout_s": _above(0, "Every call would be too late.", 60.0),
     "reward_workers": _at_least(1, "At least one process runs the functions.", 2),
     "max_bad_gold": _share("It is a share of the rows.", 0.05, closed=True),
+    "cosine_max_len": _at_least(1, "It is a number of tokens.", 1024),
+    "repetition_n_grams": _at_least(1, "It is a number of words or tokens in a row.", 3),
+    "repetition_max_penalty": Range(
+        accepts=lambda v: v < 0,
+        words="below 0",
+        why="At 0 repeats cost nothing, and above 0 they would be paid for.",
+        usual=-1.0,
+    ),
+    "soft_max_length": _at_least(1, "It is a number of tokens.", 1024),
+    "soft_cache_length": _at_least(0, "It is a number of tokens; 0 is a step from 0 to -1.", 256),
     "eval_steps": _at_least(1, "It is a number of steps.", 100),
     "num_generations_eval": _at_least(1, "Each prompt gets at least one completion.", 1),
     "eval_temperature": _at_least(0, "At 0 the likeliest token is taken; below there is nothing.", 1.0),
@@ -130,15 +140,22 @@ def value_problems(config: Config) -> list[Problem]:
         for name, allowed in _RANGES.items()
         if getattr(config, name) is not None and not allowed.accepts(getattr(config, name))
     ]
-    if config.eval_steps == config.save_steps:
-        problems = [p for p in problems if p.option != "eval_steps"]
-    if config.eval_temperature == config.temperature:
-        problems = [p for p in problems if p.option != "eval_temperature"]
-    if config.data_seed == config.seed:
-        problems = [p for p in problems if p.option != "data_seed"]
-    if config.epsilon_high == config.epsilon:
-        problems = [p for p in problems if p.option != "epsilon_high"]
+    # What follows from a wrong value is no fault of its own.
+    values = config.model_dump()
+    problems = [
+        p for p in problems if p.option not in _FOLLOWS or values[p.option] != values[_FOLLOWS[p.option]]
+    ]
     return [*_temperature(config), *problems, *_warmup(config), *_warnings(config), *_sources(config)]
+
+
+_FOLLOWS = {
+    "eval_steps": "save_steps",
+    "eval_temperature": "temperature",
+    "data_seed": "seed",
+    "epsilon_high": "epsilon",
+    "cosine_max_len": "max_completion_length",
+    "soft_max_length": "max_completion_length",
+}
 
 
 def _out_of_range(name: str, value: Any, allowed: Range) -> Problem:

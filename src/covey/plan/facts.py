@@ -3,7 +3,8 @@ stay pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from covey.plan.layout import Layout
@@ -213,6 +214,7 @@ class Facts:
     has_bfloat16           whether the training device computes in bfloat16
     model_context          positions of the model
     rewards_available      every name that `reward_funcs` may hold
+    reward_options         options that only a built-in reward reads, by its name
     checkpoint_bytes       size of one checkpoint with everything a resume needs
     model_bytes            size of one that is reduced to the model
     free_disk_bytes        free space where output_dir lies
@@ -269,6 +271,7 @@ class Facts:
     resume: ResumeFacts | None = None
     replay_problem: str | None = None
     rewards_available: tuple[str, ...] | None = None
+    reward_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     checkpoint_bytes: int | None = None
     model_bytes: int | None = None
     free_disk_bytes: int | None = None

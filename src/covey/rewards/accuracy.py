@@ -1,5 +1,5 @@
-"""The `accuracy` reward: 1 where the answer equals the gold, 0 where it does not, None where no gold can be
-compared."""
+"""The rewards `accuracy` and `reasoning_accuracy`: 1 where the answer equals the gold, 0 where it does not,
+None where no gold can be compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from covey.rewards.golds import (
     last_boxed,
 )
 
-__all__ = ["accuracy", "extract_answer", "extract_gold", "is_equal", "last_boxed"]
+__all__ = ["accuracy", "extract_answer", "extract_gold", "is_equal", "last_boxed", "reasoning_accuracy"]
+
+_END_OF_THOUGHT = "</think>"
 
 
 def accuracy(
@@ -38,6 +40,19 @@ def accuracy(
     if golds is None:
         return [None] * len(completions)
     return [_score(gold, text) for (text, _), gold in zip(found, golds, strict=True)]
+
+
+def reasoning_accuracy(
+    *,
+    completions: Sequence[str],
+    solution: Sequence[Any] | None = None,
+    answer: Sequence[Any] | None = None,
+    log_extra: Callable[[str, list[Any]], None] | None = None,
+) -> list[float | None]:
+    """`accuracy` of what follows the last `</think>`; 0 for a completion that has none, whatever its thoughts
+    hold."""
+    ends = [text.rpartition(_END_OF_THOUGHT)[2] if _END_OF_THOUGHT in text else "" for text in completions]
+    return accuracy(completions=ends, solution=solution, answer=answer, log_extra=log_extra)
 
 
 def _score(gold: Any, answer: str | None) -> float | None:

@@ -1,50 +1,65 @@
-"""The rewards that need no file: covey's own, and TRL's by the names they have there."""
+"""The rewards that need no file: covey's own, and those of ms-swift and TRL by the names they have there."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
-from covey.rewards.accuracy import accuracy
+from covey.rewards.accuracy import accuracy, reasoning_accuracy
+from covey.rewards.formats import format_reward, react_format, tag_count, think_format_reward
+from covey.rewards.lengths import cosine, soft_overlong
+from covey.rewards.repetition import repetition, repetition_of_tokens
+from covey.rewards.toolbench import toolbench
+from covey.rewards.validity import json_valid, xml_valid
 
-_FORMAT = re.compile(
-    r"\s*<think>(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?:(?!</?think>|</?answer>).)*</answer>\s*",
-    re.DOTALL,
-)
-_THINK = re.compile(r"<think>(?:(?!</?think>).)*</think>(?:(?!<think>).)*", re.DOTALL)
+GOLD_COLUMNS = ("solution", "answer")
+_TRLS_GOLD = ("solution",)
 _TRL = "trl.rewards."
 
-
-def format_reward(*, completions: Sequence[str]) -> list[float | None]:
-    """1 where a completion is `<think>…</think><answer>…</answer>`, each tag once and nothing around them;
-    else 0."""
-    return [float(_FORMAT.fullmatch(text) is not None) for text in completions]
-
-
-def accuracy_reward(
-    *,
-    completions: Sequence[str],
-    solution: Sequence[Any],
-    log_extra: Callable[[str, list[Any]], None] | None = None,
-) -> list[float | None]:
-    """TRL's name for `accuracy`; its gold is the column `solution` alone."""
-    return accuracy(completions=completions, solution=solution, log_extra=log_extra)
+_COSINE = (
+    "cosine_min_len_value_wrong",
+    "cosine_max_len_value_wrong",
+    "cosine_min_len_value_correct",
+    "cosine_max_len_value_correct",
+    "cosine_max_len",
+)
+_REPETITION = ("repetition_n_grams", "repetition_max_penalty")
+_OVERLONG = ("soft_max_length", "soft_cache_length")
 
 
-def think_format_reward(*, completions: Sequence[str]) -> list[float | None]:
-    """1 where a completion starts with one `<think>…</think>`, whatever follows that opens no second; else
-    0."""
-    return [float(_THINK.fullmatch(text) is not None) for text in completions]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltIn:
+    """A function, the options of the run that it is called with, and the columns that may hold its gold, of
+    which the data has one; `parses_gold` where that is read as an answer."""
+
+    function: Callable[..., list[float | None]]
+    options: tuple[str, ...] = ()
+    golds: tuple[str, ...] = ()
+    parses_gold: bool = False
 
 
-BUILT_IN: Mapping[str, Callable[..., list[float | None]]] = MappingProxyType(
+BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
     {
-        "accuracy": accuracy,
-        "accuracy_reward": accuracy_reward,
-        "format": format_reward,
-        "think_format_reward": think_format_reward,
+        "accuracy": BuiltIn(function=accuracy, golds=GOLD_COLUMNS, parses_gold=True),
+        "accuracy_reward": BuiltIn(function=accuracy, golds=_TRLS_GOLD, parses_gold=True),
+        "cosine": BuiltIn(function=cosine, options=_COSINE, golds=GOLD_COLUMNS, parses_gold=True),
+        "format": BuiltIn(function=format_reward),
+        "get_cosine_scaled_reward": BuiltIn(
+            function=cosine, options=_COSINE, golds=_TRLS_GOLD, parses_gold=True
+        ),
+        "get_repetition_penalty_reward": BuiltIn(function=repetition_of_tokens, options=_REPETITION),
+        "get_soft_overlong_punishment": BuiltIn(function=soft_overlong, options=_OVERLONG),
+        "json_valid": BuiltIn(function=json_valid),
+        "react_format": BuiltIn(function=react_format),
+        "reasoning_accuracy": BuiltIn(function=reasoning_accuracy, golds=GOLD_COLUMNS, parses_gold=True),
+        "reasoning_accuracy_reward": BuiltIn(function=reasoning_accuracy, golds=_TRLS_GOLD, parses_gold=True),
+        "repetition": BuiltIn(function=repetition, options=_REPETITION),
+        "soft_overlong": BuiltIn(function=soft_overlong, options=_OVERLONG),
+        "tag_count": BuiltIn(function=tag_count),
+        "think_format_reward": BuiltIn(function=think_format_reward),
+        "toolbench": BuiltIn(function=toolbench, golds=_TRLS_GOLD),
+        "xml_valid": BuiltIn(function=xml_valid),
     }
 )
 
@@ -52,4 +67,11 @@ BUILT_IN: Mapping[str, Callable[..., list[float | None]]] = MappingProxyType(
 def built_in_name(entry: str) -> str | None:
     """The built-in that an entry of `reward_funcs` means; `trl.rewards.x` is TRL's way to write `x`."""
     name = entry.removeprefix(_TRL)
-    return name if name in BUILT_IN and (name == entry or name.endswith("_reward")) else None
+    is_trls = name.endswith("_reward") or name.startswith("get_")
+    return name if name in BUILT_IN and (name == entry or is_trls) else None
+
+
+def built_in_of(entry: str) -> BuiltIn | None:
+    """The same as a function with what it reads."""
+    name = built_in_name(entry)
+    return None if name is None else BUILT_IN[name]

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class Callee:
         self._file = file_of(function)
         self._loop: tuple[ThreadPoolExecutor, asyncio.Runner] | None = None
         self.wants = wants_of(function)
+        self.is_async = is_async(function)
 
     def call(self, arguments: Mapping[str, Any], count: int, state: TrainerState) -> Reply:
         """Call the function on `count` rows."""
@@ -84,6 +86,12 @@ def wants_of(function: Callable[..., Any]) -> Wants:
         demands=tuple(p.name for p in named if p.default is p.empty),
         takes_all=any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a function, or an object's `__call__`, is an `async def`."""
+    inner = function.func if isinstance(function, partial) else function
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
 def describe(error: BaseException, file: str | None) -> str:

@@ -42,7 +42,10 @@ class PoolPlan:
 
 
 class Pool:
-    """Threads, each of which talks to one worker at a time."""
+    """Threads, each of which talks to one worker at a time.
+
+    An async function has threads of its own: calls that wait for a service hold up no other function's.
+    """
 
     def __init__(self, plan: PoolPlan) -> None:
         self.plan = plan
@@ -50,6 +53,7 @@ class Pool:
         self._idle: queue.LifoQueue[WorkerProcess] = queue.LifoQueue()
         self._running: set[WorkerProcess] = set()
         self._targets: list[Target] = []
+        self._own_threads: dict[int, ThreadPoolExecutor] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -74,7 +78,8 @@ class Pool:
         what = {"do": "call", "reward": number, "count": count, "state": asdict(state)}
         head = json.dumps({**what, "limit_s": self.plan.timeout_s})
         fields = ", ".join(f"{json.dumps(name)}: {text}" for name, text in arguments.items())
-        return self._threads.submit(self._call, f'{head[:-1]}, "arguments": {{{fields}}}}}')
+        threads = self._own_threads.get(number, self._threads)
+        return threads.submit(self._call, f'{head[:-1]}, "arguments": {{{fields}}}}}')
 
     def close(self) -> None:
         """End every worker; a call in progress ends as failed."""
@@ -83,7 +88,8 @@ class Pool:
             running = list(self._running)
         for worker in running:
             self._end(worker)
-        self._threads.shutdown(cancel_futures=True)
+        for threads in (self._threads, *self._own_threads.values()):
+            threads.shutdown(cancel_futures=True)
 
     def _run_plugins(self) -> tuple[tuple[str, ...], tuple[RewardFault, ...]]:
         try:
@@ -106,9 +112,12 @@ class Pool:
         if "kind" in reply:
             return RewardFault(reward=target.entry, kind=reply["kind"], words=reply["words"])
         self._targets.append(target)
+        number = len(self._targets) - 1
+        if reply["is_async"]:
+            self._own_threads[number] = ThreadPoolExecutor(self.plan.workers, "async-reward")
         told = reply["wants"]
         wants = Wants(names=tuple(told["names"]), demands=tuple(told["demands"]), takes_all=told["takes_all"])
-        return Loaded(number=len(self._targets) - 1, wants=wants, is_object=reply["is_object"])
+        return Loaded(number=number, wants=wants, is_object=reply["is_object"])
 
     def _call(self, request: str) -> Reply:
         try:

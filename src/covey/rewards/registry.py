@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from covey.rewards.builtin import BUILT_IN
 from covey.rewards.protocol import Judged, Scored, TrainerState
@@ -17,9 +18,15 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(BUILT_IN))
 
 
-def build(names: Sequence[str]) -> RewardSet:
-    """The built-ins of these names, in order, in this process; an unknown name is a KeyError."""
-    found = [built_in(name) for name in names]
+def options_read() -> dict[str, tuple[str, ...]]:
+    """The options of a run that each of them reads."""
+    return {name: BUILT_IN[name].options for name in available()}
+
+
+def build(names: Sequence[str], options: Mapping[str, Any] | None = None) -> RewardSet:
+    """The built-ins of these names, in order, in this process; an unknown name is a KeyError, and so is an
+    option that one of them reads and that is not given."""
+    found = [built_in(name, options or {}) for name in names]
     return RewardSet([f.reward(n, None) for f, n in zip(found, names_of(found), strict=True)])
 
 

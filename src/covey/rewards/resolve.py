@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from covey.config.names import nearest
 from covey.rewards.arguments import as_json
-from covey.rewards.builtin import BUILT_IN, built_in_name
+from covey.rewards.builtin import BUILT_IN, GOLD_COLUMNS, built_in_name
 from covey.rewards.callee import Callee, Wants
 from covey.rewards.function_reward import Ask, FunctionReward
 from covey.rewards.loading import Unloadable, callee_of
@@ -24,7 +25,7 @@ Entry = str | Callable[..., Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A function and how it is asked; `source` tells it from others called `plain` (None: it keeps that
-    name), `calls` is into how many calls rows are cut, 0 for a function in this process."""
+    name), `calls` is into how many calls rows are cut, 0 for a function that works while it is waited for."""
 
     plain: str
     source: str | None
@@ -50,18 +51,27 @@ def find(entry: Entry, pool: Pool, orms: Sequence[str]) -> Found | RewardFault:
     if entry in orms:
         return _in_worker(Target(entry=entry, name=entry), pool)
     if built_in_name(entry) is not None:
-        return built_in(entry)
+        return built_in(entry, pool.plan.options)
     target = target_of(entry)
     return _in_worker(target, pool) if target is not None else _unknown(entry, orms)
 
 
-def built_in(entry: str) -> Found:
-    """A built-in, in this process; another name is a KeyError."""
+def built_in(entry: str, options: Mapping[str, Any]) -> Found:
+    """A built-in with its options of the run, in this process; another name is a KeyError, and so is an
+    option that it reads and that is not there."""
     name = built_in_name(entry)
     if name is None:
         raise KeyError(entry)
-    callee = Callee(BUILT_IN[name])
-    return Found(plain=name, source=None, kind="built_in", wants=callee.wants, ask=_ask_here(callee), calls=0)
+    meant = BUILT_IN[name]
+    callee = Callee(partial(meant.function, **{option: options[option] for option in meant.options}))
+    # A column never takes the place of an option, nor one of TRL's other columns that of its gold.
+    hidden = {*meant.options, *GOLD_COLUMNS} - {*meant.golds}
+    wants = replace(
+        callee.wants,
+        names=tuple(n for n in callee.wants.names if n not in hidden),
+        demands=meant.golds if len(meant.golds) == 1 else (),
+    )
+    return Found(plain=name, source=None, kind="built_in", wants=wants, ask=_ask_here(callee), calls=0)
 
 
 def names_of(found: Sequence[Found]) -> tuple[str, ...]:
@@ -103,13 +113,17 @@ def _here(function: Callable[..., Any], why: str, pool: Pool) -> Found | RewardF
         kind="object" if is_object else "function",
         wants=callee.wants,
         ask=_ask_here(callee),
-        calls=0,
+        calls=int(callee.is_async),
         note=f"The reward {name} runs in this process, without a time limit: {why}.",
     )
 
 
 def _ask_here(callee: Callee) -> Ask:
-    return lambda arguments, count, state: partial(callee.call, arguments, count, state)
+    """A sync function is called when it is waited for; an async one begins at once, beside all others."""
+    if not callee.is_async:
+        return lambda arguments, count, state: partial(callee.call, arguments, count, state)
+    thread = ThreadPoolExecutor(1, "reward-here")
+    return lambda *call: partial(awaited, thread.submit(callee.call, *call))
 
 
 def _unknown(entry: str, orms: Sequence[str]) -> RewardFault:

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from covey.rewards.builtin import BUILT_IN
+from covey.rewards.builtin import BUILT_IN, BuiltIn
+from covey.rewards.callee import wants_of
 
 _HOMES = ("swift.rewards", "swift.plugin")
 # What ms-swift has below its packages of rewards; another name there is a misspelt one.
@@ -55,21 +56,32 @@ class AsyncORM:
         raise NotImplementedError(f"{type(self).__name__} has no __call__")
 
 
-class MathAccuracy(ORM):
-    """The built-in `accuracy` as a class."""
+def _orm_of(name: str, built_in: BuiltIn) -> type[ORM]:
+    """A built-in as a class of ms-swift, which takes the run's options from its `args`."""
 
-    def __call__(self, completions: Sequence[str], solution: Any = None, **kwargs: Any) -> list[float | None]:
-        return BUILT_IN["accuracy"](completions=completions, solution=solution)
+    def call(
+        self: ORM, completions: Sequence[str], solution: Any = None, **kwargs: Any
+    ) -> list[float | None]:
+        given = {"completion_ids": kwargs.get("response_token_ids"), **kwargs}
+        given |= {"completions": completions, "solution": solution}
+        given |= {option: getattr(self.args, option) for option in built_in.options}
+        return built_in.function(**{n: given[n] for n in wants_of(built_in.function).names if n in given})
+
+    return type(name, (ORM,), {"__call__": call, "__doc__": built_in.function.__doc__})
 
 
-class Format(ORM):
-    """The built-in `format` as a class."""
+_CLASSES = {
+    "MathAccuracy": "accuracy",
+    "Format": "format",
+    "ReActFormat": "react_format",
+    "CosineReward": "cosine",
+    "RepetitionPenalty": "repetition",
+    "SoftOverlong": "soft_overlong",
+    "ReactORM": "toolbench",
+}
+_ORMS = {built_in: _orm_of(name, BUILT_IN[built_in]) for name, built_in in _CLASSES.items()}
 
-    def __call__(self, completions: Sequence[str], **kwargs: Any) -> list[float | None]:
-        return BUILT_IN["format"](completions=completions)
-
-
-for _class in (ORM, AsyncORM, MathAccuracy, Format):
+for _class in (ORM, AsyncORM, *_ORMS.values()):
     _class.__module__ = "swift.rewards"
 
 
@@ -82,8 +94,8 @@ class _Finder:
 
     def __init__(self) -> None:
         self._offers: dict[str, Any] = {name: {} for name in _REGISTRIES}
-        self._offers["orms"] = {"accuracy": MathAccuracy, "format": Format}
-        self._offers.update(ORM=ORM, AsyncORM=AsyncORM, MathAccuracy=MathAccuracy, Format=Format)
+        self._offers["orms"] = dict(_ORMS)
+        self._offers.update(ORM=ORM, AsyncORM=AsyncORM, **{c.__name__: c for c in _ORMS.values()})
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         parent, _, last = name.rpartition(".")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from covey.checkpoint.registry import State
 from covey.comm import Comm
 from covey.data.text import TextCodec
+from covey.health.rewards import refuse_no_numbers
 from covey.plan.check_eval import pass_sizes
 from covey.rollout.collect import CollectPlan, Scorer, collect
 from covey.rollout.engine import Engine
@@ -70,7 +71,9 @@ class Evaluator:
         drawn = [replace(p, draw=_UNDRAWN) for p in prompts.prompts]
         plan = replace(self.plan, split=f"eval/{prompts.name}")
         with self.view():
-            return collect(drawn, self.engine, self.score, self.codec, plan, self.comm).groups
+            groups = collect(drawn, self.engine, self.score, self.codec, plan, self.comm).groups
+        refuse_no_numbers(groups, self.comm.place.step)
+        return groups
 
 
 def _metrics(groups: Sequence[ScoredGroup], prefix: str) -> dict[str, Metric]:

@@ -129,6 +129,13 @@ def again(tmp_path: Path, first: Resolved, *argv: str, world_size: int = 1) -> R
         ("--steps_per_generation 16", {"steps_per_generation": 16, "generation_batch_size": 128}),
         ("--generation_batch_size 128", {"steps_per_generation": 16, "generation_batch_size": 128}),
         ("--num_generations 4", {"num_generations": 4}),
+        ("--max_completion_length 100",
+         {"max_completion_length": 100, "cosine_max_len": 100, "soft_max_length": 100,
+          "soft_cache_length": 20}),
+        ("--soft_max_length 50", {"soft_max_length": 50, "soft_cache_length": 10}),
+        ("--reward_funcs get_cosine_scaled_reward",
+         {"reward_funcs": ["get_cosine_scaled_reward"], "cosine_min_len_value_wrong": -1.0,
+          "cosine_max_len_value_wrong": -0.5}),
     ],
 )  # fmt: skip
 def test_flags_over_a_resolved_file_change_what_follows(
@@ -149,3 +156,33 @@ def test_what_a_file_chose_stays(tmp_path: Path) -> None:
 def test_other_processes_over_a_resolved_file(tmp_path: Path) -> None:
     second = again(tmp_path, resolved(), "--nproc_per_node", "2", world_size=2)
     assert (second.config.gradient_accumulation_steps, second.config.generation_batch_size) == (8, 128)
+
+
+@pytest.mark.parametrize(
+    ("funcs", "typed", "ends"),
+    [
+        (["accuracy"], {}, (-0.5, 0.0)),
+        (["cosine"], {}, (-0.5, 0.0)),
+        (["get_cosine_scaled_reward"], {}, (-1.0, -0.5)),
+        (["format", "trl.rewards.get_cosine_scaled_reward"], {}, (-1.0, -0.5)),
+        (["cosine", "get_cosine_scaled_reward"], {}, (-0.5, 0.0)),
+        (["mine.get_cosine_scaled_reward"], {}, (-0.5, 0.0)),
+        (["get_cosine_scaled_reward"], {"cosine_max_len_value_wrong": -0.2}, (-1.0, -0.2)),
+    ],
+)
+def test_wrong_answers_under_the_two_names_of_cosine(
+    funcs: list[str], typed: dict[str, float], ends: tuple[float, float]
+) -> None:
+    """TRL's name has TRL's values."""
+    config = resolved(reward_funcs=funcs, **typed).config
+    assert (config.cosine_min_len_value_wrong, config.cosine_max_len_value_wrong) == ends
+    assert (config.cosine_min_len_value_correct, config.cosine_max_len_value_correct) == (1.0, 0.5)
+
+
+def test_lengths_of_rewards_follow_from_that_of_a_completion() -> None:
+    first = resolved(max_completion_length=20480)
+    config = first.config
+    # The lengths of DAPO: 20,480 and 4,096.
+    assert (config.soft_max_length, config.soft_cache_length, config.cosine_max_len) == (20480, 4096, 20480)
+    assert first.sources["soft_cache_length"] == "a fifth of soft_max_length"
+    assert resolved(soft_max_length=3).config.soft_cache_length == 1

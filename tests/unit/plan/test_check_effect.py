@@ -10,6 +10,14 @@ from covey.types import Problem, Severity
 from support.checks import BASE, facts
 
 VAL = {"val_dataset": ["v.jsonl"]}
+READ = facts(
+    reward_options={
+        "accuracy": (),
+        "cosine": ("cosine_max_len", "cosine_min_len_value_wrong"),
+        "get_repetition_penalty_reward": ("repetition_n_grams",),
+        "repetition": ("repetition_n_grams",),
+    }
+)
 TEXT = facts(prompts_are_text=True, has_chat_template=False)
 
 
@@ -27,6 +35,8 @@ CASES: Sequence[tuple[dict[str, object], Facts, str, str, str]] = [
     ({"eval_steps": 7}, facts(), "W108", "eval_steps", "--eval_steps 7 is set, and nothing is evaluated"),
     ({**VAL, "eval_strategy": "no", "num_generations_eval": 4}, facts(), "W108", "num_generations_eval", ""),
     ({"log_completions": True}, facts(), "W108", "log_completions", "no tracker gets a table"),
+    ({"cosine_max_len": 5}, READ, "W108", "cosine_max_len", "no reward of this run reads that: accuracy."),
+    ({"repetition_n_grams": 5, "reward_weights": [2]}, READ, "W108", "repetition_n_grams", "5 is set, and"),
     ({"system": "Be brief."}, TEXT, "E115", "system", "'Be brief.' is set, and the column prompt holds text"),
     ({"chat_template": "chatml"}, TEXT, "E115", "chat_template", "the column prompt holds text"),
 ]
@@ -56,6 +66,16 @@ def test_said_and_mended(
         ({"tuner_type": "lora", "lora_dropout": 0.05, "disable_dropout": False}, facts()),
         ({**VAL, "eval_steps": 7}, facts()),
         ({"log_completions": 4, "report_to": ["tensorboard"]}, facts()),
+        (
+            {
+                "reward_funcs": ["cosine", "trl.rewards.get_repetition_penalty_reward"],
+                "cosine_max_len": 5,
+                "repetition_n_grams": 2,
+            },
+            READ,
+        ),
+        ({"reward_funcs": ["accuracy", "mine.py:f"], "cosine_max_len": 5}, READ),  # a function may read it
+        ({"repetition_n_grams": 3, "cosine_max_len": 1024}, READ),  # what they are anyway
         ({"system": "Be brief."}, facts()),
         ({"system": "Be brief.", "apply_chat_template": True}, TEXT),
     ],
@@ -70,3 +90,9 @@ def test_a_whole_file_of_values_says_nothing() -> None:
     resolved = from_dict({**BASE, "temperature": 0.7, "save_steps": 30})
     whole = resolved.config.model_dump()
     assert said(whole) == []
+
+
+def test_the_reward_that_reads_an_option_is_offered_with_a_weight() -> None:
+    (problem,) = said({"repetition_n_grams": 5, "reward_weights": [2]}, READ)
+    edits = {"reward_funcs": ["accuracy", "repetition"], "reward_weights": [2.0, 1.0]}
+    assert (problem.fixes[0].text, dict(problem.fixes[0].edits)) == ("add repetition", edits)

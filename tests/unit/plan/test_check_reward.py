@@ -19,6 +19,17 @@ def blind(name: str, compared: Any, constant: float | None = None) -> BlindRewar
     )
 
 
+READ = {
+    "accuracy": (),
+    "cosine": (
+        *("cosine_min_len_value_wrong", "cosine_max_len_value_wrong", "cosine_min_len_value_correct"),
+        *("cosine_max_len_value_correct", "cosine_max_len"),
+    ),
+    "get_soft_overlong_punishment": ("soft_max_length", "soft_cache_length"),
+    "repetition": ("repetition_n_grams", "repetition_max_penalty"),
+    "soft_overlong": ("soft_max_length", "soft_cache_length"),
+}
+OVERLONG = {"reward_funcs": ["soft_overlong"], "max_completion_length": 1000}
 GOLDS = GoldFacts(num_checked=200, num_bad=12, examples=((3, "about 5", "no number"), (9, "", "it is empty")))
 TWO = ["accuracy", "format"]
 
@@ -47,6 +58,25 @@ CASES = [
          facts=facts(golds=GOLDS), left=("W111",)),
     Case(code="W111", option="max_bad_gold", words="12 of 200 gold answers",
          facts=facts(golds=GOLDS), options={"max_bad_gold": 0.06}),
+    Case(code="E324", option="soft_cache_length",
+         words="soft_cache_length is 300 and soft_max_length is 200: the penalty would begin 100 tokens",
+         facts=facts(reward_options=READ),
+         options={**OVERLONG, "soft_cache_length": 300, "soft_max_length": 200}),
+    Case(code="E325", option="soft_max_length",
+         words="begins behind token 1024, and a completion has 1000 at most",
+         facts=facts(reward_options=READ),
+         options={**OVERLONG, "reward_funcs": ["trl.rewards.get_soft_overlong_punishment"],
+                  "soft_max_length": 1280, "soft_cache_length": 256}),
+    Case(code="E325", option="soft_max_length", words="the penalty begins behind token 1000",
+         facts=facts(reward_options=READ), options={**OVERLONG, "soft_cache_length": 0}),
+    Case(code="W120", option="cosine_max_len_value_wrong",
+         words="cosine gives right answers 0.5 to 1 and wrong ones -0.5 to 0.5.",
+         facts=facts(reward_options=READ),
+         options={"reward_funcs": ["cosine"], "cosine_max_len_value_wrong": 0.5}),
+    Case(code="W120", option="cosine_min_len_value_wrong", words="right answers -1 to 1 and wrong ones 0 to",
+         facts=facts(reward_options=READ),
+         options={"reward_funcs": ["cosine"], "cosine_min_len_value_wrong": 2,
+                  "cosine_max_len_value_correct": -1}),
     Case(code="W110", option="reward_funcs", words="neither prompts nor template",
          facts=facts(mentions_format=False), options={"reward_funcs": TWO}),
     Case(code="W116", option="reward_funcs",
@@ -58,6 +88,8 @@ CASES = [
          facts=facts(blind_rewards=(blind("r.py:f", "others"),)), options={"reward_funcs": ["r.py:f"]}),
     Case(code="W116", option="reward_weights", words="The weighted total gives the gold answers of solution",
          facts=facts(blind_rewards=(blind("", "empty"),)), options={"reward_funcs": TWO}),
+    Case(code="W110", option="reward_funcs", words="neither prompts nor template",
+         facts=facts(mentions_format=False), options={"reward_funcs": ["tag_count"]}),
     Case(code="W110", option="reward_funcs", words="neither prompts nor template",
          facts=facts(mentions_format=False),
          options={"reward_funcs": ["trl.rewards.think_format_reward"], "system": "Be brief."}),
@@ -143,3 +175,21 @@ def test_the_format_is_asked_for_or_not_paid_for() -> None:
     assert edits_of(one(silent, reward_funcs=TWO)) == [{"system": "r1"}, {}]
     # A system message of the user's own is not thrown away.
     assert edits_of(one(silent, reward_funcs=TWO, system="Be brief.")) == [{}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},  # soft_max_length is max_completion_length, soft_cache_length a fifth of it
+        {"soft_cache_length": 1},
+        {"soft_cache_length": 1000},
+        {"soft_max_length": 1100, "soft_cache_length": 101},
+        {"soft_max_length": 500, "soft_cache_length": 0},
+        {"reward_funcs": ["accuracy"], "soft_max_length": 100, "soft_cache_length": 200},
+        {"reward_funcs": ["cosine"], "cosine_max_len_value_wrong": 0.49},
+        {"reward_funcs": ["accuracy"], "cosine_max_len_value_wrong": 5},
+    ],
+    ids=str,
+)
+def test_nothing_is_said_of_lengths_and_ends_that_work(options: dict[str, Any]) -> None:
+    assert found(facts(reward_options=READ), **{**OVERLONG, **options}) == []

@@ -275,3 +275,65 @@ def test_ms_swift_itself_is_used_where_it_is_installed(plugin, scored, tmp_path,
         assert rewards.faults == ()
         judged = rewards.score([scored("72", solution="72")], TrainerState())
     assert [part.value for part in judged.rows[0].parts] == [4.0, 1.0]
+
+
+def test_the_rewards_of_ms_swift_as_classes(plugin, scored):
+    """A plugin builds on them; their options are those of the run, which the worker gets as JSON."""
+    file = plugin("""
+        from swift.rewards import ORM, orms
+        from swift.rewards.orm import CosineReward, RepetitionPenalty
+
+        class Half(CosineReward):
+            def __call__(self, completions, solution, **kwargs):
+                return [v / 2 for v in super().__call__(completions, solution, **kwargs)]
+
+        class Sum(ORM):
+            def __init__(self, args=None, **kwargs):
+                super().__init__(args)
+                self.parts = [orms[name](args) for name in ("soft_overlong", "format", "react_format")]
+
+            def __call__(self, completions, **kwargs):
+                return [sum(values) for values in zip(*(p(completions, **kwargs) for p in self.parts))]
+
+        class Repeats(RepetitionPenalty):
+            pass
+
+        orms["half"], orms["sum"], orms["repeats"], orms["tool"] = Half, Sum, Repeats, orms["toolbench"]
+        """)
+    options = {
+        "cosine_min_len_value_wrong": -0.5,
+        "cosine_max_len_value_wrong": 0.0,
+        "cosine_min_len_value_correct": 1.0,
+        "cosine_max_len_value_correct": 0.5,
+        "cosine_max_len": 4,
+        "repetition_n_grams": 1,
+        "repetition_max_penalty": -2.0,
+        "soft_max_length": 4,
+        "soft_cache_length": 4,
+    }
+    rows = [
+        scored("<think>a</think> <answer>5</answer>", solution="5"),
+        scored("Action: a\nAction Input: b b", solution="Action: a\nAction Input: b"),
+    ]
+    names = ("half", "sum", "repeats", "tool")
+    with RewardSet.start(names, plugins=[file], options=options) as rewards:
+        assert rewards.faults == ()
+        said = [[p.value for p in row.parts] for row in rewards.score(rows, TrainerState()).rows]
+    # 2 tokens of 4: half way. The second gold is no answer that anything is compared with.
+    assert said[0] == [0.75 / 2, -0.5 + 1.0 + 0.0, 0.0, None]
+    assert said[1][1:] == [-0.5, pytest.approx(-2 * 1 / 6), pytest.approx(2 / 3)]
+
+
+def test_a_plugin_may_take_the_name_of_a_built_in(plugin, scored):
+    file = plugin("""
+        from swift.rewards import ORM, orms
+
+        class Mine(ORM):
+            def __call__(self, completions, **kwargs):
+                return [7.0] * len(completions)
+
+        orms["cosine"] = Mine
+        """)
+    with RewardSet.start(["cosine", "tag_count"], plugins=[file]) as rewards:
+        (row,) = rewards.score([scored("<think>")], TrainerState()).rows
+    assert [p.value for p in row.parts] == [7.0, 0.25]

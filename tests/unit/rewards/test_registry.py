@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from covey.rewards.builtin import format_reward, think_format_reward
-from covey.rewards.registry import available, build, score_rows, total
+from covey.config.schema import OPTIONS as CONFIG
+from covey.rewards.builtin import BUILT_IN
+from covey.rewards.formats import format_reward, think_format_reward
+from covey.rewards.registry import available, build, options_read, score_rows, total
 from covey.rewards.reward_set import RewardSet
 from covey.types import ScorePart, Status
 
@@ -62,12 +67,98 @@ def test_think_format(text, value):
 
 
 def test_names():
-    assert available() == ("accuracy", "accuracy_reward", "format", "think_format_reward")
+    assert available() == (
+        *("accuracy", "accuracy_reward", "cosine", "format", "get_cosine_scaled_reward"),
+        *("get_repetition_penalty_reward", "get_soft_overlong_punishment", "json_valid", "react_format"),
+        *("reasoning_accuracy", "reasoning_accuracy_reward", "repetition", "soft_overlong", "tag_count"),
+        *("think_format_reward", "toolbench", "xml_valid"),
+    )
     assert build(["format", "accuracy"]).names == ("format", "accuracy")
     assert build(["trl.rewards.think_format_reward"]).names == ("think_format_reward",)
-    for name in ("nonsense", "trl.rewards.accuracy", "trl.rewards.nonsense"):
+    overlong = build(["trl.rewards.get_soft_overlong_punishment"], OPTIONS)
+    assert overlong.names == ("get_soft_overlong_punishment",)
+    for name in ("nonsense", "trl.rewards.accuracy", "trl.rewards.cosine", "trl.rewards.nonsense", "cosine"):
         with pytest.raises(KeyError):
             build([name])
+
+
+OPTIONS = {
+    "cosine_min_len_value_wrong": -0.5,
+    "cosine_max_len_value_wrong": 0.0,
+    "cosine_min_len_value_correct": 1.0,
+    "cosine_max_len_value_correct": 0.5,
+    "cosine_max_len": 4,
+    "repetition_n_grams": 1,
+    "repetition_max_penalty": -2.0,
+    "soft_max_length": 4,
+    "soft_cache_length": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("accuracy", 1.0),
+        ("cosine", 0.75),  # 2 tokens of 4
+        ("format", 1.0),
+        ("get_cosine_scaled_reward", 0.75),
+        ("get_repetition_penalty_reward", -1.0),  # 7 7
+        ("get_soft_overlong_punishment", -0.5),
+        ("json_valid", 0.0),
+        ("react_format", 0.0),
+        ("reasoning_accuracy", 1.0),
+        ("repetition", -2 * 1 / 5),  # 4 different of 5 words
+        ("soft_overlong", -0.5),
+        ("tag_count", 1.0),
+        ("toolbench", None),
+        ("xml_valid", 0.0),
+    ],
+)
+def test_each_name_is_its_own_reward_and_reads_the_options_of_the_run(name, value, scored):
+    row = scored("<think> a a </think> <answer>5</answer>", ids=(7, 7), solution="5")
+    assert [s.total for s in score_rows(build([name], OPTIONS), [1.0], [row])] == [
+        value if value is None else pytest.approx(value)
+    ]
+
+
+def test_the_page_has_every_built_in_with_what_it_reads():
+    page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    table = page.partition("| name | value | reads | for |")[2].partition("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    names = [row[0].strip("| `") for row in rows]
+    assert sorted(names) == sorted(available())
+    read = {name: re.findall(r"`(\w+)`", row[2]) for name, row in zip(names, rows, strict=True)}
+    for name, words in read.items():
+        others = {o for w in words if w in BUILT_IN for o in BUILT_IN[w].options}
+        assert {*words, *others} - {*BUILT_IN} == {*BUILT_IN[name].golds, *BUILT_IN[name].options}, name
+    values = page.partition("| option | here | TRL | ms-swift |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)`", values, re.MULTILINE)) == sorted(OPTIONS)
+
+
+def test_every_option_that_a_reward_reads_is_one_of_the_run():
+    assert {o for read in options_read().values() for o in read} == OPTIONS.keys() <= set(CONFIG)
+
+
+def test_a_column_never_takes_the_place_of_an_option(scored):
+    row = scored("a", ids=(1, 2), soft_max_length=99, soft_cache_length=1)
+    assert [s.total for s in score_rows(build(["soft_overlong"], OPTIONS), [1.0], [row])] == [-0.5]
+
+
+def test_weights_and_none_among_several(scored):
+    rewards = build(["cosine", "repetition", "toolbench"], OPTIONS)
+    rows = [scored(r"\boxed{5}", ids=(7,) * 4, solution="5"), scored("a a", ids=(7, 7), solution="")]
+    scores = score_rows(rewards, [2.0, 0.5, 1.0], rows)
+    assert [[p.value for p in s.parts] for s in scores] == [[0.5, 0.0, None], [None, -1.0, None]]
+    assert [s.total for s in scores] == [1.0, -0.5]
+
+
+@pytest.mark.parametrize("name", ["accuracy_reward", "reasoning_accuracy_reward", "get_cosine_scaled_reward"])
+def test_trls_rewards_have_their_gold_in_the_column_solution(name, scored):
+    rewards = build([name], OPTIONS)
+    rows = [scored("</think>72", answer="72"), scored("</think>72", solution="72", answer="1")]
+    assert [s.total is None for s in score_rows(rewards, [1.0], rows)] == [True, False]
+    assert [f.kind for f in rewards.missing(["answer"])] == ["signature"]
+    assert rewards.missing(["solution"]) == []
 
 
 def test_trls_accuracy_has_its_gold_in_the_column_solution(scored):

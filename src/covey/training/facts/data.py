@@ -21,10 +21,9 @@ from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
 from covey.plan.facts import EvalSet, Facts, LeftOut, MissingColumn, UnreadableFile
 from covey.quickstart import task
+from covey.rewards.builtin import GOLD_COLUMNS, built_in_of
 from covey.training.facts.model import QUICKSTART
 
-GOLD_COLUMNS = ("solution", "answer")
-_ACCURACY = ("accuracy", "accuracy_reward", "trl.rewards.accuracy_reward")
 _PATIENCE_S = 1.0
 _SAMPLED = 1000
 
@@ -170,9 +169,12 @@ def _with_columns(facts: Facts, config: Config, rows: Rows) -> Facts:
     missing = []
     if columns and not columns & set(PROMPT_COLUMNS):
         missing.append(MissingColumn(column=" or ".join(PROMPT_COLUMNS), needed_by="every prompt"))
-    needing = [name for name in config.reward_funcs if name in _ACCURACY]
-    if columns and needing and not columns & set(GOLD_COLUMNS):
-        missing.append(MissingColumn(column=" or ".join(GOLD_COLUMNS), needed_by=f"the reward {needing[0]}"))
+    lacking: dict[str, str] = {}
+    for name in config.reward_funcs:
+        built_in = built_in_of(name)
+        if columns and built_in is not None and built_in.golds and not columns & set(built_in.golds):
+            lacking.setdefault(" or ".join(built_in.golds), f"the reward {name}")
+    missing += [MissingColumn(column=column, needed_by=who) for column, who in lacking.items()]
     return replace(facts, columns=tuple(sorted(columns)), missing_columns=tuple(missing))
 
 

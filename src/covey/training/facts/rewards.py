@@ -11,9 +11,10 @@ from covey.config.schema import Config
 from covey.data.rows import PromptTable
 from covey.plan.facts import BlindReward, Facts, FaultyReward, GoldFacts
 from covey.plan.facts import RewardFault as Kind
+from covey.rewards.builtin import built_in_of
 from covey.rewards.golds import check_golds
 from covey.rewards.protocol import RewardFault, Scored
-from covey.rewards.registry import available
+from covey.rewards.registry import available, options_read
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered, blind, trial
 from covey.training.facts.data import as_json, gold_of
@@ -22,7 +23,6 @@ from covey.types import Prompt
 _KINDS: Mapping[str, Kind] = {"unknown": "unknown", "signature": "signature", "trial": "trial"}
 _GOLD_BUDGET_S = 1.0
 _SHOWN = 3
-_NEEDS_GOLD = ("accuracy", "accuracy_reward", "trl.rewards.accuracy_reward")
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -31,7 +31,7 @@ def with_rewards(
     facts: Facts, config: Config, prompts: PromptTable | None, functions: Functions
 ) -> tuple[Facts, RewardSet | None]:
     """The facts with those of the rewards, and the rewards themselves, ready to score."""
-    facts = replace(facts, rewards_available=available())
+    facts = replace(facts, rewards_available=available(), reward_options=options_read())
     if not config.reward_funcs or config.replay_rollouts is not None:
         return facts, None
     if len(set(config.reward_funcs)) < len(config.reward_funcs):
@@ -52,6 +52,9 @@ def with_rewards(
     faults = list(rewards.faults)
     if not faults and facts.columns is not None:
         faults = rewards.missing(_given_columns(columns))
+        if facts.missing_columns:
+            # The columns of built-in rewards are among them already.
+            faults = [f for f in faults if built_in_of(f.reward) is None]
     unseen: tuple[BlindReward, ...] = ()
     if not faults and first is not None and config.reward_trial and os.environ.get("RANK", "0") == "0":
         assert prompts is not None
@@ -112,7 +115,8 @@ def _trial_rows(prompt: Prompt) -> list[Scored]:
 
 
 def _golds(config: Config, prompts: PromptTable | None) -> GoldFacts | None:
-    if prompts is None or not set(config.reward_funcs) & set(_NEEDS_GOLD):
+    built_in = [found for name in config.reward_funcs if (found := built_in_of(name)) is not None]
+    if prompts is None or not any(found.parses_gold for found in built_in):
         return None
     report = check_golds((gold_of(p.columns) for p in prompts.entries), budget_s=_GOLD_BUDGET_S)
     absent = [(i, "", "there is none") for i, p in enumerate(prompts.entries) if gold_of(p.columns) is None]
