@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from covey.rewards.accuracy import accuracy
+from covey.rewards.fenced import has_named_program
+from covey.rewards.targets import Target
 
 _FORMAT = re.compile(
     r"\s*<think>(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?:(?!</?think>|</?answer>).)*</answer>\s*",
@@ -39,13 +41,28 @@ def think_format_reward(*, completions: Sequence[str]) -> list[float | None]:
     return [float(_THINK.fullmatch(text) is not None) for text in completions]
 
 
+def code_format(*, completions: Sequence[str]) -> list[float | None]:
+    """1 where a completion is what `format` asks for, with a fenced block that says `python` in the answer;
+    else 0."""
+    return [
+        f if has_named_program(t) else 0.0
+        for t, f in zip(completions, format_reward(completions=completions), strict=True)
+    ]
+
+
 BUILT_IN: Mapping[str, Callable[..., list[float | None]]] = MappingProxyType(
     {
         "accuracy": accuracy,
         "accuracy_reward": accuracy_reward,
+        "code_format": code_format,
         "format": format_reward,
         "think_format_reward": think_format_reward,
     }
+)
+
+# These take long or start programs, and run in the workers.
+IN_WORKERS: Mapping[str, Target] = MappingProxyType(
+    {"code_reward": Target(entry="code_reward", name="CodeReward", module="covey.rewards.code")}
 )
 
 

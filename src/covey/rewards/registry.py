@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from covey.rewards.builtin import BUILT_IN
+from covey.rewards.builtin import BUILT_IN, IN_WORKERS
 from covey.rewards.protocol import Judged, Scored, TrainerState
 from covey.rewards.resolve import built_in, names_of
 from covey.rewards.reward_set import RewardSet
@@ -14,7 +14,7 @@ from covey.types import Score, ScorePart, Status
 
 def available() -> tuple[str, ...]:
     """Names that `--reward_funcs` takes without a file of the user's."""
-    return tuple(sorted(BUILT_IN))
+    return tuple(sorted({*BUILT_IN, *IN_WORKERS}))
 
 
 def build(names: Sequence[str]) -> RewardSet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -36,6 +37,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _FIRST_USER, _NUM_USERS = 61184, 4000
 _NOBODY = "65534"
 _LONGEST_LINE = 200
+_ENDED = re.compile(r"exit \d{1,3}|signal \d{1,2}|late|output")
 _BLOCK = 1 << 16
 _START_S = 10.0
 
@@ -46,8 +48,8 @@ class SandboxError(CoveyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one test may take: seconds of processor and of the clock, bytes of memory and output, processes and
-    threads together (None: not limited), open files."""
+    """What one test may take: seconds of processor and of the clock, bytes of memory and output, processes
+    and threads together (None: not limited), open files."""
 
     cpu_s: int = 5
     wall_s: float = 10.0
@@ -76,7 +78,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a test ended, as the sandbox says (`exit 0`, `signal 11`, `late`, `output`, `gone`), and its output."""
+    """How a test ended, as the sandbox says, and its output.
+
+    ended   `exit 0`, `signal 11`, `late`, `output` where that was too much, `gone` where nothing was said
+    """
 
     ended: str
     output: bytes = b""
@@ -86,10 +91,10 @@ def ways() -> list[Way]:
     """The ways that could be open here, the best first."""
     user = _FIRST_USER + os.getpid() % _NUM_USERS if os.getuid() == 0 else None
     tool = shutil.which("bwrap")
-    kinds: list[Literal["bwrap", "namespaces"]] = [*(["bwrap"] if tool else []), "namespaces"]
+    kinds: tuple[Literal["bwrap", "namespaces"], ...] = ("bwrap", "namespaces")
     # Root makes the namespaces itself; where it may not, as in many containers, another user may.
     rights = [True] if user is None else [False, True]
-    return [Way(kind=k, new_user=new, user=user, tool=tool) for new in rights for k in kinds]
+    return [Way(kind=k, new_user=new, user=user, tool=tool) for new in rights for k in kinds[not tool :]]
 
 
 def bare_ways() -> list[Way]:
@@ -104,9 +109,9 @@ def endings(
 ) -> Iterator[Ending]:
     """Run a program's tests in a fresh sandbox and say how each ended, in order; at most `total_s` seconds.
 
-    A test is `{"input": "text for standard input"}` or `{"call": "name", "arguments": […]}`. After one that was
-    late or took the sandbox with it, the rest come as `late` or `gone` without having run. SandboxError where
-    it did not start.
+    A test is `{"input": "text for standard input"}` or `{"call": "name", "arguments": […]}`. After one that
+    was late or took the sandbox with it, the rest come as `late` or `gone` without having run. SandboxError
+    where it did not start.
     """
     job = {"code": code, "tests": list(tests), "limits": asdict(limits), "paths": _packages()}
     with _started(way, job) as (process, errors):
@@ -188,7 +193,7 @@ def _bwrap(way: Way, links: Mapping[str, str], binds: Sequence[str]) -> list[str
 
 
 def _system(python: str) -> tuple[dict[str, str], list[str]]:
-    """What a program sees of the machine: links at the top, and the paths that Python and its packages are in."""
+    """What a program sees of the machine: links at the top, and the paths of Python and its packages."""
     links = {path: os.readlink(path) for path in _SYSTEM if os.path.islink(path)}
     wanted = [path for path in _SYSTEM if path not in links]
     wanted += [str(Path(python).parents[1]), os.path.realpath(sys.base_prefix), *_packages(), *_LINKER]
@@ -236,7 +241,7 @@ class _Reader:
         line = self.line()
         if self._is_late:
             return Ending(ended="late")
-        if not isinstance(line, dict) or not isinstance(line.get("ended"), str):
+        if not isinstance(line, dict) or _ENDED.fullmatch(str(line.get("ended"))) is None:
             return Ending(ended="gone")
         count = line.get("bytes")
         if not isinstance(count, int) or not 0 <= count <= most:

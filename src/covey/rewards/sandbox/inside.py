@@ -1,20 +1,21 @@
 """The part of the sandbox that runs in it. It is handed to Python as text and imports the standard library
 alone.
 
-Its argument is JSON: `{"root": {…} or null, "user": 61184 or null}`. With a `root` it makes the namespaces and
-the file system itself, as bubblewrap would have done before it. Standard input is the job:
+Its argument is JSON: `{"root": {…} or null, "user": 61184 or null}`. With a `root` it makes the namespaces
+and the file system itself, as bubblewrap would have done before it. Standard input is the job:
 
     {"code": "print(input())", "paths": ["…/site-packages"], "limits": {…},
      "tests": [{"input": "3\n"}, {"call": "double", "arguments": [4]}]}
 
 Standard output is one line, `{"ready": true}`, and per test the line `{"ended": "exit 0", "bytes": 2}`
 followed by so many bytes: what the program printed, or the JSON of what the function returned. What a test
-expects never comes in here. From the first test on nothing in here is to be trusted: the program may do to this
-process whatever it likes, and all it can gain is another output.
+expects never comes in here. From the first test on nothing in here is to be trusted: the program may do to
+this process whatever it likes, and all it can gain is another output.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.abc
 import importlib.util
@@ -128,10 +129,8 @@ def _await(child: int, mine: int, limits: Mapping[str, Any]) -> tuple[str, bytes
             break
     os.close(is_gone)
     for end in (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             end(child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     status = os.waitpid(child, 0)[1]
     if ended is None:
         code = os.waitstatus_to_exitcode(status)
@@ -259,12 +258,10 @@ def _lock(path: str, attributes: int, flags: int) -> None:
 def _give_up_rights(user: int | None) -> None:
     """Another user where this is root, no capability, and none to be won by starting a program."""
     _libc("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
-    try:
+    # Until past the last capability, or at once where there is no right to drop any.
+    with contextlib.suppress(OSError):
         for capability in range(64):
             _libc("prctl", _CAPBSET_DROP, capability, 0, 0, 0)
-    except OSError:
-        # Past the last capability, or without the right to drop any.
-        pass
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
