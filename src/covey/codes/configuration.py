@@ -306,6 +306,18 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "token at its start. After another beginning it writes on for the user, or opens the turn itself, "
         "and the run trains that.",
     ),
+    (
+        "E328",
+        "Programs that nothing shuts off",
+        "A model may write anything, and its program would run with your rights: it could read your keys, "
+        "send your data away or end the run.",
+    ),
+    (
+        "E329",
+        "Tests that cannot be run",
+        "A program is scored by the tests of its row. A row without tests that can be run scores nothing, so "
+        "the model learns nothing from it.",
+    ),
     # -- output and resume
     (
         "E401",
@@ -416,5 +428,11 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "W117",
         "DeepSpeed setting left out of the forecast",
         "It changes what a GPU or the machine's memory holds, and the forecast counts without it.",
+    ),
+    (
+        "W121",
+        "Programs that run unprotected",
+        "Programs that a model wrote run with rights on this machine, by your word. Whatever they can reach "
+        "may be read, changed or sent away.",
     ),
 )

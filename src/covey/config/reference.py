@@ -58,6 +58,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     "reward_workers": (NONE, NONE),
     "reward_trial": (NONE, NONE),
     "max_bad_gold": (NONE, NONE),
+    "unsafe_exec": (NONE, NONE),
     "completion_form": (NONE, NONE),
     "num_generations": ("8", "8"),
     "per_device_train_batch_size": ("8", "1"),

@@ -62,7 +62,14 @@ def test_think_format(text, value):
 
 
 def test_names():
-    assert available() == ("accuracy", "accuracy_reward", "format", "think_format_reward")
+    assert available() == (
+        "accuracy",
+        "accuracy_reward",
+        "code_format",
+        "code_reward",
+        "format",
+        "think_format_reward",
+    )
     assert build(["format", "accuracy"]).names == ("format", "accuracy")
     assert build(["trl.rewards.think_format_reward"]).names == ("think_format_reward",)
     for name in ("nonsense", "trl.rewards.accuracy", "trl.rewards.nonsense"):

@@ -80,12 +80,14 @@ class Unisolated(SandboxError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """A way that works, its name, the limits of a test, and which layers its trial found in place."""
+    """A way that works, its name, the limits of a test, which layers its trial found in place, and why no
+    better way was taken."""
 
     way: Way
     name: str
     limits: Limits
     has: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -119,7 +121,7 @@ def isolate(limits: Limits | None = None, *, unsafe: bool = False) -> Isolation:
         reasons.insert(0, "bubblewrap is not installed")
     for way in bare_ways() if unsafe else ():
         try:
-            return tried(way, _countable(limits or Limits(), way))
+            return replace(tried(way, _countable(limits or Limits(), way)), reasons=tuple(reasons))
         except SandboxError as error:
             reasons.append(f"{_name(way)}: {error}")
     raise Unisolated(tuple(reasons))
