@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import select
 import shutil
 import signal
@@ -33,7 +34,8 @@ _INSIDE = Path(__file__).with_name("inside.py")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _LINKER = ("/etc/ld.so.cache", "/etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-# Users that no account has; each sandbox of a machine another one, so that none counts another's processes.
+# Users that no account has. Each sandbox is another one: processes are counted by user, and those of an
+# earlier program may take a moment to be gone.
 _FIRST_USER, _NUM_USERS = 61184, 4000
 _NOBODY = "65534"
 _LONGEST_LINE = 200
@@ -65,14 +67,14 @@ class Way:
 
     kind      `bwrap`, `namespaces` (made by covey itself) or `bare`
     new_user  whether a user namespace is made; without one only root can make the others
-    user      another user that the program is where this is root: from the start where `new_user`, else from
-              when the namespaces are made
+    is_root   whether this is root: the program is another user then, from the start where `new_user`, else
+              from when the namespaces are made; `bare` programs are only where this is asked for
     tool      the path of bubblewrap
     """
 
     kind: Literal["bwrap", "namespaces", "bare"]
     new_user: bool = False
-    user: int | None = None
+    is_root: bool = False
     tool: str | None = None
 
 
@@ -89,19 +91,20 @@ class Ending:
 
 def ways() -> list[Way]:
     """The ways that could be open here, the best first."""
-    user = _FIRST_USER + os.getpid() % _NUM_USERS if os.getuid() == 0 else None
+    is_root = os.getuid() == 0
     tool = shutil.which("bwrap")
     kinds: tuple[Literal["bwrap", "namespaces"], ...] = ("bwrap", "namespaces")
     # Root makes the namespaces itself; where it may not, as in many containers, another user may.
-    rights = [True] if user is None else [False, True]
-    return [Way(kind=k, new_user=new, user=user, tool=tool) for new in rights for k in kinds[not tool :]]
+    rights = [False, True] if is_root else [True]
+    return [
+        Way(kind=k, new_user=new, is_root=is_root, tool=tool) for new in rights for k in kinds[not tool :]
+    ]
 
 
 def bare_ways() -> list[Way]:
     """The ways without isolation: as another user where this is root and that one can read Python, else as
     this one."""
-    user = _FIRST_USER + os.getpid() % _NUM_USERS
-    return [*([Way(kind="bare", user=user)] if os.getuid() == 0 else []), Way(kind="bare")]
+    return [*([Way(kind="bare", is_root=True)] if os.getuid() == 0 else []), Way(kind="bare")]
 
 
 def endings(
@@ -129,22 +132,24 @@ def endings(
 @contextlib.contextmanager
 def _started(way: Way, job: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The process of a sandbox in a session of its own, and the file of its standard error; ended whole."""
+    user = _FIRST_USER + secrets.randbelow(_NUM_USERS) if way.is_root else None
+    first_user = user if way.new_user else None
     given, errors = os.memfd_create("job"), os.memfd_create("errors")
     try:
         with open(os.dup(given), "wb") as file:
             file.write(json.dumps(job).encode())
         os.lseek(given, 0, os.SEEK_SET)
         process = subprocess.Popen(
-            command(way),
+            command(way, None if way.new_user else user),
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=errors,
             env=dict(ENVIRONMENT),
             cwd="/",
             start_new_session=True,
-            user=way.user if way.new_user else None,
-            group=way.user if way.new_user else None,
-            extra_groups=[] if way.new_user and way.user is not None else None,
+            user=first_user,
+            group=first_user,
+            extra_groups=None if first_user is None else [],
         )
         try:
             yield process, errors
@@ -161,12 +166,12 @@ def _started(way: Way, job: Mapping[str, Any]) -> Iterator[tuple[subprocess.Pope
         os.close(errors)
 
 
-def command(way: Way) -> list[str]:
-    """The command line of a sandbox."""
+def command(way: Way, user: int | None) -> list[str]:
+    """The command line of a sandbox that becomes this user."""
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     links, binds = _system(python)
     root = {"binds": binds, "links": links, "devices": _there(_DEVICES), "new_user": way.new_user}
-    config = {"root": root if way.kind == "namespaces" else None, "user": None if way.new_user else way.user}
+    config = {"root": root if way.kind == "namespaces" else None, "user": user}
     inside = [python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _INSIDE.read_text(encoding="utf-8")]
     return [*(_bwrap(way, links, binds) if way.kind == "bwrap" else ()), *inside, json.dumps(config)]
 

@@ -175,12 +175,12 @@ def _numbers(limits: Limits) -> dict[str, int]:
 
 def _countable(limits: Limits, way: Way) -> Limits:
     # Without a user of its own a program would be counted together with all else that runs under this one.
-    return limits if way.user is not None else replace(limits, processes=None)
+    return limits if way.is_root else replace(limits, processes=None)
 
 
 def _name(way: Way) -> str:
     if way.kind == "bare":
-        return "no isolation" if way.user is None else "another user alone"
+        return "another user alone" if way.is_root else "no isolation"
     if way.tool is not None and way.kind == "bwrap":
         done = subprocess.run([way.tool, "--version"], capture_output=True, text=True, check=False)
         return done.stdout.strip() or "bubblewrap"
