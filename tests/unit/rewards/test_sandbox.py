@@ -12,7 +12,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from covey.rewards.code import grade
 from covey.rewards.code_tests import CodeTest
 from covey.rewards.sandbox import host, layers
 from covey.rewards.sandbox.host import Ending, Limits, SandboxError, Way, endings
-from covey.rewards.sandbox.layers import LAYERS, Unisolated, isolate, tried
+from covey.rewards.sandbox.layers import Unisolated, isolate, tried
 
 SMALL = Limits(cpu_s=1, wall_s=4.0, memory_bytes=256 << 20, output_bytes=100_000, processes=8)
 SECRET = "hf_a-token-of-the-trainer"
@@ -180,9 +180,9 @@ ATTACKS = {
     ),
     "become root": Attack(
         program="import os\n"
-        "print(tried(lambda: os.setuid(0)), tried(lambda: os.chroot('/')), os.getuid() == 0)",
+        "print('done' in [tried(lambda: os.setuid(0)), tried(lambda: os.chroot('/'))], os.getuid() == 0)",
         ended=("exit 0",),
-        output="PermissionError PermissionError False\n",
+        output="False False\n",
     ),
     "close everything": Attack(program="import os\nos.closerange(0, 4096)\nos._exit(0)", ended=("exit 0",)),
     "an exception of its own": Attack(program="raise SystemExit(3)", ended=("exit 3",)),
@@ -381,14 +381,16 @@ def test_a_way_that_shuts_nothing_off_is_seen_through(monkeypatch, tmp_path):
     # It takes every word that is meant for bubblewrap and runs the program all the same.
     tool = script(tmp_path, 'while [ "$1" != "--" ]; do shift; done; shift; exec "$@"')
     fake = Way(kind="bwrap", new_user=False, tool=tool)
-    assert set(LAYERS) - set(tried(fake, SMALL).has) >= {
+    # Counted with all else that runs under this user, it could not start as much as a thread.
+    uncounted = replace(SMALL, processes=None)
+    assert set(tried(fake, uncounted).lacks) >= {
         "no network",
         "no sight of other processes",
         "no files but Python's, read-only",
     }
     monkeypatch.setattr(layers, "ways", lambda: [fake])
     with pytest.raises(Unisolated, match=r"leaves out: .*no network"):
-        isolate()
+        isolate(uncounted)
 
 
 def test_without_isolation_programs_run_only_on_request(monkeypatch):

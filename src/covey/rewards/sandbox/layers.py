@@ -94,12 +94,15 @@ class Isolation:
         """The layers that are not in place."""
         return tuple(layer for layer in LAYERS if layer not in self.has)
 
-    def words(self) -> str:
-        """`bubblewrap 0.8.0: another user, no network, …; a test has 5 s of processor, 1 GiB, …`."""
+    def words(self) -> tuple[str, str]:
+        """`programs run under bubblewrap 0.8.0: another user, no network, …` and `a test has 5 s of …`."""
         most = self.limits
         parts = f", {most.processes} processes and threads" if most.processes is not None else ""
-        limits = f"a test has {most.cpu_s} s of processor, {most.memory_bytes >> 30} GiB a process{parts}"
-        return f"{self.name}: {', '.join(self.has) or 'nothing'}; {limits}"
+        layers = f"programs run under {self.name}: {', '.join(self.has) or 'nothing'}"
+        return (
+            layers,
+            f"a test has {most.cpu_s} s of processor, {most.memory_bytes >> 30} GiB a process{parts}",
+        )
 
 
 def isolate(limits: Limits | None = None, *, unsafe: bool = False) -> Isolation:

@@ -25,7 +25,7 @@ def with_code(facts: Facts, config: Config, prompts: PromptTable | None) -> Fact
         notes = facts.reward_notes
     else:
         sandbox = SandboxFacts(lacks=isolation.lacks, reasons=isolation.reasons)
-        notes = (*facts.reward_notes, f"programs run under {isolation.words()}")
+        notes = (*facts.reward_notes, *isolation.words())
     return replace(facts, sandbox=sandbox, reward_notes=notes, code_tests=_tests(prompts))
 
 
