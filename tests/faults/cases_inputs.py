@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from covey.rewards.sandbox.layers import Unisolated
 from faults.case import SUMS, Case, changed_model, jsonl, model, sums, void, words
 
 _ROWS = {"rows.jsonl": SUMS}
@@ -30,6 +31,15 @@ def _model(name: str, **config: object) -> Case:
 def _offline(patch, here) -> None:
     patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "hub-cache")
+
+
+def _nothing_shuts_off(patch, here) -> None:
+    def isolate(**_: object) -> None:
+        raise Unisolated(
+            ("bubblewrap is not installed", "namespaces of Linux: unshare: Operation not permitted")
+        )
+
+    patch.setattr("covey.training.facts.code.isolate", isolate)
 
 
 def _shards(here: Path) -> None:
@@ -90,6 +100,18 @@ CASES = (
     _data("context_too_short", sums(64), "--max_completion_length 2040"),
     _data("context_smaller_than_a_completion", sums(64), "--max_completion_length 4096"),
     _data("images", sums(64, image="a.png")),
+    Case(
+        name="code_without_isolation",
+        words=words(dataset="rows.jsonl", reward="code_reward"),
+        files={"rows.jsonl": jsonl(sums(64, test_cases=[{"input": "1", "output": "2"}]))},
+        edge=_nothing_shuts_off,
+    ),
+    Case(
+        name="code_without_isolation_or_tests",
+        words=words(dataset="rows.jsonl", reward="code_reward"),
+        files={"rows.jsonl": jsonl(sums(64, verification_info={"language": "c++", "test_cases": []}))},
+        edge=_nothing_shuts_off,
+    ),
     _data(
         "golds_that_do_not_parse",
         [{"question": "What is 1+1?", "solution": s} for s in ("", "2", "3", "4") * 16],

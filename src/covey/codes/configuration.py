@@ -318,6 +318,18 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "A reward that is 0 whatever the model writes teaches nothing; long completions would cost nothing "
         "although somebody asked for it.",
     ),
+    (
+        "E328",
+        "Programs that nothing shuts off",
+        "A model may write anything, and its program would run with your rights: it could read your keys, "
+        "send your data away or end the run.",
+    ),
+    (
+        "E329",
+        "Tests that cannot be run",
+        "A program is scored by the tests of its row. A row without tests that can be run scores nothing, so "
+        "the model learns nothing from it.",
+    ),
     # -- algorithm
     (
         "E331",
@@ -459,6 +471,12 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "Wrong answers that score as much as right ones",
         "With cosine the length decides beside the answer. Where the best wrong answer scores no less than "
         "the worst right one, some groups push the model towards wrong answers.",
+    ),
+    (
+        "W121",
+        "Programs that run unprotected",
+        "Programs that a model wrote run with rights on this machine, by your word. Whatever they can reach "
+        "may be read, changed or sent away.",
     ),
     (
         "W122",

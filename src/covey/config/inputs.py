@@ -180,6 +180,11 @@ class InputOptions(BaseModel):
     max_bad_gold: float = option(
         "reward", 0.05, "Share of rows whose gold answer may be unreadable before the run is refused."
     )
+    unsafe_exec: bool = option(
+        "reward",
+        False,
+        "Let code_reward run the programs of completions where nothing shuts them off from this machine.",
+    )
     completion_form: Literal["auto", "text", "messages"] = option(
         "reward",
         "auto",

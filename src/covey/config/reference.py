@@ -58,6 +58,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     "reward_workers": (NONE, NONE),
     "reward_trial": (NONE, NONE),
     "max_bad_gold": (NONE, NONE),
+    "unsafe_exec": (NONE, NONE),
     "completion_form": (NONE, NONE),
     "cosine_min_len_value_wrong": ("-1", "-0.5"),
     "cosine_max_len_value_wrong": ("-0.5", "0"),

@@ -48,6 +48,7 @@ FREE_ON_RESUME: frozenset[str] = frozenset(
         "save_steps",
         "save_total_limit",
         "stop_after_steps",
+        "unsafe_exec",
         "use_hf",
         "val_dataset",
     }

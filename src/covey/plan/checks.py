@@ -9,6 +9,7 @@ from covey.config.schema import Config
 from covey.errors import ConfigError
 from covey.plan.check_algorithm import algorithm_problems
 from covey.plan.check_batch import batch_problems
+from covey.plan.check_code import code_problems
 from covey.plan.check_data import data_problems
 from covey.plan.check_effect import effect_problems
 from covey.plan.check_eval import eval_problems
@@ -39,6 +40,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *version_problems(config, facts),
         *data_problems(config, facts),
         *reward_problems(config, facts),
+        *code_problems(config, facts),
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
         *layout,
         # Of parts that cannot be together there is no forecast.

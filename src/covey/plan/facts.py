@@ -70,6 +70,15 @@ class GoldFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxFacts:
+    """How programs of completions are shut off here: the layers that lack, none where they may run, and why
+    each way that was tried is not open."""
+
+    lacks: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """Rows without a usable prompt, by reason: `LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11))`, row
     numbers from 1."""
@@ -203,6 +212,8 @@ class Facts:
     data_problem           why the rows do not make a data set, in words: mixing, columns, splitting
     hub_problem            why a hub does not give a data set
     golds                  what the gold answers are, where a reward needs them
+    sandbox                how programs of completions are shut off, where a reward runs them
+    code_tests             what their tests are: as golds, with the reasons that one cannot be run
     faulty_rewards         rewards that cannot be loaded, called, or that failed their trial
     blind_rewards          rewards that read a gold column and do not tell its answers from others
     reward_names           the names of the rewards in metrics, in order
@@ -258,6 +269,8 @@ class Facts:
     data_problem: str | None = None
     hub_problem: str | None = None
     golds: GoldFacts | None = None
+    sandbox: SandboxFacts | None = None
+    code_tests: GoldFacts | None = None
     faulty_rewards: tuple[FaultyReward, ...] = ()
     blind_rewards: tuple[BlindReward, ...] = ()
     reward_names: tuple[str, ...] = ()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from covey.rewards.accuracy import accuracy, reasoning_accuracy
+from covey.rewards.fenced import has_named_program
 from covey.rewards.formats import format_reward, react_format, tag_count, think_format_reward
 from covey.rewards.lengths import cosine, soft_overlong
 from covey.rewards.repetition import repetition, repetition_of_tokens
+from covey.rewards.targets import Target
 from covey.rewards.toolbench import toolbench
 from covey.rewards.validity import json_valid, xml_valid
 
@@ -39,10 +41,20 @@ class BuiltIn:
     parses_gold: bool = False
 
 
+def code_format(*, completions: Sequence[str]) -> list[float | None]:
+    """1 where a completion is what `format` asks for, with a fenced block that says `python` in the answer;
+    else 0."""
+    return [
+        f if has_named_program(t) else 0.0
+        for t, f in zip(completions, format_reward(completions=completions), strict=True)
+    ]
+
+
 BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
     {
         "accuracy": BuiltIn(function=accuracy, golds=GOLD_COLUMNS, parses_gold=True),
         "accuracy_reward": BuiltIn(function=accuracy, golds=_TRLS_GOLD, parses_gold=True),
+        "code_format": BuiltIn(function=code_format),
         "cosine": BuiltIn(function=cosine, options=_COSINE, golds=GOLD_COLUMNS, parses_gold=True),
         "format": BuiltIn(function=format_reward),
         "get_cosine_scaled_reward": BuiltIn(
@@ -61,6 +73,11 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
         "toolbench": BuiltIn(function=toolbench, golds=_TRLS_GOLD),
         "xml_valid": BuiltIn(function=xml_valid),
     }
+)
+
+# These take long or start programs, and run in the workers.
+IN_WORKERS: Mapping[str, Target] = MappingProxyType(
+    {"code_reward": Target(entry="code_reward", name="CodeReward", module="covey.rewards.code")}
 )
 
 

@@ -17,18 +17,22 @@ Ask = Callable[[Mapping[str, Sequence[Any]], int, TrainerState], Callable[[], Re
 
 
 class FunctionReward:
-    """Cuts rows into calls at the borders of groups, and calls again row by row where a call raised.
+    """Cuts rows into calls, at the borders of groups or each on its own (`by_row`), and calls again row by
+    row where a call raised.
 
     With `calls` 0 the function is one of this process, called once, when its judgement is waited for.
     """
 
-    def __init__(self, name: str, wants: Wants, ask: Ask, *, form: Form = "text", calls: int = 0) -> None:
+    def __init__(
+        self, name: str, wants: Wants, ask: Ask, *, form: Form = "text", calls: int = 0, by_row: bool = False
+    ) -> None:
         self.name = name
         self.is_here = calls == 0
         self._wants = wants
         self._ask = ask
         self._form = form
         self._calls = calls
+        self._by_row = by_row
 
     def lacks(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Arguments that the function demands and that neither covey nor these columns give."""
@@ -40,7 +44,10 @@ class FunctionReward:
 
     def begin(self, rows: Sequence[Scored], state: TrainerState) -> Callable[[], Judgement]:
         """Start the calls; the function that comes back waits for them."""
-        parts = chunks([r.prompt.id for r in rows], max(self._calls, 1))
+        if self._by_row:
+            parts = [range(i, i + 1) for i in range(len(rows))]
+        else:
+            parts = chunks([r.prompt.id for r in rows], max(self._calls, 1))
         begun = [self._begun([rows[i] for i in part], state) for part in parts]
         return lambda: self._gathered(begun, state)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from covey.config.names import nearest
 from covey.rewards.arguments import as_json
-from covey.rewards.builtin import BUILT_IN, GOLD_COLUMNS, built_in_name
+from covey.rewards.builtin import BUILT_IN, GOLD_COLUMNS, IN_WORKERS, built_in_name
 from covey.rewards.callee import Callee, Wants
 from covey.rewards.function_reward import Ask, FunctionReward
 from covey.rewards.loading import Unloadable, callee_of
@@ -25,7 +25,8 @@ Entry = str | Callable[..., Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A function and how it is asked; `source` tells it from others called `plain` (None: it keeps that
-    name), `calls` is into how many calls rows are cut, 0 for a function that works while it is waited for."""
+    name), `calls` is into how many calls rows are cut, 0 for a function that works while it is waited for;
+    `by_row` is whether each completion is a call of its own, with a time limit of its own."""
 
     plain: str
     source: str | None
@@ -34,12 +35,13 @@ class Found:
     ask: Ask
     calls: int
     note: str = ""
+    by_row: bool = False
 
     def reward(self, name: str, form: Form | None, *, prompt_is_messages: bool = False) -> FunctionReward:
         """The reward under this name; without a form, what TRL and ms-swift would give such a function."""
         default: Form = "messages" if prompt_is_messages and self.kind == "function" else "text"
         form = "text" if self.kind == "built_in" else form or default
-        return FunctionReward(name, self.wants, self.ask, form=form, calls=self.calls)
+        return FunctionReward(name, self.wants, self.ask, form=form, calls=self.calls, by_row=self.by_row)
 
 
 def find(entry: Entry, pool: Pool, orms: Sequence[str]) -> Found | RewardFault:
@@ -52,6 +54,8 @@ def find(entry: Entry, pool: Pool, orms: Sequence[str]) -> Found | RewardFault:
         return _in_worker(Target(entry=entry, name=entry), pool)
     if built_in_name(entry) is not None:
         return built_in(entry, pool.plan.options)
+    if entry in IN_WORKERS:
+        return _built_in_in_worker(IN_WORKERS[entry], pool)
     target = target_of(entry)
     return _in_worker(target, pool) if target is not None else _unknown(entry, orms)
 
@@ -101,6 +105,13 @@ def _in_worker(target: Target, pool: Pool) -> Found | RewardFault:
     )
 
 
+def _built_in_in_worker(target: Target, pool: Pool) -> Found | RewardFault:
+    found = _in_worker(target, pool)
+    if isinstance(found, RewardFault):
+        return found
+    return replace(found, plain=target.entry, source=None, kind="built_in", by_row=True)
+
+
 def _here(function: Callable[..., Any], why: str, pool: Pool) -> Found | RewardFault:
     name = callable_name(function)
     try:
@@ -130,7 +141,7 @@ def _unknown(entry: str, orms: Sequence[str]) -> RewardFault:
     if entry.endswith(".py"):
         words = f"{entry} is a file; name the function in it: {entry}:my_reward"
         return RewardFault(reward=entry, kind="unknown", words=words)
-    names = sorted({*BUILT_IN, *orms})
+    names = sorted({*BUILT_IN, *IN_WORKERS, *orms})
     near = nearest(entry, names)
     hint = f"the nearest name is {near}" if near else f"there are {', '.join(names)}"
     words = f"there is no reward {entry}; {hint}; a function of yours is FILE.py:name or package.module.name"

@@ -148,10 +148,9 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     total_steps = scoring.total_steps = _total_steps(plan, source)
     objective = parts.objective(config, total_steps)
     source = _changing(source, objective, plan)
-    guards = _guards(config, plan, backend, comm)
-    health = Health(rules=Rules(config.model_dump()), watch=RewardWatch(comm.world), guards=guards)
+    health = _health(config, plan, backend, comm)
     states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
-    registry = _registry((state for state in states if state is not None), health)
+    registry = _registry(states, health)
     files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
@@ -189,11 +188,17 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     )
 
 
-def _registry(components: Iterable[Stateful], health: Health) -> Registry:
-    """What a checkpoint keeps."""
+def _health(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Health:
+    guards = _guards(config, plan, backend, comm)
+    return Health(rules=Rules(config.model_dump()), watch=RewardWatch(comm.world), guards=guards)
+
+
+def _registry(components: Iterable[Stateful | None], health: Health) -> Registry:
+    """What a checkpoint keeps; None is of a component that the run does not have."""
     registry = Registry()
     for component in components:
-        registry.register(component)
+        if component is not None:
+            registry.register(component)
     registry.register(health, is_later=True)
     registry.expect(("progress", "rollout", "optimizer", "rng", "best", "health"))
     return registry

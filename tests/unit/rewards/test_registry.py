@@ -68,7 +68,8 @@ def test_think_format(text, value):
 
 def test_names():
     assert available() == (
-        *("accuracy", "accuracy_reward", "cosine", "format", "get_cosine_scaled_reward"),
+        *("accuracy", "accuracy_reward", "code_format", "code_reward", "cosine", "format"),
+        "get_cosine_scaled_reward",
         *("get_repetition_penalty_reward", "get_soft_overlong_punishment", "json_valid", "react_format"),
         *("reasoning_accuracy", "reasoning_accuracy_reward", "repetition", "soft_overlong", "tag_count"),
         *("think_format_reward", "toolbench", "xml_valid"),
@@ -128,6 +129,7 @@ def test_the_page_has_every_built_in_with_what_it_reads():
     names = [row[0].strip("| `") for row in rows]
     assert sorted(names) == sorted(available())
     read = {name: re.findall(r"`(\w+)`", row[2]) for name, row in zip(names, rows, strict=True)}
+    assert read.pop("code_reward") == ["verification_info", "test_cases"]
     for name, words in read.items():
         others = {o for w in words if w in BUILT_IN for o in BUILT_IN[w].options}
         assert {*words, *others} - {*BUILT_IN} == {*BUILT_IN[name].golds, *BUILT_IN[name].options}, name

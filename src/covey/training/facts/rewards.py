@@ -17,6 +17,7 @@ from covey.rewards.protocol import RewardFault, Scored
 from covey.rewards.registry import available, options_read
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered, blind, trial
+from covey.training.facts.code import CODE_REWARD, with_code
 from covey.training.facts.data import as_json, gold_of
 from covey.types import Prompt
 
@@ -38,6 +39,10 @@ def with_rewards(
         entries = list(dict.fromkeys(config.reward_funcs))
     else:
         entries = list(config.reward_funcs)
+    facts = with_code(facts, config, prompts)
+    if facts.sandbox is not None and facts.sandbox.lacks and not config.unsafe_exec:
+        # Refused with a word of its own; its worker would say the same once more.
+        entries.remove(CODE_REWARD)
     columns = facts.columns or ()
     first = prompts.entries[0] if prompts is not None and prompts.entries else None
     rewards = RewardSet.start(
@@ -65,10 +70,10 @@ def with_rewards(
         faulty_rewards=tuple(_fault(f, config) for f in faults),
         blind_rewards=unseen,
         reward_names=rewards.names,
-        reward_notes=rewards.notes,
+        reward_notes=(*facts.reward_notes, *rewards.notes),
         golds=_golds(config, prompts),
     )
-    if faults:
+    if faults or (CODE_REWARD in config.reward_funcs and CODE_REWARD not in entries):
         rewards.close()
         return facts, None
     return facts, rewards

@@ -1,0 +1,126 @@
+"""How long the workers take to score 1,000 completions: `python bench/reward_pool.py`.
+
+A cheap function of a file, one that waits, and `code_reward` with five tests a program: programs that end,
+and the same with one in fifty that never does. No model, no GPU. Prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.rewards.protocol import Scored, TrainerState
+from covey.rewards.reward_set import RewardSet
+from covey.rewards.sandbox.layers import Isolation, isolate
+from covey.types import Draw, Finish, NoiseKey, Prompt, SamplingParams, Segment, Source, Status, Trajectory
+
+GROUP = 8
+TESTS = [{"input": f"{n} {n + 1}\n", "output": f"{2 * n + 1}\n"} for n in range(5)]
+RIGHT = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
+PROGRAMS = (
+    RIGHT,
+    "```python\nprint(sum(int(word) for word in input().split()) + 1)\n```",
+    "```python\nimport sys, collections, heapq\nprint(sum(map(int, sys.stdin.read().split())))\n```",
+    "```python\nprint(undefined)\n```",
+    "I do not know.",
+)
+ENDLESS = "```python\nwhile True:\n    pass\n```"
+FUNCTIONS = """
+import time
+
+def cheap(completions, **kwargs):
+    return [len(text) / 100 for text in completions]
+
+def slow(completions, **kwargs):
+    time.sleep(0.01 * len(completions))
+    return [len(text) / 100 for text in completions]
+"""
+
+
+def main() -> int:
+    """Time every reward and print a row for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="completions (1000)")
+    parser.add_argument(
+        "--workers", type=int, default=min(8, os.cpu_count() or 1), help="the cores, at most 8"
+    )
+    arguments = parser.parse_args()
+    isolation = isolate()
+    endings = [PROGRAMS[n % len(PROGRAMS)] for n in range(arguments.count)]
+    loops = [ENDLESS if n % 50 == 0 else text for n, text in enumerate(endings)]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "functions.py"
+        file.write_text(FUNCTIONS, encoding="utf-8")
+        cases = [
+            ("a cheap function", f"{file}:cheap", endings),
+            ("one that waits 10 ms a completion", f"{file}:slow", endings),
+            ("code_reward, 5 tests", "code_reward", endings),
+            ("code_reward, 5 tests, 2 % never end", "code_reward", loops),
+        ]
+        rows = [(name, *timed(entry, texts, arguments.workers)) for name, entry, texts in cases]
+    sys.stdout.write(table(rows, arguments.count, arguments.workers, isolation))
+    return 0
+
+
+def timed(entry: str, texts: Sequence[str], workers: int) -> tuple[float, float]:
+    """Seconds for all completions, workers warm; and the mean of the scores."""
+    options = {"unsafe_exec": False, "reward_timeout_s": 60.0}
+    rows = [scored(n, text) for n, text in enumerate(texts)]
+    with RewardSet.start([entry], workers=workers, options=options) as rewards:
+        if rewards.faults:
+            raise SystemExit(f"{entry}: {rewards.faults[0].words}")
+        rewards.score(rows[: workers * GROUP], TrainerState())
+        started = time.perf_counter()
+        judged = rewards.score(rows, TrainerState())
+        took_s = time.perf_counter() - started
+    parts = [row.parts[0] for row in judged.rows]
+    if any(part.status is not Status.OK or part.value is None for part in parts):
+        raise SystemExit(f"{entry}: {next(p for p in parts if p.status is not Status.OK).message}")
+    return took_s, sum(part.value or 0.0 for part in parts) / len(parts)
+
+
+def scored(number: int, text: str) -> Scored:
+    """A completion with tests of a sum."""
+    columns: dict[str, Any] = {"verification_info": {"language": "python", "test_cases": TESTS}}
+    prompt = Prompt(
+        id=number // GROUP,
+        messages=None,
+        opened="",
+        text="Add two numbers.",
+        token_ids=(1,),
+        columns=columns,
+        draw=Draw(epoch=0, rollout=0),
+    )
+    segments = (
+        Segment(token_ids=(1,), source=Source.PROMPT, trained=False),
+        Segment(token_ids=(2,), source=Source.MODEL, trained=True, logprobs=(-1.0,), versions=(0,)),
+    )
+    key = NoiseKey(
+        seed=0, split="bench", rollout=0, attempt=0, prompt_id=number // GROUP, sibling=number % GROUP
+    )
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=())
+    trajectory = Trajectory(
+        segments=segments, sampling=sampling, noise_key=key, finish=Finish.STOP, text=text
+    )
+    return Scored(prompt=prompt, trajectory=trajectory)
+
+
+def table(rows: Sequence[tuple[str, float, float]], count: int, workers: int, isolation: Isolation) -> str:
+    """The rows as text."""
+    lines = [
+        f"{count:,} completions in groups of {GROUP}, {workers} workers, {os.cpu_count()} cores",
+        *isolation.words(),
+        f"{'reward':<38}{'seconds':>9}{'a second':>10}{'mean':>7}",
+        *(f"{name:<38}{took:>9.2f}{count / took:>10,.0f}{mean:>7.2f}" for name, took, mean in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Facts about running the programs of completions: how they are shut off here, and what their tests are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from covey.config.schema import Config
+from covey.data.rows import PromptTable
+from covey.plan.facts import Facts, GoldFacts, SandboxFacts
+from covey.rewards.code_tests import check_tests
+from covey.rewards.sandbox.layers import LAYERS, Unisolated, isolate
+
+CODE_REWARD = "code_reward"
+_SHOWN = 3
+
+
+def with_code(facts: Facts, config: Config, prompts: PromptTable | None) -> Facts:
+    """The facts with those that the reward code_reward needs, where it is asked for."""
+    if CODE_REWARD not in config.reward_funcs:
+        return facts
+    try:
+        isolation = isolate(unsafe=config.unsafe_exec)
+    except Unisolated as refused:
+        sandbox = SandboxFacts(lacks=LAYERS, reasons=refused.reasons)
+        notes = facts.reward_notes
+    else:
+        sandbox = SandboxFacts(lacks=isolation.lacks, reasons=isolation.reasons)
+        notes = (*facts.reward_notes, *isolation.words())
+    return replace(facts, sandbox=sandbox, reward_notes=notes, code_tests=_tests(prompts))
+
+
+def _tests(prompts: PromptTable | None) -> GoldFacts | None:
+    if prompts is None:
+        return None
+    rows = [(p.columns.get("verification_info"), p.columns.get("test_cases")) for p in prompts.entries]
+    report = check_tests(rows)
+    return GoldFacts(
+        num_checked=report.num_checked,
+        num_bad=len(report.bad),
+        examples=tuple((prompts.entries[i].id + 1, text, why) for i, text, why in report.bad[:_SHOWN]),
+    )

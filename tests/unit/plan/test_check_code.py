@@ -1,0 +1,42 @@
+"""What is said of running programs: how they are shut off, and the tests they are scored by."""
+
+import pytest
+
+from covey.plan.facts import GoldFacts, SandboxFacts
+from support.checks import Case, assert_fixes_mend, assert_says, facts, found
+
+OPEN = SandboxFacts(lacks=("no network", "limits"), reasons=("bubblewrap is not installed", "namespaces: no"))
+TESTS = GoldFacts(num_checked=200, num_bad=12, examples=((3, "", "there are no test_cases"),))
+CODE = {"reward_funcs": ["code_reward"]}
+
+CASES = [
+    Case(code="E328", option="reward_funcs", options=CODE, left=("W121",), facts=facts(sandbox=OPEN),
+         words="Nothing here shuts programs off. Tried: bubblewrap is not installed; namespaces: no."),
+    Case(code="W121", option="unsafe_exec", options={**CODE, "unsafe_exec": True}, facts=facts(sandbox=OPEN),
+         words="Programs that the model writes run here without: no network, limits. Nothing here"),
+    Case(code="E329", option="max_bad_gold", options=CODE, left=("W111",), facts=facts(code_tests=TESTS),
+         words="The tests of 12 of 200 rows cannot be run (6.0%). row 3: there are no test_cases."),
+    Case(code="W111", option="max_bad_gold", options={**CODE, "max_bad_gold": 0.06},
+         facts=facts(code_tests=TESTS), words="The tests of 12 of 200 rows"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_messages(case: Case) -> None:
+    assert_says(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fixes_mend(case: Case) -> None:
+    assert_fixes_mend(case)
+
+
+def test_isolation_and_good_tests_say_nothing() -> None:
+    good = facts(sandbox=SandboxFacts(), code_tests=GoldFacts(num_checked=200, num_bad=0))
+    assert found(good, **CODE) == [] == found(good, **CODE, unsafe_exec=True)
+
+
+def test_where_no_row_can_be_tested_leaving_them_out_is_no_fix() -> None:
+    none = facts(code_tests=GoldFacts(num_checked=3, num_bad=3, examples=((1, "", "none"),)))
+    (problem,) = found(none, **CODE)
+    assert problem.code == "E329" and len(problem.fixes) == 1
