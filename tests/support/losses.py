@@ -45,7 +45,9 @@ def _ratio(config: LossConfig, n: int, own: list[int], now: list[float], held: l
     return math.exp(_mean([held[i] - old[i] for i in own])) * math.exp(now[n] - held[n])
 
 
-def slow_correction(rule: Correction, n: int, own: list[int], old: list[float], sampler: list[float]) -> float:
+def slow_correction(
+    rule: Correction, n: int, own: list[int], old: list[float], sampler: list[float]
+) -> float:
     """The weight of token n."""
     if rule.mode.startswith("token"):
         ratio = math.exp(old[n] - sampler[n])

@@ -144,6 +144,26 @@ def test_the_size_of_an_advantage_says_nothing():
     assert torch.equal(*losses)
 
 
+def test_a_micro_batch_without_tokens_adds_nothing():
+    # A rank with less work forwards a single untrained token, which has a place in a group and no score.
+    leaf, nothing = torch.zeros(0, requires_grad=True), torch.zeros(0)
+    inputs = LossInputs(
+        logprob_N=leaf,
+        old_logprob_N=nothing,
+        ref_logprob_N=None,
+        advantage_N=nothing,
+        sequence_N=torch.zeros(0, dtype=torch.long),
+        trained_count_S=torch.tensor([0]),
+        denominators=Denominators(num_sequences=2, num_tokens=3, max_completion_length=9),
+        contrast=contrast(
+            torch.zeros(1), torch.zeros(1), torch.tensor([0]), torch.tensor([[1.0], [1.0], [1.0], [1.0]]), 0.5
+        ),
+    )
+    loss = policy_loss(inputs, CONFIG).loss
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+
+
 def test_order_within_the_group_changes_nothing(assert_close_guarded):
     inputs = step([2, 3, 1], [1.0, -1.0, 0.5])
     expected = loss_in_parts(inputs, [0] * 3, [[0, 1, 2]], 1, 0.5).detach()
