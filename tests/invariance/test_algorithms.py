@@ -60,8 +60,8 @@ def test_one_process(name, given, whole):
 def test_cases_differ(whole):
     """The comparison is not blind: no two cases agree but those that have to.
 
-    bnpo and dapo are one loss here. Where all tokens of a completion weigh the same, the gradient at the level
-    sequence_token is that at sequence; with tokens masked, or weighed by fipo, it is not.
+    bnpo and dapo are one loss here. Where all tokens of a completion weigh the same, the gradient at the
+    level sequence_token is that at sequence; with tokens masked, or weighed by fipo, it is not.
     """
 
     def same_as(name):

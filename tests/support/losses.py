@@ -1,4 +1,4 @@
-"""Policy losses once more: a loop over tokens in Python's floats, random steps to try it on, and cuts of them.
+"""Policy losses once more: a loop over tokens in Python's floats, random steps to try it on, and cuts.
 
 `slow_loss` takes the point at which weights are held still as an argument of its own, so that its slope by
 finite differences is the gradient that the loss is to have, whatever a loss keeps out of it.

@@ -48,7 +48,7 @@ def config_of(loss_type: str, **changes: object) -> LossConfig:
 
 
 def assert_same_value(loss, value, slope, assert_close_guarded) -> None:
-    """Terms may cancel: what is left is compared in units of what is added up, and alone where it is large."""
+    """Terms may cancel: what is left is compared in units of what is added up, and alone where large."""
     size = float(slope.abs().sum()) + abs(float(value))
     assert abs(float(loss.detach()) - float(value)) <= 1e-5 * size
     if abs(float(value)) > 0.1 * size:
