@@ -1,4 +1,4 @@
-"""docs/algorithms.md and the options say the same: every option, every value and every default is on the page."""
+"""docs/algorithms.md and the options say the same: every option, value and default is on the page."""
 
 from __future__ import annotations
 
