@@ -42,7 +42,7 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"off_policy_sequence_mask_delta": 0.5}, ("off_policy_mask/masked_frac",)),
         (
             {"rollout_importance_sampling_mode": "token_truncate"},
-            {"rollout_correction/ess", "rollout_correction/chi2", "rollout_correction/clipped_frac"},
+            ("rollout_correction/ess", "rollout_correction/chi2", "rollout_correction/clipped_frac"),
         ),
     ],
     ids=str,
