@@ -7,6 +7,7 @@ DDP processes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -80,6 +81,18 @@ CASES = {
     "end of a rollout": {},
     "middle of a rollout": {"num_iterations": 2, "beta": 0.02},
     "linear schedule and warm-up": {"lr_scheduler_type": "linear", "warmup_steps": 2},
+    # In the middle of a rollout too: two passes, of which the first is over at step 3.
+    "courses and an adaptive bonus": {
+        "num_iterations": 2,
+        "temperature_end": 0.6,
+        "beta": 0.05,
+        "beta_end": 0.0,
+        "beta_schedule": "cosine",
+        "use_adaptive_entropy": True,
+        "entropy_coef": 0.02,
+        "entropy_target": 0.2,
+        "top_entropy_quantile": 0.5,
+    },
 }
 
 
@@ -91,6 +104,19 @@ def test_one_process(case: str, tmp_path: Path) -> None:
     assert len(records(cut)) == 3
     train_and_watch(opts(cut, resume_from_checkpoint="latest", **CASES[case]))
     assert_same_run(cut, whole, 6)
+
+
+def test_what_changes_on_the_way_does(tmp_path: Path) -> None:
+    """The case above is not blind: temperature, beta and the bonus differ before and after the stop."""
+    run = tmp_path / "run"
+    train_and_watch(opts(run, **CASES["courses and an adaptive bonus"]))
+    found = records(run)
+    for name in ("temperature", "beta"):
+        values = [r[name] for r in found]
+        assert values == sorted(set(values), reverse=True)
+    coefs = [r["entropy_coef"] for r in found]
+    turns = [after > before for before, after in itertools.pairwise(coefs)]
+    assert turns == sorted(turns) and len(set(turns)) == 2, f"down, and then up: {coefs}"
 
 
 @pytest.mark.multi

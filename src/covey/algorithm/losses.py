@@ -216,7 +216,8 @@ def _contrast_loss(inputs: LossInputs, old_N: Tensor) -> Tensor:
     log_ratio_N = inputs.logprob_N - old_N
     score_S = sequence_means(log_ratio_N, inputs.sequence_N, inputs.trained_count_S)
     moved_S = score_S - score_S.detach()
-    return (inputs.contrast.coefficient_S * moved_S + inputs.contrast.value_S).sum()
+    share_S = inputs.contrast.coefficient_S * moved_S + inputs.contrast.value_S
+    return torch.where(inputs.trained_count_S > 0, share_S, 0.0).sum()
 
 
 def _masks(

@@ -29,6 +29,7 @@ class StepFacts:
     of a gradient that rounding explains. `peak_rate`: the learning rate that was asked for. `may_lack`: parts
     of the names of trained tensors that may have no gradient in this step. `loss`: the loss that the
     advantages of all rows give, and the sum of its terms' sizes; None where they alone do not give it.
+    `may_be_silent`: advantages may leave no gradient, because of what the loss weighs them with.
     """
 
     step: int
@@ -39,6 +40,7 @@ class StepFacts:
     peak_rate: float
     may_lack: tuple[str, ...]
     loss: tuple[float, float] | None = None
+    may_be_silent: bool = False
 
 
 def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
@@ -64,6 +66,8 @@ def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -
 def _check_gradient(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
     stats = result.stats
     assert stats is not None
+    if facts.may_be_silent:
+        return
     is_on_policy = facts.is_fresh or all(m.old_logprob_N is None for m in batch.micro_batches)
     # The norm is the same on every rank, so all of them ask each other or none does.
     if stats.grad_norm == 0.0 and any(comm.max([float(is_on_policy and any(batch.has_signal))])):

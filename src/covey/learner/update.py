@@ -94,7 +94,7 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
         stats, output = backend.backward(micro, loss, last=is_last)
         sums.add(stats, micro, output)
         after = backend.gradient_sample()
-        if batch.has_signal[number - 1] and not _may_be_silent(config):
+        if batch.has_signal[number - 1]:
             sums.silent.append((after == before).all())
         before = after
     return sums
@@ -114,12 +114,6 @@ def _loss_of(
         return output
 
     return loss
-
-
-def _may_be_silent(config: LossConfig) -> bool:
-    """Whether masks that depend on logprobs may take out every token of a micro-batch."""
-    masks = config.correction is not None and config.correction.mode.endswith("mask")
-    return masks or config.off_policy_delta is not None
 
 
 def _inputs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from covey.config.derive import EPSILON_HIGH
 from covey.config.schema import Config, default_of
 from covey.plan.problem import problem, warning
 from covey.types import Fix, Problem
@@ -221,8 +222,8 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
 
 
 def _differs(config: Config, name: str) -> bool:
-    if name in ("epsilon", "epsilon_high"):
-        return name == "epsilon" and config.epsilon != default_of("epsilon")
+    if name == "epsilon_high":
+        return config.epsilon_high not in (EPSILON_HIGH, config.epsilon)
     return bool(getattr(config, name) != default_of(name))
 
 

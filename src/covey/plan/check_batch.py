@@ -29,7 +29,7 @@ def batch_problems(
     fixes = batch_fixes(shape, num_prompts, typed)
     problems = []
     for code in codes:
-        others = _other_estimator(shape, num_prompts) if code == "E201" else ()
+        others = _other_estimator(config, shape, num_prompts) if code == "E201" else ()
         for option, seen, cause in _words(code, shape, num_prompts):
             problems.append(
                 Problem(
@@ -44,9 +44,10 @@ def batch_problems(
     return problems
 
 
-def _other_estimator(shape: Shape, num_prompts: int | None) -> tuple[Fix, ...]:
-    """The estimator that compares over the rollout, where nothing else is wrong with the batch."""
-    if faults(replace(shape, least_group=1), num_prompts):
+def _other_estimator(config: Config, shape: Shape, num_prompts: int | None) -> tuple[Fix, ...]:
+    """The estimator that compares over the rollout, where nothing else is wrong with the batch and the loss
+    does not compare within groups."""
+    if config.loss_type == "real" or faults(replace(shape, least_group=1), num_prompts):
         return ()
     edits = {"advantage_estimator": "reinforce_plus_plus", "scale_rewards": "batch"}
     return (Fix(text="one completion a prompt, compared with the whole rollout", edits=edits),)

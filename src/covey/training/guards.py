@@ -45,6 +45,7 @@ class Guards:
     peak_rate: float
     weights: WeightWatch
     untrained: tuple[str, ...] = ()
+    may_be_silent: bool = False
     _is_replayed: bool = True
     _has_moved: bool = False
     _planned_loss: tuple[float, float] | None = None
@@ -98,6 +99,7 @@ class Guards:
             peak_rate=self.peak_rate,
             may_lack=_UNROUTED if self._has_moved else (*_UNROUTED, *_AFTER_B),
             loss=self._planned_loss,
+            may_be_silent=self.may_be_silent,
         )
         self._together(lambda: check_step(batch, result, facts, self.comm))
         self._is_matched |= result.match is not None

@@ -75,11 +75,12 @@ class EntropyBonus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """The loss and the credit of a run; `courses` has those of temperature, beta, epsilon and entropy_coef
-    that change, and `bonus` an adaptive weight."""
+    that change, and `bonus` an adaptive weight. `kl_in_reward` says where beta goes."""
 
     loss: LossConfig
     credit: CreditConfig
     total_steps: int
+    kl_in_reward: bool = False
     courses: Mapping[str, Course] = field(default_factory=dict)
     bonus: EntropyBonus | None = None
 
@@ -90,7 +91,7 @@ class Objective:
             changed["epsilon"] = self._at("epsilon", step)
             if self.loss.loss_type in CLIPPED:
                 changed["epsilon_high"] = self.loss.epsilon_high * changed["epsilon"] / self.loss.epsilon
-        if "beta" in self.courses and self.credit.kl_weight == 0.0:
+        if "beta" in self.courses and not self.kl_in_reward:
             changed["beta"] = self._at("beta", step)
         if "entropy_coef" in self.courses:
             changed["entropy_coef"] = self._at("entropy_coef", step)
@@ -100,7 +101,7 @@ class Objective:
 
     def credit_at(self, step: int) -> CreditConfig:
         """How the rewards of a rollout that `step` begins with become advantages."""
-        if "beta" not in self.courses or self.credit.kl_weight == 0.0:
+        if "beta" not in self.courses or not self.kl_in_reward:
             return self.credit
         return replace(self.credit, kl_weight=self._at("beta", step))
 

@@ -104,6 +104,13 @@ def _correction(config: Config) -> Correction | None:
     )
 
 
+def may_be_silent(config: Config) -> bool:
+    """Whether rows with advantages may leave no gradient: corrections and masks that depend on logprobs weigh
+    them with 0 or next to it, and `real` has none for a group whose good rows are masked."""
+    is_masked = config.off_policy_sequence_mask_delta is not None
+    return config.loss_type == "real" or is_masked or _correction(config) is not None
+
+
 def needs(config: Config, steps_per_rollout: int) -> Needs:
     """What the learner is asked for before a rollout's first update."""
     return algorithm_needs(
@@ -133,6 +140,7 @@ def objective(config: Config, total_steps: int) -> Objective:
         loss=loss(config),
         credit=credit(config),
         total_steps=total_steps,
+        kl_in_reward=config.kl_in_reward,
         courses=courses,
         bonus=bonus if config.use_adaptive_entropy else None,
     )
@@ -226,8 +234,7 @@ def is_comparable(config: Config) -> bool:
     is_alone = config.importance_sampling_level == "token" or (
         config.top_entropy_quantile == 1.0 and not (config.beta or config.beta_end)
     )
-    masks = config.off_policy_sequence_mask_delta is not None or _correction(config) is not None
-    return is_alone and not masks and config.loss_type != "real"
+    return is_alone and not may_be_silent(config)
 
 
 def _has_masks(config: Config) -> bool:

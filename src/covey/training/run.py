@@ -220,6 +220,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         is_over_rollout=config.advantage_estimator == "reinforce_plus_plus",
         plain_loss=parts.plain_loss(config),
         is_comparable=parts.is_comparable(config),
+        may_be_silent=parts.may_be_silent(config),
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(
             frozen={n: p for n, p in weights if not p.requires_grad},

@@ -18,3 +18,29 @@ from covey.algorithm.needs import Needs, needs
 )
 def test_needs(beta, steps, expected):
     assert needs(beta=beta, steps_per_rollout=steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # A divergence that rewards pay for is known before the advantages are: every row is annotated, once.
+        (
+            {"beta": 0.04, "kl_in_reward": True},
+            Needs(old=True, reference=True, may_skip_rows=False, kl_in_reward=True),
+        ),
+        ({"beta": 0.0, "kl_in_reward": True}, Needs(old=False, reference=False, may_skip_rows=True)),
+        # The bonus reaches rows without an advantage.
+        ({"beta": 0.0, "has_entropy_bonus": True}, Needs(old=False, reference=False, may_skip_rows=False)),
+        (
+            {"beta": 0.0, "top_entropy_quantile": 0.2},
+            Needs(old=False, reference=False, may_skip_rows=True, entropy=True),
+        ),
+        (
+            {"beta": 0.0, "top_entropy_quantile": 1.0},
+            Needs(old=False, reference=False, may_skip_rows=True),
+        ),
+    ],
+    ids=str,
+)
+def test_needs_of_what_may_be_added(changes, expected):
+    assert needs(steps_per_rollout=1, **changes) == expected

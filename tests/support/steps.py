@@ -1,0 +1,234 @@
+"""One optimizer step on a tiny model, without a run: rows with every annotation, cut and laid out at will."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.correction import Correction
+from covey.algorithm.losses import LossConfig
+from covey.algorithm.needs import Needs
+from covey.batching.credit import CreditConfig
+from covey.batching.pack import PackPlan, pack
+from covey.comm import Comm, LocalComm
+from covey.learner.backends.base import Backend
+from covey.learner.backends.single import SingleBackend
+from covey.learner.learn import learn
+from covey.learner.optimizer import OptimizerConfig
+from covey.learner.update import accumulate
+from covey.models.policy import Policy
+from covey.types import (
+    Draw,
+    Finish,
+    Group,
+    NoiseKey,
+    Prompt,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    Segment,
+    Source,
+    Status,
+    TrainSample,
+    Trajectory,
+)
+from support.models import random_model
+
+OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+GROUPS, SIBLINGS = 3, 4
+BASE = LossConfig(loss_type="dapo", epsilon=0.1, epsilon_high=0.15)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss on a step; `share` is the top_entropy_quantile, and on-policy there are no old logprobs."""
+
+    config: LossConfig
+    share: float = 1.0
+    is_on_policy: bool = False
+
+
+def _case(
+    loss_type: str = "dapo", *, share: float = 1.0, is_on_policy: bool = False, **changes: object
+) -> Case:
+    if loss_type == "cispo":
+        changes = {"epsilon_high": 1.1, **changes}
+    return Case(replace(BASE, loss_type=loss_type, **changes), share, is_on_policy)
+
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "fipo")
+CASES: dict[str, Case] = {
+    **{
+        f"{loss}, {level}": _case(loss, importance_sampling_level=level)
+        for loss in LOSSES
+        for level in ("token", "sequence", "sequence_token")
+    },
+    **{f"{loss}, on-policy": _case(loss, is_on_policy=True) for loss in ("vespo", "real", "sapo")},
+    "vespo": _case("vespo"),
+    "real": _case("real"),
+    "real, k3": _case("real", beta=0.1),
+    "delta": _case(delta=1.2),
+    **{f"{name}": _case(beta=0.1, kl_estimator=name) for name in ("k1", "k2", "k3")},
+    "entropy bonus": _case(entropy_coef=0.1),
+    "entropy bonus, grpo": _case("grpo", entropy_coef=0.1),
+    **{f"top entropy, {loss}": _case(loss, share=0.3) for loss in ("dapo", "grpo", "luspo")},
+    **{
+        f"top entropy at {level}": _case(share=0.3, importance_sampling_level=level)
+        for level in ("sequence", "sequence_token")
+    },
+    "top entropy and bonus": _case(share=0.3, entropy_coef=0.1),
+    "off-policy mask": _case(off_policy_delta=0.02),
+    **{
+        f"{mode}": _case(correction=Correction(mode=mode, threshold=1.01))
+        for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    },
+    "product": _case(
+        correction=Correction(mode="sequence_truncate", threshold=3.0, is_product=True, floor=0.5)
+    ),
+    "vespo, corrected": _case("vespo", correction=Correction(mode="token_truncate", threshold=1.05)),
+}
+"""Every loss at every level, and everything that may be added to one."""
+
+
+def policy(stream: str) -> Policy:
+    """The same random weights at every call."""
+    return Policy(random_model("qwen2"), stream=stream).train()
+
+
+def rollout() -> list[ScoredGroup]:
+    """Three groups of four, short ones first: one row failed, one was cut, one group is all equal."""
+    rng = random.Random(11)
+    groups = []
+    for number in range(GROUPS):
+        prompt = tuple(rng.randrange(300) for _ in range(rng.randint(3, 9)))
+        trajectories, scores = [], []
+        for sibling in range(SIBLINGS):
+            own = tuple(rng.randrange(300) for _ in range(rng.randint(1, 4 + 7 * number)))
+            trajectories.append(_trajectory(number, sibling, prompt, own))
+            is_failed = (number, sibling) == (0, 1)
+            total = None if is_failed else 1.0 if number == 1 else rng.random()
+            scores.append(Score(total=total, parts=(), status=Status.ERROR if is_failed else Status.OK))
+        row = Prompt(
+            id=number, messages=None, text="", token_ids=prompt, columns={}, draw=Draw(epoch=0, rollout=0)
+        )
+        group = Group(prompt=row, trajectories=tuple(trajectories), planned=SIBLINGS)
+        groups.append(ScoredGroup(group=group, scores=tuple(scores)))
+    return groups
+
+
+def _trajectory(number: int, sibling: int, prompt: tuple[int, ...], own: tuple[int, ...]) -> Trajectory:
+    return Trajectory(
+        segments=(
+            Segment(token_ids=prompt, source=Source.PROMPT, trained=False),
+            Segment(
+                token_ids=own,
+                source=Source.MODEL,
+                trained=True,
+                logprobs=(-5.0,) * len(own),
+                versions=(0,) * len(own),
+            ),
+        ),
+        sampling=SamplingParams(temperature=0.8, max_new_tokens=24, stop_token_ids=(314,)),
+        noise_key=NoiseKey(seed=0, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling),
+        finish=Finish.LENGTH if (number, sibling) == (2, 3) else Finish.STOP,
+        text="",
+    )
+
+
+def plan_of(**changes: object) -> PackPlan:
+    """The whole step in one forward pass, but for what is changed."""
+    plan = PackPlan(
+        rank=0,
+        world=1,
+        completions_per_rank=GROUPS * SIBLINGS,
+        num_iterations=1,
+        max_tokens=10_000,
+        max_completion_length=24,
+        stream="prefix",
+        device=torch.device("cpu"),
+    )
+    return replace(plan, **changes)
+
+
+def rows() -> list[TrainSample]:
+    """Rows whose old, reference and sampler's logprobs lie around those of the policy."""
+    generator = torch.Generator().manual_seed(5)
+    found = learn(
+        rollout(),
+        SingleBackend(policy("prefix"), OPTIMIZER),
+        credit=CreditConfig(scale_rewards="group", mask_truncated_completions=True, whole_groups=True),
+        needs=Needs(old=True, reference=False, may_skip_rows=False, entropy=True),
+        plan=plan_of(),
+        comm=LocalComm(),
+    )
+
+    def moved(row: TrainSample) -> TrainSample:
+        here = row.annotated
+        old, reference, sampler = (
+            here.old_logprob_N + scale * torch.randn(len(here.old_logprob_N), generator=generator)
+            for scale in (0.15, 0.3, 0.1)
+        )
+        sample = replace(here.sample, sampler_logprobs=tuple(sampler.tolist()))
+        return replace(
+            row, annotated=replace(here, sample=sample, old_logprob_N=old, ref_logprob_N=reference)
+        )
+
+    return [moved(row) for row in found]
+
+
+def for_case(given: Sequence[TrainSample], case: Case) -> list[TrainSample]:
+    """The rows with the annotations that a case has."""
+
+    def one(row: TrainSample) -> TrainSample:
+        here = row.annotated
+        kept = replace(
+            here,
+            old_logprob_N=None if case.is_on_policy else here.old_logprob_N,
+            ref_logprob_N=here.ref_logprob_N if case.config.beta else None,
+            entropy_N=here.entropy_N if case.share < 1.0 else None,
+        )
+        return replace(row, annotated=kept)
+
+    return [one(row) for row in given]
+
+
+def reordered(given: Sequence[TrainSample], seed: int) -> list[TrainSample]:
+    """The same rows with the groups, and the siblings within each, in another order."""
+    rng = random.Random(seed)
+    order = rng.sample(range(GROUPS), GROUPS)
+    out = []
+    for place, group in enumerate(order):
+        members = [row for row in given if row.annotated.sample.group == group]
+        for sibling, row in enumerate(rng.sample(members, len(members))):
+            sample = replace(row.annotated.sample, group=place, sibling=sibling)
+            out.append(replace(row, annotated=replace(row.annotated, sample=sample)))
+    return out
+
+
+def gradient(
+    given: Sequence[TrainSample], case: Case, plan: PackPlan, backend: Backend, comm: Comm
+) -> tuple[float, dict[str, Tensor]]:
+    """The step's loss over all ranks, and its gradient."""
+    plan = replace(plan, top_entropy_quantile=case.share)
+    (batch,) = pack(for_case(given, case), plan, rollout=0)
+    sums = accumulate(batch, backend, case.config, comm)
+    (loss,) = comm.sum([float(sums.values["loss"])])
+    return loss, backend.masters.gradients()
+
+
+def alone(given: Sequence[TrainSample], case: Case, **changes: object) -> tuple[float, dict[str, Tensor]]:
+    """The same in this process."""
+    plan = plan_of(**changes)
+    return gradient(given, case, plan, SingleBackend(policy(plan.stream), OPTIMIZER), LocalComm())
+
+
+def distance(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
+    """|one - two| / |two| over all tensors."""
+    size = math.sqrt(sum(float(g.double().square().sum()) for g in two.values()))
+    gap = math.sqrt(sum(float((one[n] - g).double().square().sum()) for n, g in two.items()))
+    return gap / size
