@@ -1,4 +1,5 @@
-"""Policy losses: `LossInputs -> LossOutput`, with no state, no collectives and no host synchronisation.
+"""Policy losses: `LossInputs -> LossOutput`, with no state, no collectives and no host synchronisation, but
+for the length of the longest sequence, which fipo asks for.
 
 Every loss is a per-token value times a weight whose denominator is fixed for the whole optimizer step before
 its first backward, so the gradient does not depend on how the step is cut.

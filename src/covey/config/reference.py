@@ -166,7 +166,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
 }
 """Of each option its default in TRL 1.16 and in ms-swift 4.6 with `--rlhf_type grpo`."""
 
-TAKEN: frozenset[str] = frozenset({*MS_SWIFT, "learning_rate"})
+TAKEN: frozenset[str] = frozenset({*MS_SWIFT, "learning_rate", "kl_in_reward"})
 """Options whose default `covey rlhf` takes from ms-swift."""
 
 _HEAD = """\

@@ -207,7 +207,7 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
         course = f"{name}_schedule"
         if course in typed and getattr(config, f"{name}_end") is None and _differs(config, course):
             why[course] = f"{name}_end is not set"
-    if config.kl_in_reward and not (config.beta or config.beta_end):
+    if "kl_in_reward" in typed and config.kl_in_reward and not (config.beta or config.beta_end):
         why["kl_in_reward"] = "beta is 0"
     return [
         warning(

@@ -211,6 +211,13 @@ def test_courses_and_pairs_that_are_whole_say_nothing() -> None:
     assert said({**adaptive, "use_adaptive_entropy": True}) == []
 
 
+@pytest.mark.parametrize("estimator", ["rloo", PLUS])
+def test_a_default_of_ms_swift_is_nothing_that_was_set(estimator: str) -> None:
+    resolved = from_dict({**BASE, "rlhf_type": "grpo", "advantage_estimator": estimator, "beta": 0.0})
+    assert resolved.config.kl_in_reward
+    assert checks(resolved.config, facts(), resolved.typed_names) == []
+
+
 @pytest.mark.parametrize("loss", ["dapo", "cispo", "sapo", "luspo", "vespo", "real", "fipo"])
 def test_a_whole_file_of_values_says_what_the_command_said(loss: str) -> None:
     options = {"loss_type": loss}
