@@ -42,8 +42,9 @@ SEQUENCE_MEANS: frozenset[str] = frozenset({"vespo/phi_seq_mean"})
 class LossConfig:
     """What a loss depends on besides its inputs; an option that is None is off.
 
-    `epsilon_high` is the cap itself for cispo. `tau` is (for A > 0, else) of sapo, `vespo_k` and
-    `vespo_lambda` (for A >= 0, below). `entropy_coef` weighs the entropy bonus.
+    `epsilon_high` is the cap itself for cispo. `measures_kl` has the divergence measured where `beta` is 0.
+    `tau` is (for A > 0, else) of sapo, `vespo_k` and `vespo_lambda` (for A >= 0, below). `entropy_coef`
+    weighs the entropy bonus.
     """
 
     loss_type: LossType
@@ -52,6 +53,7 @@ class LossConfig:
     delta: float | None = None
     importance_sampling_level: Level = "token"
     beta: float = 0.0
+    measures_kl: bool = False
     kl_estimator: KLEstimator = "k3"
     use_bias_correction_kl: bool = True
     entropy_coef: float = 0.0
@@ -242,10 +244,10 @@ def _masks(
 def _with_kl(
     per_token_N: Tensor, inputs: LossInputs, config: LossConfig, ratio_N: Tensor, sums: dict[str, Tensor]
 ) -> Tensor:
-    """Add the KL term; where there is a reference and no term, the divergence is measured alone."""
-    if inputs.ref_logprob_N is None:
-        assert config.beta == 0.0, "beta > 0 needs reference logprobs"
+    """Add the KL term, or measure the divergence alone where that is asked for."""
+    if config.beta == 0.0 and not config.measures_kl:
         return per_token_N
+    assert inputs.ref_logprob_N is not None, "a KL divergence needs reference logprobs"
     kl_N = ESTIMATORS[config.kl_estimator](inputs.logprob_N, inputs.ref_logprob_N)
     sums["kl"] = kl_N.detach().sum(dtype=torch.float64)
     if config.beta == 0.0:

@@ -72,6 +72,7 @@ def loss(config: Config) -> LossConfig:
         delta=config.delta,
         importance_sampling_level=config.importance_sampling_level,
         beta=0.0 if config.kl_in_reward else config.beta,
+        measures_kl=bool(config.beta or config.beta_end),
         kl_estimator=config.kl_estimator,
         use_bias_correction_kl=config.use_bias_correction_kl,
         entropy_coef=config.entropy_coef,
