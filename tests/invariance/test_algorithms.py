@@ -87,7 +87,7 @@ def test_two_processes(whole, tmp_path):
     tests = str(Path(__file__).parents[1])
     path = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     losses = json.loads((tmp_path / "losses.json").read_text())
     for number, name in enumerate(CASES):
@@ -103,6 +103,7 @@ def _main(work: Path) -> None:
         for number, (name, case) in enumerate(CASES.items()):
             backend = DDPBackend(policy("prefix"), OPTIMIZER)
             losses[name], found = gradient(given, case, plan, backend, comm)
+            backend.close()
             if comm.rank == 0:
                 save_file(
                     {n: g.contiguous().clone() for n, g in found.items()}, work / f"{number}.safetensors"

@@ -40,7 +40,7 @@ def _full_disk(patch: Patch) -> None:
     patch.setattr(shutil, "disk_usage", lambda path: _Usage(10**9, 10**9 - 10**6, 10**6))
 
 
-def _by_micro_batch(inputs: Any, stats: TokenStats, micro: MicroBatch, batch: Batch) -> Any:
+def _by_micro_batch(inputs: Any, stats: TokenStats, micro: MicroBatch, batch: Batch, *_: Any) -> Any:
     """The mean of the forward passes' means."""
     tokens = max(1, int(micro.target_N.shape[0])) * len(batch.micro_batches)
     return replace(inputs, denominators=replace(batch.denominators, num_tokens=tokens))

@@ -12,9 +12,10 @@ from covey.models.adapter_shapes import LoraFacts, ModelShapes
 
 _ADAM_BYTES = 8
 _FLOAT_BYTES = 4
-# What lies beside the tensors: configurations, the manifest of the model, counters and a generator a rank.
+# What lies beside the tensors: configurations, the manifest of the model, counters, what the rules have seen of a
+# first few steps (some 100 kB later on), and a generator a rank.
 _MODEL_FILES = 2_100
-_STATE_FILES = 700
+_STATE_FILES = 5_200
 _GENERATOR_BYTES = 10_130
 # Of a tensor a header has the name, and some 60 bytes of dtype, shape and place.
 _ENTRY_BYTES = 62
