@@ -12,8 +12,8 @@ from covey.models.adapter_shapes import LoraFacts, ModelShapes
 
 _ADAM_BYTES = 8
 _FLOAT_BYTES = 4
-# What lies beside the tensors: configurations, the manifest of the model, counters, what the rules have seen of a
-# first few steps (some 100 kB later on), and a generator a rank.
+# What lies beside the tensors: configurations, the manifest of the model, counters, what the rules have seen
+# of a first few steps (some 100 kB later on), and a generator a rank.
 _MODEL_FILES = 2_100
 _STATE_FILES = 5_200
 _GENERATOR_BYTES = 10_130
