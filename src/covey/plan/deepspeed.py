@@ -60,11 +60,11 @@ def from_content(content: Any, path: str) -> FromFile:
         return FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, "it is no object"),))
     found: list[Problem] = []
     numbers = {name: _number(content, name, path, found) for name in (_TOTAL, _ROWS, _PASSES)}
-    zero = _object(content, "zero_optimization", path, found)
+    zero = _part(content, "zero_optimization", path, found)
     stage = zero.get("stage", 0)
     if type(stage) is not int or stage not in STAGES:
         found.append(_unknown(path, "zero_optimization.stage", stage, tuple(map(str, STAGES))))
-    kinds = {name: _object(zero, name, path, found) for name in ("offload_optimizer", "offload_param")}
+    kinds = {name: _part(zero, name, path, found) for name in ("offload_optimizer", "offload_param")}
     devices = {name: _device(kind, name, path, found) for name, kind in kinds.items()}
     has_optimizer, has_params = (device != "none" for device in devices.values())
     # Weights alone are offloaded in stage 3 only; in a lower one that is a fault of its own.
@@ -84,7 +84,7 @@ def from_content(content: Any, path: str) -> FromFile:
     )
 
 
-def _object(content: Mapping[str, Any], name: str, path: str, found: list[Problem]) -> Mapping[str, Any]:
+def _part(content: Mapping[str, Any], name: str, path: str, found: list[Problem]) -> Mapping[str, Any]:
     value = content.get(name)
     if value is None or isinstance(value, Mapping):
         return value or {}
