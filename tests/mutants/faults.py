@@ -142,11 +142,11 @@ def _zeroes(part: str) -> Plant:
     def plant(patch: Patch) -> None:
         real = optimizer.Masters.step
 
-        def step(self: Any, rate: float) -> Any:
+        def step(self: Any, *how: Any) -> Any:
             for name, master in zip(self.names, self.masters, strict=True):
                 if part in name and master.grad is not None:
                     master.grad.zero_()
-            return real(self, rate)
+            return real(self, *how)
 
         patch.setattr(optimizer.Masters, "step", step)
 
@@ -199,28 +199,28 @@ def optimizer_holds_others(patch: Patch) -> None:
     patch.setattr(optimizer.Masters, "__init__", init)
 
 
-def _nan_in_gradient(patch: Patch) -> None:
+def nan_in_gradient(patch: Patch) -> None:
     real = optimizer.Masters.step
 
-    def step(self: Any, rate: float) -> Any:
+    def step(self: Any, *how: Any) -> Any:
         self.masters[3].grad.view(-1)[0] = math.nan
-        return real(self, rate)
+        return real(self, *how)
 
     patch.setattr(optimizer.Masters, "step", step)
 
 
-def _spoils(part: Callable[[Any], torch.Tensor]) -> Plant:
-    """NaN in a tensor of the optimizer, right after its first step."""
+def _spoils(part: Callable[[Any], torch.Tensor], after: int = 1) -> Plant:
+    """NaN in a tensor of the optimizer, right after so many steps."""
 
     def plant(patch: Patch) -> None:
-        real, first = optimizer.Masters.step, nth(0, lambda out, self: spoil(out, self))
+        real, due = optimizer.Masters.step, nth(after - 1, lambda out, self: spoil(out, self))
 
         def spoil(out: Any, self: Any) -> Any:
             with torch.no_grad():
                 part(self).view(-1)[0] = math.nan
             return out
 
-        patch.setattr(optimizer.Masters, "step", lambda self, rate: first(real(self, rate), self))
+        patch.setattr(optimizer.Masters, "step", lambda self, *how: due(real(self, *how), self))
 
     return plant
 
@@ -423,7 +423,7 @@ MUTANTS = (
     Mutant("clears the gradient of a LoRA A", "F124", 2, _zeroes("layers.1.mlp.up_proj.lora_A"), LORA),
     Mutant("keeps bf16 masters at lr 1e-6", "F103", 1, bf16_masters, {"learning_rate": 1e-6}),
     Mutant("steps other tensors than the model's", "F103", 1, optimizer_holds_others),
-    Mutant("NaN in a gradient", "F101", 1, _nan_in_gradient),
+    Mutant("NaN in a gradient", "F101", 1, nan_in_gradient),
     Mutant("NaN in the loss", "F101", 1, changed(update, "policy_loss", nan_loss)),
     Mutant(
         "NaN in a temperature",
@@ -435,6 +435,7 @@ MUTANTS = (
     ),
     Mutant("NaN in the loaded weights", "F118", 1, changed(run, "load_policy", _nan_in_loaded_weights)),
     Mutant("NaN in a weight after a step", "F118", 2, _spoils(lambda m: m.masters[3])),
+    Mutant("NaN in a weight after the last step", "F128", 3, _spoils(lambda m: m.masters[3], after=3)),
     Mutant(
         "NaN in a moment after a step",
         "F118",

@@ -33,8 +33,8 @@ def _after_steps(change: Callable[[Any], None]) -> Plant:
     def plant(patch: Patch) -> None:
         real = optimizer.Masters.step
 
-        def step(self: Any, rate: float) -> Any:
-            out = real(self, rate)
+        def step(self: Any, *how: Any) -> Any:
+            out = real(self, *how)
             with torch.no_grad():
                 change(self)
             return out
@@ -52,10 +52,10 @@ def _unaveraged(patch: Patch) -> None:
     """What this rank adds to the gradient after the ranks have averaged it."""
     real = optimizer.Masters.step
 
-    def step(self: Any, rate: float) -> Any:
+    def step(self: Any, *how: Any) -> Any:
         for master in self.masters:
             master.grad[..., 0] += 1e-3
-        return real(self, rate)
+        return real(self, *how)
 
     patch.setattr(optimizer.Masters, "step", step)
 
@@ -114,12 +114,16 @@ def quick_to_judge(patch: Patch) -> None:
 
 MUTANTS = (
     _one(
-        "steps at another rate", "F121", 1, before(optimizer.Masters, "step", lambda m, rate: (m, 2 * rate))
+        "steps at another rate",
+        "F121",
+        1,
+        before(optimizer.Masters, "step", lambda m, rate, *how: (m, 2 * rate, *how)),
     ),
     _one("does not average its gradient", "F121", 1, _unaveraged),
     _one("has another bit in one weight", "F121", _TURN, _after_steps(_one_weight)),
     _one("steps other tensors than the model's", "F103", 1, faults.optimizer_holds_others),
     _one("changes frozen weights", "F119", 1, faults.unmerged_inexactly, "on another rank", **faults.LORA),
+    _one("has a NaN in its averaged gradient", "F101", 1, faults.nan_in_gradient, "another rank's gradient"),
     _one("has a NaN in its loss", "F101", 1, changed(update, "policy_loss", faults.nan_loss)),
     _one(
         "takes more micro-batches", "F302", 0, before(loop, "update", _twice), "rank 1: update after step 0"

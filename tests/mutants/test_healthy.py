@@ -43,6 +43,26 @@ HEALTHY: Mapping[str, Mapping[str, Any]] = {
     "warm-up and cosine": {"warmup_steps": 50, "lr_scheduler_type": "cosine"},
     "noisy reward": {"reward_funcs": ["noisy"]},
     "generate engine": {"engine": "generate"},
+    **{
+        f"{loss}, two passes": {"loss_type": loss, "num_iterations": 2}
+        for loss in ("bnpo", "cispo", "sapo", "vespo", "real", "fipo")
+    },
+    "luspo, ratio of the sequence": {
+        **{"loss_type": "luspo", "importance_sampling_level": "sequence", "num_iterations": 2},
+    },
+    "GSPO": {"importance_sampling_level": "sequence", "loss_type": "grpo", "num_iterations": 2},
+    "RLOO": {"advantage_estimator": "rloo"},
+    "REINFORCE++ with one completion": {
+        **{"advantage_estimator": "reinforce_plus_plus", "num_generations": 1, "beta": 0.05},
+        "kl_in_reward": True,
+    },
+    "GDPO": {"scale_rewards": "gdpo"},
+    "entropy bonus and mask": {"entropy_coef": 0.001, "top_entropy_quantile": 0.5},
+    "sequence mask and correction": {
+        **{"off_policy_sequence_mask_delta": 0.5, "rollout_importance_sampling_mode": "token_truncate"},
+        "num_iterations": 2,
+    },
+    "temperature that falls": {"temperature": 1.0, "temperature_end": 0.7, "temperature_schedule": "linear"},
 }
 # What a healthy run may say: a reward that never differs in the first rollout, and the model's layout.
 SAID = {"F105", "F108"}

@@ -22,21 +22,8 @@ from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import accumulate
 from covey.models.policy import Policy
-from covey.types import (
-    Draw,
-    Finish,
-    Group,
-    NoiseKey,
-    Prompt,
-    SamplingParams,
-    Score,
-    ScoredGroup,
-    Segment,
-    Source,
-    Status,
-    TrainSample,
-    Trajectory,
-)
+from covey.types import Finish, Score, ScoredGroup, Status, TrainSample
+from support.groups import scored, trajectory
 from support.models import random_model
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
@@ -109,35 +96,22 @@ def rollout() -> list[ScoredGroup]:
         trajectories, scores = [], []
         for sibling in range(SIBLINGS):
             own = tuple(rng.randrange(300) for _ in range(rng.randint(1, 4 + 7 * number)))
-            trajectories.append(_trajectory(number, sibling, prompt, own))
+            is_cut = (number, sibling) == (2, 3)
+            trajectories.append(
+                trajectory(
+                    prompt,
+                    own,
+                    number=number,
+                    sibling=sibling,
+                    logprobs=[-5.0] * len(own),
+                    finish=Finish.LENGTH if is_cut else Finish.STOP,
+                )
+            )
             is_failed = (number, sibling) == (0, 1)
             total = None if is_failed else 1.0 if number == 1 else rng.random()
             scores.append(Score(total=total, parts=(), status=Status.ERROR if is_failed else Status.OK))
-        row = Prompt(
-            id=number, messages=None, text="", token_ids=prompt, columns={}, draw=Draw(epoch=0, rollout=0)
-        )
-        group = Group(prompt=row, trajectories=tuple(trajectories), planned=SIBLINGS)
-        groups.append(ScoredGroup(group=group, scores=tuple(scores)))
+        groups.append(scored(trajectories, scores, number=number))
     return groups
-
-
-def _trajectory(number: int, sibling: int, prompt: tuple[int, ...], own: tuple[int, ...]) -> Trajectory:
-    return Trajectory(
-        segments=(
-            Segment(token_ids=prompt, source=Source.PROMPT, trained=False),
-            Segment(
-                token_ids=own,
-                source=Source.MODEL,
-                trained=True,
-                logprobs=(-5.0,) * len(own),
-                versions=(0,) * len(own),
-            ),
-        ),
-        sampling=SamplingParams(temperature=0.8, max_new_tokens=24, stop_token_ids=(314,)),
-        noise_key=NoiseKey(seed=0, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling),
-        finish=Finish.LENGTH if (number, sibling) == (2, 3) else Finish.STOP,
-        text="",
-    )
 
 
 def plan_of(**changes: object) -> PackPlan:

@@ -149,4 +149,9 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "The gradient of a step is the sum over its completions, however they are cut and spread. A part "
         "counted twice, lost or weighed makes another batch or another learning rate than was asked for.",
     ),
+    (
+        "F128",
+        "Weights that are not finite",
+        "A model with one NaN gives NaN for every token. It is not written: the checkpoints of before stay.",
+    ),
 )

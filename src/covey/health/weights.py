@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covey.comm import Comm
 from covey.health.words import broken
+from covey.types import Fix
 
 # A step looks at one tensor in so many, so that the whole model is looked at every so many steps.
 _EVERY = 64
@@ -42,6 +43,15 @@ class WeightWatch:
             seen = f"the {comm.world} ranks hold other weights in {', '.join(apart[:3])}"
             cause = "A gradient was not averaged over all ranks, or one machine computes wrongly."
             raise broken("F121", step, seen, cause)
+
+    def check_finite(self, step: int, comm: Comm) -> None:
+        """Raise GuardStop (F128) where trained weights are not finite on any rank; reads all of them."""
+        bad = [n for n, tensor in self._trained.items() if not bool(torch.isfinite(tensor).all())]
+        if any(comm.max([float(len(bad))])):
+            seen = f"weights are not finite: {', '.join(bad[:3]) or 'on another rank'}"
+            cause = "The step that was just taken overflowed, or something wrote to the weights after it."
+            before = Fix(text="go on from an earlier checkpoint: --resume_from_checkpoint DIR")
+            raise broken("F128", step, seen, cause, before, Fix(text="a smaller learning rate"))
 
 
 def checksum(tensor: Tensor) -> int:

@@ -8,7 +8,7 @@ gradient; a float32 parameter is its own master, an adapter's always. Frozen wei
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -134,13 +134,20 @@ class Masters:
         """The master of a trainable parameter."""
         return next(m for p, m in zip(self.params, self.masters, strict=True) if p is parameter)
 
-    def step(self, learning_rate: float) -> StepStats:
-        """Clip, step and clear the gradient. Raises NonFiniteGradient before anything changes."""
+    def step(
+        self, learning_rate: float, is_finite_everywhere: Callable[[bool], bool] = lambda own: own
+    ) -> StepStats:
+        """Clip, step and clear the gradient. Raises NonFiniteGradient before anything changes.
+
+        `is_finite_everywhere` tells, from whether this rank's gradient is finite, whether all ranks' are.
+        """
         gradients = [m.grad for m in self.masters if m.grad is not None]
         norm = nn.utils.get_total_norm(gradients, error_if_nonfinite=False)
         grad_norm = float(norm)
-        if not math.isfinite(grad_norm):
-            raise NonFiniteGradient(f"gradient norm {grad_norm}")
+        is_finite = math.isfinite(grad_norm)
+        if not is_finite_everywhere(is_finite):
+            whose = "another rank's gradient is not finite, this one's " if is_finite else ""
+            raise NonFiniteGradient(f"{whose}gradient norm {grad_norm}")
         limit = self._config.max_grad_norm
         if limit > 0:
             nn.utils.clip_grads_with_norm_(self.masters, limit, norm)

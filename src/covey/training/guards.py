@@ -107,6 +107,10 @@ class Guards:
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
         self.weights.look(step, self.comm)
 
+    def save(self, step: int) -> None:
+        """Look at the weights of a step before they are written over older ones. Collective."""
+        self.weights.check_finite(step, self.comm)
+
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON."""
         return {"has_moved": self._has_moved, "is_replayed": self._is_replayed}

@@ -11,6 +11,7 @@ from typing import Any
 from covey.algorithm.needs import Needs
 from covey.batching.pack import PackPlan, pack
 from covey.comm import Comm
+from covey.errors import GuardStop
 from covey.health.record import fields_of
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
@@ -217,9 +218,16 @@ class Job:
         self.recorder.event("finding", step=self.progress.step, **fields_of(found))
 
     def stop(self, finding: Finding) -> None:
-        """Record what a guard saw, and save: what it saw was not applied, or is in the records."""
+        """Record what a guard saw, and save: what it saw was not applied, or is in the records.
+
+        Weights that are not finite are not saved; that is recorded too.
+        """
         self._record_finding(finding)
-        self.saver.save(self.progress.step)
+        try:
+            self.saver.save(self.progress.step)
+        except GuardStop as unsaved:
+            if unsaved.finding.code != finding.code:
+                self._record_finding(unsaved.finding)
 
     def _agree_to_end(self) -> None:
         """A signal or a clock that one rank saw stops all of them after the same step."""

@@ -176,7 +176,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         guards=health.guards,
         rules=health.rules,
         saver=Saver(
-            plan=_save_plan(config, policy),
+            plan=_save_plan(config, policy, health.guards),
             output_dir=Path(config.output_dir),
             registry=registry,
             best=best,
@@ -400,7 +400,7 @@ def _total_steps(plan: BatchPlan, source: Source) -> int:
     return held if plan.total_steps is None else min(held, plan.total_steps)
 
 
-def _save_plan(config: Config, policy: Policy) -> SavePlan:
+def _save_plan(config: Config, policy: Policy, guards: Guards) -> SavePlan:
     origin = model_dir(config)
     return SavePlan(
         every=config.save_steps,
@@ -408,6 +408,7 @@ def _save_plan(config: Config, policy: Policy) -> SavePlan:
         keep_trainer_state=config.keep_trainer_state,
         model_only=config.save_only_model,
         keep_best=config.load_best_model_at_end,
+        check=guards.save,
         write_model=lambda target: save_policy(policy, origin, target),
         meta={"model": config.model},
     )

@@ -16,13 +16,17 @@ from covey.training.recorder import Recorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """When checkpoints are written and how many stay; `keep_best` also writes one at each best evaluation."""
+    """When checkpoints are written and how many stay; `keep_best` also writes one at each best evaluation.
+
+    `check` raises GuardStop where the weights of a step must not be saved.
+    """
 
     every: int
     total_limit: int | None
     keep_trainer_state: int
     model_only: bool
     keep_best: bool
+    check: Callable[[int], None]
     write_model: Callable[[Path], None]
     meta: Mapping[str, str]
 
@@ -50,10 +54,14 @@ class Saver:
         return path if path is not None and path.is_dir() else None
 
     def save(self, step: int) -> None:
-        """Write `checkpoint-<step>` once, verify it, and let older ones go. Collective."""
+        """Write `checkpoint-<step>` once, verify it, and let older ones go. Collective.
+
+        Raises GuardStop (F128) before anything is written where the weights are not finite.
+        """
         if self.saved_step == step:
             return
         self.place.enter("save")
+        self.plan.check(step)
         states = None if self.plan.model_only else self.registry.states()
         self.saved_step = step
         if self.recorder.files is None:

@@ -8,41 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from covey.types import (
-    Draw,
-    Finish,
-    Group,
-    NoiseKey,
-    Prompt,
-    SamplingParams,
-    Score,
-    ScoredGroup,
-    Segment,
-    Source,
-    Status,
-    Trajectory,
-)
+from covey.types import Finish, SamplingParams, Score, ScoredGroup, Status
+from support.groups import scored, trajectory
 
 SAMPLING = SamplingParams(temperature=0.7, max_new_tokens=8, stop_token_ids=(2,))
-
-
-def _trajectory(sibling: int, prompt: Sequence[int], own: Sequence[int], finish: Finish) -> Trajectory:
-    return Trajectory(
-        segments=(
-            Segment(token_ids=tuple(prompt), source=Source.PROMPT, trained=False),
-            Segment(
-                token_ids=tuple(own),
-                source=Source.MODEL,
-                trained=True,
-                logprobs=tuple(-t / 1024 for t in own),
-                versions=(3,) * len(own),
-            ),
-        ),
-        sampling=SAMPLING,
-        noise_key=NoiseKey(seed=0, split="train", rollout=0, attempt=0, prompt_id=0, sibling=sibling),
-        finish=finish,
-        text="",
-    )
 
 
 @pytest.fixture(scope="session")
@@ -67,25 +36,22 @@ def scored_group() -> Callable[..., ScoredGroup]:
         for i, length in enumerate(lengths):
             own = range(first, first + length)
             first += length
-            trajectories.append(_trajectory(i, prompt, own, (finishes or {}).get(i, Finish.STOP)))
+            trajectories.append(
+                trajectory(
+                    prompt,
+                    own,
+                    sibling=i,
+                    logprobs=[-t / 1024 for t in own],
+                    version=3,
+                    finish=(finishes or {}).get(i, Finish.STOP),
+                    sampling=SAMPLING,
+                )
+            )
         scores = [
             Score(total=None, parts=(), status=Status(t)) if isinstance(t, str) else Score(total=t, parts=())
             for t in totals
         ]
-        group = Group(
-            prompt=Prompt(
-                id=0,
-                messages=None,
-                text="",
-                token_ids=tuple(prompt),
-                columns={},
-                draw=Draw(epoch=0, rollout=0),
-            ),
-            trajectories=tuple(trajectories),
-            planned=len(trajectories),
-            invalid=invalid or {},
-        )
-        return ScoredGroup(group=group, scores=tuple(scores))
+        return scored(trajectories, scores, invalid=invalid or {})
 
     return make
 

@@ -1,29 +1,18 @@
-"""Values of rewards that are no finite numbers stop a run; failures of a few rows do not."""
+"""Rewards that fail: what is said once, what stops the run, and what a resume remembers of it."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Sequence
 
 import pytest
 
 from covey.errors import GuardStop
 from covey.health.rewards import RewardWatch, refuse_no_numbers
-from covey.types import (
-    Draw,
-    Finish,
-    Group,
-    NoiseKey,
-    Prompt,
-    SamplingParams,
-    Score,
-    ScoredGroup,
-    ScorePart,
-    Segment,
-    Severity,
-    Source,
-    Status,
-    Trajectory,
-)
+from covey.types import Score, ScoredGroup, ScorePart, Severity, Status
+from support.groups import scored, trajectory
 
-FINE = ScorePart(name="judge", value=0.5)
+GOOD = ScorePart(name="judge", value=0.5)
 ERROR = ScorePart(name="judge", value=None, status=Status.ERROR, message="ValueError: no")
 
 
@@ -33,40 +22,96 @@ def no_number(message: str) -> ScorePart:
 
 def group(number: int, *parts: ScorePart) -> ScoredGroup:
     """A group of one completion for each part of the reward `judge`, beside a reward that is fine."""
-    prompt = Prompt(
-        id=number, messages=None, text="", token_ids=(9,), columns={}, draw=Draw(epoch=0, rollout=0)
-    )
-    trajectories = tuple(
-        Trajectory(
-            segments=(
-                Segment(token_ids=(9,), source=Source.PROMPT, trained=False),
-                Segment(token_ids=(1,), source=Source.MODEL, trained=True, logprobs=(-1.0,), versions=(0,)),
-            ),
-            sampling=SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=()),
-            noise_key=NoiseKey(
-                seed=0, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling
-            ),
-            finish=Finish.STOP,
-            text=f"text {sibling}",
-        )
-        for sibling in range(len(parts))
-    )
-    scores = tuple(
+    made = [trajectory(number=number, sibling=i, text=f"text {i}") for i in range(len(parts))]
+    scores = [
         Score(total=part.value, parts=(ScorePart(name="other", value=float(i)), part), status=part.status)
         for i, part in enumerate(parts)
-    )
-    return ScoredGroup(
-        group=Group(prompt=prompt, trajectories=trajectories, planned=len(parts)), scores=scores
-    )
+    ]
+    return scored(made, scores, number=number)
+
+
+def rollout(values: Sequence[float | None], size: int | None = None) -> list[ScoredGroup]:
+    """Groups of `size` (None: one of all); None is a completion on which the reward failed."""
+    parts = [ERROR if v is None else ScorePart(name="judge", value=v) for v in values]
+    size = size or len(parts)
+    return [group(n, *parts[n : n + size]) for n in range(0, len(parts), size)]
+
+
+FINE, ONE_LOST, ALL_LOST = [0.0, 1.0] * 4, [None, 0.0, 1.0, 1.0], [None] * 8
+
+
+def resumed(watch: RewardWatch) -> RewardWatch:
+    other = RewardWatch()
+    other.load_state(json.loads(json.dumps(watch.state())))
+    return other
+
+
+@pytest.mark.parametrize(
+    ("world", "failed", "words"),
+    [
+        (1, (4, 5), "failed on 2 of 8 completions: ValueError: no"),
+        (2, (4, 7), "failed on 2 of 8 completions, all of them of rank 1: ValueError: no"),
+        (2, (3, 4), "failed on 2 of 8 completions: ValueError: no"),
+        (4, (2, 3), "failed on 2 of 8 completions, all of them of rank 1: ValueError: no"),
+    ],
+)
+def test_a_failure_is_said_once_with_its_rank(world: int, failed: tuple[int, ...], words: str) -> None:
+    lost = [None if i in failed else v for i, v in enumerate(FINE)]
+    watch = RewardWatch(world)
+    assert watch.look(rollout(FINE, 4), 0) == []
+    (found,) = watch.look(rollout(lost, 4), 1)
+    assert (found.code, found.step, found.severity) == ("F107", 1, Severity.WARNING)
+    assert words in found.seen
+    assert watch.look(rollout(lost, 4), 2) == []
+
+
+def test_a_whole_rollout_or_ten_with_failures_end_the_run() -> None:
+    with pytest.raises(GuardStop, match="F107"):
+        RewardWatch().look(rollout(ALL_LOST), 0)
+    watch = RewardWatch()
+    for step in range(9):
+        watch.look(rollout([0.0, None, *FINE[2:]], 4), step)
+    with pytest.raises(GuardStop, match="10 of 80"):
+        watch.look(rollout([0.0, None, *FINE[2:]], 4), 9)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_one_failure_in_four_is_too_many_after_ten_rollouts(is_resumed: bool) -> None:
+    watch = RewardWatch()
+    for step in range(9):
+        watch.look(rollout(ONE_LOST), step)
+        watch = resumed(watch) if is_resumed else watch
+    with pytest.raises(GuardStop) as stop:
+        watch.look(rollout(ONE_LOST), 9)
+    assert "failed on 10 of 40 completions: ValueError: no" in stop.value.finding.seen
+
+
+def test_a_mended_reward_is_not_held_to_its_past() -> None:
+    """The checkpoint of the stop is what the run goes on from."""
+    watch = RewardWatch()
+    for step in range(9):
+        watch.look(rollout(FINE), step)
+    with pytest.raises(GuardStop):
+        watch.look(rollout(ALL_LOST), 9)
+    watch = resumed(watch)
+    for step in range(9, 30):
+        assert watch.look(rollout(FINE), step) == []
+
+
+def test_a_reward_that_never_differs_is_said_once() -> None:
+    watch = RewardWatch()
+    assert resumed(watch).look(rollout([0.5] * 8), 0)[0].code == "F108"
+    watch.look(rollout(FINE), 0)
+    assert resumed(watch).look(rollout([0.5] * 8), 1) == []
 
 
 @pytest.mark.parametrize("message", ["gave nan for this row", "gave inf for this row", "gave a str where"])
 def test_one_value_that_is_no_number_stops_at_once(message: str) -> None:
     """One of 64 completions, in any rollout: the function and the row are named."""
-    good = [group(n, *[FINE] * 8) for n in range(7)]
-    bad = group(41, *[FINE] * 5, no_number(message), *[FINE] * 2)
+    good = [group(n, *[GOOD] * 8) for n in range(7)]
+    bad = group(41, *[GOOD] * 5, no_number(message), *[GOOD] * 2)
     watch = RewardWatch()
-    watch.look([*good, group(40, *[FINE] * 8)], 0)
+    watch.look([*good, group(40, *[GOOD] * 8)], 0)
     with pytest.raises(GuardStop) as stopped:
         watch.look([*good, bad], 3)
     finding = stopped.value.finding
@@ -78,7 +123,7 @@ def test_one_value_that_is_no_number_stops_at_once(message: str) -> None:
 def test_an_error_or_a_timeout_of_one_row_does_not() -> None:
     late = ScorePart(name="judge", value=None, status=Status.TIMEOUT, message="gave no answer within 60 s")
     silent = ScorePart(name="judge", value=None)
-    groups = [group(0, FINE, ERROR, late, silent, *[FINE] * 4)]
+    groups = [group(0, GOOD, ERROR, late, silent, *[GOOD] * 4)]
     refuse_no_numbers(groups, 0)
     assert [found.severity for found in RewardWatch().look(groups, 0)] == [Severity.WARNING]
 

@@ -10,20 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from covey.models.policy import Policy
-from covey.types import (
-    Draw,
-    Finish,
-    Group,
-    NoiseKey,
-    Prompt,
-    SamplingParams,
-    Score,
-    ScoredGroup,
-    Segment,
-    Source,
-    Status,
-    Trajectory,
-)
+from covey.types import Finish, Score, ScoredGroup, Status
+from support.groups import scored, trajectory
 
 
 @pytest.fixture(scope="session")
@@ -62,24 +50,15 @@ def random_rollout() -> list[ScoredGroup]:
         for sibling in range(4):
             own = tuple(rng.randrange(3, 96) for _ in range(rng.randint(1, 20)))
             logprobs = tuple(-4.5 - rng.random() for _ in own)
+            is_cut = (number, sibling) == (1, 3)
             trajectories.append(
-                Trajectory(
-                    segments=(
-                        Segment(token_ids=prompt, source=Source.PROMPT, trained=False),
-                        Segment(
-                            token_ids=own,
-                            source=Source.MODEL,
-                            trained=True,
-                            logprobs=logprobs,
-                            versions=(0,) * len(own),
-                        ),
-                    ),
-                    sampling=SamplingParams(temperature=0.8, max_new_tokens=20, stop_token_ids=(2,)),
-                    noise_key=NoiseKey(
-                        seed=0, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling
-                    ),
-                    finish=Finish.LENGTH if (number, sibling) == (1, 3) else Finish.STOP,
-                    text="",
+                trajectory(
+                    prompt,
+                    own,
+                    number=number,
+                    sibling=sibling,
+                    logprobs=logprobs,
+                    finish=Finish.LENGTH if is_cut else Finish.STOP,
                 )
             )
             is_failed = (number, sibling) == (0, 1)
@@ -90,14 +69,5 @@ def random_rollout() -> list[ScoredGroup]:
                     status=Status.ERROR if is_failed else Status.OK,
                 )
             )
-        row = Prompt(
-            id=number,
-            messages=None,
-            text="",
-            token_ids=prompt,
-            columns={},
-            draw=Draw(epoch=0, rollout=0),
-        )
-        group = Group(prompt=row, trajectories=tuple(trajectories), planned=4)
-        groups.append(ScoredGroup(group=group, scores=tuple(scores)))
+        groups.append(scored(trajectories, scores, number=number))
     return groups

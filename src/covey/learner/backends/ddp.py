@@ -78,8 +78,8 @@ class DDPBackend:
         return self._local.each_gradient()
 
     def step(self, learning_rate: float) -> StepStats:
-        """The same step on every rank."""
-        return self._local.step(learning_rate)
+        """The same step on every rank; none takes it where one rank's gradient is not finite."""
+        return self.masters.step(learning_rate, _is_everywhere)
 
     def rollout_view(self) -> AbstractContextManager[Policy]:
         """Every rank's own whole copy."""
@@ -100,6 +100,12 @@ class DDPBackend:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore on every rank."""
         self._local.load_state(tensors)
+
+
+def _is_everywhere(own: bool) -> bool:
+    flag = torch.tensor(float(own))
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag)
 
 
 def _reduce_in_float32(masters: Masters, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
