@@ -29,13 +29,18 @@ _OWN: dict[str, tuple[str, ...]] = {
     "epsilon_end": _CLIPPED,
 }
 _OF_ADAPTIVE = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
+# What a correction reads, by the option that says which one there is.
+_OF_CORRECTIONS = {
+    "rollout_importance_sampling_mode": ("rollout_importance_sampling_threshold",),
+    "vllm_importance_sampling_mode": ("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+}
 _CHANGING = ("temperature", "beta", "epsilon", "entropy_coef")
 
 
-def algorithm_problems(config: Config, typed: Collection[str]) -> list[Problem]:
+def algorithm_problems(config: Config, num_processes: int, typed: Collection[str]) -> list[Problem]:
     """Return what is wrong with a loss, its advantages and its masks taken together."""
     return [
-        *_losses(config),
+        *_losses(config, num_processes),
         *_advantages(config),
         *_divergence(config),
         *_entropy(config),
@@ -45,7 +50,7 @@ def algorithm_problems(config: Config, typed: Collection[str]) -> list[Problem]:
     ]
 
 
-def _losses(config: Config) -> list[Problem]:
+def _losses(config: Config, num_processes: int) -> list[Problem]:
     found = []
     if config.loss_type == "cispo" and config.epsilon_high <= 1.0:
         found.append(
@@ -66,7 +71,7 @@ def _losses(config: Config) -> list[Problem]:
                 Fix(text="a loss that clips", edits={"loss_type": "dapo"}),
             )
         )
-    per_step = config.nproc_per_node * config.per_device_train_batch_size * config.gradient_accumulation_steps
+    per_step = num_processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
     if config.loss_type == "real" and per_step % max(1, config.num_generations):
         found.append(
             _pointless(
@@ -207,6 +212,9 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
         course = f"{name}_schedule"
         if course in typed and getattr(config, f"{name}_end") is None and _differs(config, course):
             why[course] = f"{name}_end is not set"
+    for mode, bounds in _OF_CORRECTIONS.items():
+        if getattr(config, mode) is None:
+            why |= {n: f"{mode} is not set" for n in bounds if n in typed and _differs(config, n)}
     if "kl_in_reward" in typed and config.kl_in_reward and not (config.beta or config.beta_end):
         why["kl_in_reward"] = "beta is 0"
     return [

@@ -46,7 +46,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         # Of parts that cannot be together there is no forecast.
         *([] if layout else memory_problems(config, facts, typed)),
         *value_problems(config),
-        *algorithm_problems(config, typed or ()),
+        *algorithm_problems(config, facts.num_processes, typed or ()),
         *eval_problems(config, facts),
         *run_problems(config, facts),
         *effect_problems(config, facts, typed or ()),

@@ -181,6 +181,10 @@ WITHOUT_EFFECT = [
     *(({f"{name}_schedule": "cosine"}, f"{name}_schedule", f"{name}_end is not set")
       for name in ("temperature", "beta", "epsilon", "entropy_coef")),
     ({"kl_in_reward": True}, "kl_in_reward", "beta is 0"),
+    ({"rollout_importance_sampling_threshold": 1.5}, "rollout_importance_sampling_threshold",
+     "rollout_importance_sampling_mode is not set"),
+    *(({name: 1.5}, name, "vllm_importance_sampling_mode is not set")
+      for name in ("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min")),
 ]  # fmt: skip
 
 
