@@ -32,7 +32,9 @@ _OF_ADAPTIVE = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "ent
 # What a correction reads, by the option that says which one there is.
 _OF_CORRECTIONS = {
     "rollout_importance_sampling_mode": ("rollout_importance_sampling_threshold",),
-    "vllm_importance_sampling_mode": ("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+    "vllm_importance_sampling_mode": (
+        *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+    ),
 }
 _CHANGING = ("temperature", "beta", "epsilon", "entropy_coef")
 
