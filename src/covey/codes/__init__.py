@@ -24,7 +24,9 @@ class Code:
     why: str
 
 
-_TABLE = (*CONFIGURATION, *ROWS, *FINDINGS, *SIGNS, *HANGS)
+_TABLE = sorted(
+    (*CONFIGURATION, *ROWS, *FINDINGS, *SIGNS, *HANGS), key=lambda entry: ("EWF".index(entry[0][0]), entry[0])
+)
 
 CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
 """The registry, by code."""

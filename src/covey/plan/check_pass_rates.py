@@ -74,7 +74,7 @@ def _streamed(config: Config, asked: Sequence[str]) -> Problem:
     return problem(
         "E348",
         asked[0],
-        f"{_set(config, asked)} and streaming is on: rows are read as they are needed.",
+        f"streaming is on, where rows are read as they are needed, and so is {_set(config, asked)}.",
         "Leaving rows out and ordering them asks for all rows before the run.",
         Fix(text="read all rows before the run", edits={"streaming": False}),
         Fix(text="leave rows out before: a file with those that are to be trained on"),
@@ -85,7 +85,7 @@ def _unmeasured(config: Config, readers: Sequence[str]) -> Problem:
     return problem(
         "E115",
         readers[0],
-        f"{_set(config, readers)}, and there are no pass rates.",
+        f"There are no pass rates for {_set(config, readers)}.",
         "What they are read from was left out.",
         Fix(text="measure them: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`"),
         Fix(text="what was measured: --pass_rates FILE, or a column: --pass_rate_column NAME"),
@@ -99,8 +99,8 @@ def _two(config: Config) -> Problem:
         "pass_rate_column",
         "pass_rates and pass_rate_column are set: a row would have two pass rates.",
         "Two ways to say the same.",
-        Fix(text="what was measured", edits={"pass_rate_column": None}),
         Fix(text="the column", edits={"pass_rates": None}),
+        Fix(text="what was measured", edits={"pass_rate_column": None}),
     )
 
 
@@ -119,7 +119,7 @@ def _idle(config: Config, source: str) -> Problem:
     return warning(
         "W108",
         source,
-        f"{_set(config, [source])}, and nothing is left out or ordered by pass rate.",
+        f"Nothing is left out or ordered by pass rate, and there is {_set(config, [source])}.",
         "A measurement to look at, or bounds that were left out.",
         Fix(text="leave out what is never or always solved: --min_pass_rate 0.1 --max_pass_rate 0.9"),
         Fix(text="easy rows first", edits={"curriculum": "easy_to_hard"}),

@@ -88,13 +88,16 @@ def _rewards(config: Config, facts: Facts) -> list[Problem]:
           if name not in known),
         *(_empty(task) for task, listed in given.items() if not listed),
     ]  # fmt: skip
-    if there:
-        problems += [_unknown_task(given, task, there) for task in given if task not in there]
-        problems += [_unlisted(given, task, config) for task in there if task not in given]
     used = {known.get(name) for listed in given.values() for name in listed}
     idle = [entry for entry in dict.fromkeys(config.reward_funcs) if entry not in used]
-    # A misspelt name is said once.
-    if idle and all(name in known for listed in given.values() for name in listed):
+    unlisted = [task for task in there if task not in given]
+    if there:
+        absent = {task: nearest(task, unlisted) for task in given if task not in there}
+        problems += [_unknown_task(given, task, there, near) for task, near in absent.items()]
+        # What a misspelt name stands for is said there.
+        unlisted = [task for task in unlisted if task not in absent.values()]
+        problems += [_unlisted(given, task, idle or config.reward_funcs) for task in unlisted]
+    if idle and not unlisted and all(name in known for listed in given.values() for name in listed):
         problems.append(_idle(given, idle))
     return problems
 
@@ -126,9 +129,9 @@ def _empty(task: str) -> Problem:
     )
 
 
-def _unknown_task(given: Mapping[str, Sequence[str]], task: str, there: Sequence[str]) -> Problem:
-    free = [t for t in there if t not in given]
-    near = nearest(task, free)
+def _unknown_task(
+    given: Mapping[str, Sequence[str]], task: str, there: Sequence[str], near: str | None
+) -> Problem:
     less = _with(given, {task: None})
     fixes = [Fix(text="leave it out", edits=less)] if less["task_rewards"] else []
     if near:
@@ -138,10 +141,10 @@ def _unknown_task(given: Mapping[str, Sequence[str]], task: str, there: Sequence
     return _entry(seen, "A misspelt name, or a source that was left out.", *fixes, Fix(text=_EXAMPLE))
 
 
-def _unlisted(given: Mapping[str, Sequence[str]], task: str, config: Config) -> Problem:
+def _unlisted(given: Mapping[str, Sequence[str]], task: str, rewards: Sequence[str]) -> Problem:
     near = nearest(task, list(given))
-    names = given[near] if near else list(config.reward_funcs)
-    words = f"score it as {near}" if near else "score it with every reward"
+    names = given[near] if near else rewards
+    words = f"score it as {near}" if near else "score it with these"
     seen = f"Rows of the task {task} have no entry, so no reward would score them."
     cause = "A task that was forgotten, or one with two spellings."
     return _entry(seen, cause, Fix(text=words, edits=_with(given, {task: names})))

@@ -66,8 +66,8 @@ class StreamDrawing:
 class LiveSource:
     """Prompts as they are drawn, sampled by the engine on the backend's weights and scored.
 
-    `tasks` are those of the data with their rewards; `temperature` gives that of a rollout by its number, or None for the
-    plan's.
+    `tasks` are those of the data with their rewards; `temperature` gives that of a rollout by its number, or
+    None for the plan's.
     """
 
     drawing: Drawing

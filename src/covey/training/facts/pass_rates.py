@@ -67,6 +67,8 @@ def _of_column(table: PromptTable, column: str) -> list[Prompt]:
     if wrong:
         rows = ", ".join(str(p.id + 1) for p in wrong[:_NAMED_ROWS])
         raise DataError(f"what it holds is no number from 0 to 1 in {len(wrong)} rows: {rows}")
+    if rated and all(p.pass_rate is None for p in rated):
+        raise DataError("no row has a number in it")
     return rated
 
 
