@@ -136,7 +136,7 @@ def _unknown_task(
     fixes = [Fix(text="leave it out", edits=less)] if less["task_rewards"] else []
     if near:
         renamed = {near if t == task else t: names for t, names in given.items()}
-        fixes.insert(0, Fix(text="the nearest task", edits=_with(renamed, {})))
+        fixes = [Fix(text="the nearest task", edits=_with(renamed, {}))]
     seen = f"No row is of the task {task}. There are: {', '.join(there)}."
     return _entry(seen, "A misspelt name, or a source that was left out.", *fixes, Fix(text=_EXAMPLE))
 
