@@ -89,7 +89,7 @@ class Prompt:
     opened: str = ""
     media: tuple[Any, ...] = ()
     pass_rate: float | None = None
-    checksum: str = ""
+    checksum: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
