@@ -74,7 +74,9 @@ class Prompt:
     `Prompt(id=7, messages=({"role": "user", "content": "What is 1+2?"},), text="<|im_start|>user…",
     token_ids=(256, 5), columns={"solution": "3"}, draw=Draw(epoch=0, rollout=0))`. `id` is the row's number
     in its source; `columns` goes to the rewards. `opened` is what the rendered prompt has already written of
-    the assistant's turn, `<think>` for some models: rewards read it before the completion's text.
+    the assistant's turn, `<think>` for some models: rewards read it before the completion's text. `task` is
+    "" where rows have none, `pass_rate` None where nobody measured it, and `checksum` is there where the
+    messages that it is of are not.
     """
 
     id: int
@@ -86,6 +88,8 @@ class Prompt:
     task: str = ""
     opened: str = ""
     media: tuple[Any, ...] = ()
+    pass_rate: float | None = None
+    checksum: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from covey.config.take import Typed
 from covey.types import Fix, Problem
 
 _ADAPTER = "adapter_config.json"
+_OF_TRAINING = ("pass_rates", "pass_rate_column", "min_pass_rate", "max_pass_rate", "curriculum")
 _GIVEN = "the model that is evaluated"
 
 
@@ -26,7 +27,8 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
     if beside.is_file() and is_checkpoint(directory):
         layer = read_file(str(beside))
         found += layer.problems
-        options = merge(layer.typed, options)
+        # Which rows a run leaves out, and their order, is its own affair.
+        options = merge({n: t for n, t in layer.typed.items() if n not in _OF_TRAINING}, options)
     if is_checkpoint(directory) and not directory.is_dir():
         model = str(directory.absolute())  # RUN/checkpoint-N looks like the id of a model on a hub
     options["model"] = Typed(_base_of(directory) or model, _GIVEN)

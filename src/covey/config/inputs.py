@@ -133,6 +133,28 @@ class InputOptions(BaseModel):
     streaming: bool = option(
         "data", False, "Read rows as they are needed; needs max_steps, and shuffles within blocks of rows."
     )
+    task_column: str | None = option(
+        "data",
+        None,
+        "Column that names each row's task, for metrics of each and for task_rewards. A source written "
+        "NAME=SOURCE gives its name to rows without that column.",
+    )
+    pass_rates: str | None = option(
+        "data",
+        None,
+        "Measured pass rates of the prompts: the pass_rates.jsonl of `covey eval` or its directory, or the "
+        "directory of a run, whose rollouts are counted.",
+    )
+    pass_rate_column: str | None = option(
+        "data", None, "Column that holds each row's pass rate, 0 to 1, in place of pass_rates."
+    )
+    min_pass_rate: float = option("data", 0.0, "Leave out rows with a lower pass rate.")
+    max_pass_rate: float = option("data", 1.0, "Leave out rows with a higher pass rate.")
+    curriculum: Literal["none", "easy_to_hard", "hard_to_easy"] = option(
+        "data",
+        "none",
+        "Order of each epoch by pass rate, in tenths; rows of one tenth come as without it.",
+    )
     max_length: int | None = option(
         "data",
         None,
@@ -165,6 +187,12 @@ class InputOptions(BaseModel):
         "FILE.py:NAME, package.module.name, or a name of a plugin. A completion scores their weighted sum.",
     )
     reward_weights: list[float] = option("reward", ..., "One weight per reward, in the same order.", "all 1")
+    task_rewards: dict[str, list[str]] | None = option(
+        "reward",
+        None,
+        "Which of reward_funcs score which task of task_column: "
+        '\'{"math": ["accuracy", "format"], "chat": ["judge.py:kind"]}\'. Not set: all score every row.',
+    )
     external_plugins: list[str] = option(
         "reward", [], "Python files that put rewards into orms, as ms-swift's plugins do."
     )

@@ -177,7 +177,17 @@ def _json(name: str, kind: Kind, value: Any) -> dict[str, Any] | None:
         raise UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
     if name == "columns" and not all(isinstance(new, str) and new for new in value.values()):
         raise UnfitError(f"{name} takes the new name of each column as text, not {_show(value)}")
+    if name == "task_rewards":
+        return {str(task): _names(name, task, rewards) for task, rewards in value.items()}
     return {str(key): item for key, item in value.items()}
+
+
+def _names(name: str, task: Any, rewards: Any) -> list[str]:
+    """The rewards of a task; a lone one may stand without brackets."""
+    names = [rewards] if isinstance(rewards, str) else rewards
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
+        raise UnfitError(f"{name} takes a list of rewards for each task, not {_show(rewards)} for {task}")
+    return list(names)
 
 
 def _one(name: str, kind: Kind, value: Any) -> Any:

@@ -10,12 +10,17 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """`num_prompts` prompts, drawn `per_rollout` at a time; an epoch's last partial rollout is left out."""
+    """`num_prompts` prompts, drawn `per_rollout` at a time; an epoch's last partial rollout is left out.
+
+    `levels`, one a prompt or none at all, sorts what an epoch draws: low ones first, equal ones in the order
+    that they would have without.
+    """
 
     num_prompts: int
     per_rollout: int
     seed: int
     shuffle: bool
+    levels: tuple[int, ...] = ()
 
     @property
     def rollouts_per_epoch(self) -> int:
@@ -33,6 +38,11 @@ class Order:
         return epoch, [int(i) for i in numbers]
 
     def _permutation(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        if not self.shuffle:
-            return np.arange(self.num_prompts)
-        return np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.num_prompts)
+        numbers = np.arange(self.num_prompts)
+        if self.shuffle:
+            numbers = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.num_prompts)
+        if not self.levels:
+            return numbers
+        # What an epoch leaves out is left out before: else it would be the last level in every epoch.
+        drawn = numbers[: self.rollouts_per_epoch * self.per_rollout]
+        return drawn[np.argsort(np.asarray(self.levels)[drawn], kind="stable")]

@@ -25,6 +25,7 @@ class PromptOptions:
     system: str | None = None
     apply_chat_template: bool = False
     truncation_strategy: Literal["delete", "left"] = "delete"
+    task_column: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +141,15 @@ class _Made:
                 columns=rendered.columns,
                 draw=_UNDRAWN,
                 opened=opened(rendered),
+                task=_task(rendered.columns, options.task_column),
             )
         )
+
+
+def _task(columns: Mapping[str, Any], column: str | None) -> str:
+    """The task that a row names, a word or a number; "" where it names none."""
+    value = None if column is None else columns.get(column)
+    return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
 def _render(row: Mapping[str, Any], number: int, codec: TextCodec, options: PromptOptions) -> Rendered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,13 @@ _MOST_FAILED = 0.01
 class RewardWatch:
     """Looks at the scores of each rollout; remembers how many calls failed in the last ten.
 
-    `world` is the number of ranks, of which each scored an equal share of the rollout.
+    `world` is the number of ranks, of which each scored an equal share of the rollout, and `tasks` names the
+    rewards that score the rows of a task: the others have no word on them, which is no fault.
     """
 
-    def __init__(self, world: int = 1) -> None:
+    def __init__(self, world: int = 1, tasks: Mapping[str, Collection[str]] | None = None) -> None:
         self._world = world
+        self._tasks = dict(tasks or {})
         self._recent: dict[str, deque[tuple[int, int]]] = {}
         self._has_failed: set[str] = set()
         self._is_first = True
@@ -35,9 +37,11 @@ class RewardWatch:
         more than 1 % of the completions of the last ten.
         """
         refuse_no_numbers(groups, step)
-        by_name = _parts(groups)
+        by_name = self._parts(groups)
+        num = sum(len(g.scores) for g in groups)
         said = []
-        for name, parts in by_name.items():
+        for name, found in by_name.items():
+            parts = list(found.values())
             failed = [p for p in parts if p.status is not Status.OK]
             recent = self._recent.setdefault(name, deque(maxlen=_WINDOW))
             recent.append((len(failed), len(parts)))
@@ -49,16 +53,26 @@ class RewardWatch:
                 raise GuardStop(_failed(name, lost, seen, failed[0] if failed else parts[0], step))
             if failed and name not in self._has_failed:
                 self._has_failed.add(name)
-                where = self._where([p.status is not Status.OK for p in parts])
-                found = _failed(name, len(failed), len(parts), failed[0], step, where)
-                said.append(replace(found, severity=Severity.WARNING))
+                where = self._where([i for i, p in found.items() if p.status is not Status.OK], num)
+                fault = _failed(name, len(failed), len(parts), failed[0], step, where)
+                said.append(replace(fault, severity=Severity.WARNING))
         first, self._is_first = self._is_first, False
         return [*said, *(_constant(groups, by_name, step) if first else ())]
 
-    def _where(self, has_failed: Sequence[bool]) -> str:
-        """`, all of them of rank 1` where that is so and there are other ranks."""
-        share = -(-len(has_failed) // self._world)
-        ranks = {i // share for i, failed in enumerate(has_failed) if failed}
+    def _parts(self, groups: Sequence[ScoredGroup]) -> Mapping[str, dict[int, ScorePart]]:
+        """The parts of each reward that was asked, by the number of the completion."""
+        by_name: dict[str, dict[int, ScorePart]] = {}
+        rows = [(g.group.prompt.task, score) for g in groups for score in g.scores]
+        for number, (task, score) in enumerate(rows):
+            for part in score.parts:
+                if part.name in self._tasks.get(task, (part.name,)):
+                    by_name.setdefault(part.name, {})[number] = part
+        return by_name
+
+    def _where(self, failed: Sequence[int], num: int) -> str:
+        """`, all of them of rank 1` where that is so and there are other ranks; of `num` completions."""
+        share = -(-num // self._world)
+        ranks = {i // share for i in failed}
         return f", all of them of rank {min(ranks)}" if self._world > 1 and len(ranks) == 1 else ""
 
     def state(self) -> dict[str, Any]:
@@ -100,13 +114,6 @@ def _no_number(part: ScorePart, row: int, where: str, step: int) -> Finding:
     )
 
 
-def _parts(groups: Sequence[ScoredGroup]) -> Mapping[str, list[ScorePart]]:
-    by_name: dict[str, list[ScorePart]] = {}
-    for part in (p for g in groups for s in g.scores for p in s.parts):
-        by_name.setdefault(part.name, []).append(part)
-    return by_name
-
-
 def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, where: str = "") -> Finding:
     return Finding(
         code="F107",
@@ -119,12 +126,12 @@ def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, wher
 
 
 def _constant(
-    groups: Sequence[ScoredGroup], by_name: Mapping[str, list[ScorePart]], step: int
+    groups: Sequence[ScoredGroup], by_name: Mapping[str, Mapping[int, ScorePart]], step: int
 ) -> list[Finding]:
     """A finding for each reward with one value for every completion; a single completion tells nothing."""
     findings = []
     for name, parts in by_name.items():
-        values = {p.value for p in parts}
+        values = {p.value for p in parts.values()}
         if len(values) > 1 or len(parts) < 2:
             continue
         (value,) = values

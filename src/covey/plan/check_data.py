@@ -44,6 +44,7 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
     ]
     problems += [_unreadable(config, file) for file in facts.dataset_unreadable or ()]
     told = problems or facts.missing_columns or facts.media_columns or facts.num_prompts_too_long
+    told = told or (facts.pass_rates is not None and facts.pass_rates.num_rows)
     if config.dataset and facts.num_prompts == 0 and not told:
         left = _left_words(facts)
         problems.append(

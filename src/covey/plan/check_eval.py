@@ -117,7 +117,12 @@ def metric_names(config: Config, facts: Facts) -> list[str]:
     passes = [f"pass@{k}" for k in pass_sizes(size)]
     of_groups = ["reward_std", "frac_reward_zero_std", *passes] if size > 1 else []
     prefixes = ["eval_", *(f"eval_{name}_" for name in sets if len(sets) > 1)]
-    return [f"{prefix}{name}" for prefix in prefixes for name in (*_PER_SET, *rewards, *of_groups)]
+    of_tasks = [
+        f"tasks/{task}/{name}"
+        for task in facts.eval_tasks
+        for name in (*_PER_SET, *(n for n in rewards if n.endswith("/mean")), *of_groups)
+    ]
+    return [f"{prefix}{name}" for prefix in prefixes for name in (*_PER_SET, *rewards, *of_groups, *of_tasks)]
 
 
 def pass_sizes(num: int) -> list[int]:

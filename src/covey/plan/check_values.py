@@ -39,6 +39,8 @@ _RANGES: dict[str, Range] = {
     "lora_alpha": _above(0, "At 0 the adapters change nothing.", 32.0),
     "lora_dropout": _share("It is the chance that an input is left out.", 0.0),
     "split_dataset_ratio": _share("It is the share of the rows that is not trained on.", 0.0),
+    "min_pass_rate": _share("It is a share of completions.", 0.0, closed=True),
+    "max_pass_rate": _share("It is a share of completions.", 1.0, closed=True),
     "reward_timeout_s": _above(0, "Every call would be too late.", 60.0),
     "reward_workers": _at_least(1, "At least one process runs the functions.", 2),
     "max_bad_gold": _share("It is a share of the rows.", 0.05, closed=True),

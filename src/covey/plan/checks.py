@@ -16,8 +16,10 @@ from covey.plan.check_eval import eval_problems
 from covey.plan.check_layout import layout_problems
 from covey.plan.check_memory import memory_problems
 from covey.plan.check_model import model_problems
+from covey.plan.check_pass_rates import pass_rate_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
+from covey.plan.check_tasks import task_problems
 from covey.plan.check_values import value_problems
 from covey.plan.deepspeed import batch_of_file_problems
 from covey.plan.facts import Facts
@@ -41,6 +43,8 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *data_problems(config, facts),
         *reward_problems(config, facts),
         *code_problems(config, facts),
+        *task_problems(config, facts),
+        *pass_rate_problems(config, facts),
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
         *layout,
         # Of parts that cannot be together there is no forecast.

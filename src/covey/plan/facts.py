@@ -89,6 +89,28 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassRateFacts:
+    """What is known of measured pass rates.
+
+    where         the file, run or column that they are of
+    digest        a checksum of what was measured; "" for a column, which changes with its data
+    num_rows      usable rows
+    num_measured  those of them that have a pass rate
+    num_kept      those that are used
+    histogram     measured rows by tenths of the pass rate
+    problem       why there are none, in words
+    """
+
+    where: str
+    digest: str = ""
+    num_rows: int = 0
+    num_measured: int = 0
+    num_kept: int = 0
+    histogram: tuple[int, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
     """Adapter targets of the command that match no module, each with the nearest names there are."""
 
@@ -147,13 +169,14 @@ class ResumeFacts:
 
     `problem` says why it is no checkpoint to go on from, or is None; `step` is the checkpoint's;
     `config_changes` are the options that differ from those of the stopped run as (name, old value, new
-    value).
+    value), and `pass_rates` the digest of what was measured then.
     """
 
     path: str
     problem: str | None = None
     step: int | None = None
     config_changes: tuple[tuple[str, Any, Any], ...] = ()
+    pass_rates: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +231,10 @@ class Facts:
     mentions_format        whether a prompt speaks of the tags that the reward format pays for
     media_columns          columns with images, audio or video
     left_out               rows without a usable prompt
+    tasks                  rows that are used of each task
+    eval_tasks             tasks of the sets to evaluate on
+    taskless               rows that name no task, as reason the set to evaluate on or ""
+    pass_rates             what is known of measured pass rates
     data_notes             what was read in another way than asked, in words
     data_problem           why the rows do not make a data set, in words: mixing, columns, splitting
     hub_problem            why a hub does not give a data set
@@ -265,6 +292,10 @@ class Facts:
     mentions_format: bool | None = None
     media_columns: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    tasks: Mapping[str, int] = field(default_factory=dict)
+    eval_tasks: tuple[str, ...] = ()
+    taskless: tuple[LeftOut, ...] = ()
+    pass_rates: PassRateFacts | None = None
     data_notes: tuple[str, ...] = ()
     data_problem: str | None = None
     hub_problem: str | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.plan.batch import BatchPlan
+from covey.plan.check_pass_rates import histogram
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
@@ -39,6 +40,8 @@ def report_lines(
         "ends at": [facts.stop_tokens] if facts.stop_tokens else [],
         "sampling": _sampling(config, facts),
         "data": _data(config, facts),
+        "tasks": _tasks(config, facts),
+        "rates": _pass_rates(config, facts),
         "rewards": _rewards(config, facts),
         "batch": batch.in_words(),
         "same run": _splits(batch),
@@ -159,6 +162,30 @@ def _data(config: Config, facts: Facts) -> list[str]:
             f"{facts.golds.num_checked:,} can be read"
         )
     return [*lines, *facts.data_notes]
+
+
+def _tasks(config: Config, facts: Facts) -> list[str]:
+    """The rows of each task, and what scores them."""
+    named = config.task_rewards or {}
+    return [
+        f"{task}: {counted(count, 'prompt')}{', by ' + ' + '.join(named[task]) if named.get(task) else ''}"
+        for task, count in facts.tasks.items()
+    ]
+
+
+def _pass_rates(config: Config, facts: Facts) -> list[str]:
+    """Where pass rates are from, what is left out by them, and how they are spread."""
+    found = facts.pass_rates
+    if found is None or found.problem is not None:
+        return []
+    low, high = config.min_pass_rate, config.max_pass_rate
+    left = found.num_rows - found.num_kept
+    lines = [
+        f"{found.where}: {found.num_measured:,} of {counted(found.num_rows, 'prompt')} measured, the others "
+        f"are kept; {left:,} left out, below {low:g} or above {high:g}",
+        f"by pass rate: {histogram(found) or 'none'}",
+    ]
+    return [*lines, *([f"each epoch {config.curriculum}"] if config.curriculum != "none" else [])]
 
 
 def _rewards(config: Config, facts: Facts) -> list[str]:

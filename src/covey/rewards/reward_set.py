@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,11 +17,12 @@ from covey.rewards.protocol import (
     Judgement,
     Reward,
     RewardFault,
+    RowWord,
     Scored,
     TrainerState,
 )
 from covey.rewards.resolve import Entry, Found, find, names_of
-from covey.types import Metric
+from covey.types import Metric, ScorePart
 
 _LOAD_LIMIT_S = 60.0
 
@@ -30,7 +31,8 @@ class RewardSet:
     """Rewards and the workers they run in; close it, or use it as a context manager.
 
     `faults` says what is wrong with entries and plugin files: a set that has any scores nothing. `notes` are
-    sentences for the user.
+    sentences for the user. `tasks` names the rewards that score the rows of a task; a task that is not among
+    them is scored by all.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class RewardSet:
         pool: Pool | None = None,
         faults: Sequence[RewardFault] = (),
         notes: Sequence[str] = (),
+        tasks: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self._rewards = tuple(rewards)
         self._pool = pool
         self.names = tuple(r.name for r in rewards)
         self.faults = tuple(faults)
         self.notes = tuple(notes)
+        self.tasks = dict(tasks or {})
 
     @classmethod
     def start(
@@ -92,6 +96,11 @@ class RewardSet:
             notes=[f.note for f in found if f.note],
         )
 
+    def of_tasks(self, tasks: Mapping[str, Collection[str]]) -> RewardSet:
+        """The same rewards and workers, each called on the rows of its tasks alone; names of metrics by
+        task."""
+        return RewardSet(self._rewards, pool=self._pool, faults=self.faults, notes=self.notes, tasks=tasks)
+
     @property
     def pids(self) -> tuple[int, ...]:
         """The process numbers of the workers that run now."""
@@ -116,13 +125,21 @@ class RewardSet:
     def begin(self, rows: Sequence[Scored], state: TrainerState) -> Callable[[], Judged]:
         """Have the workers start; the function that comes back waits for them."""
         assert not self.faults, self.faults
-        begun = [r.begin(rows, state) for r in self._rewards] if rows else []
+        asked = [[n for n, row in enumerate(rows) if self._asks(r, row)] for r in self._rewards]
+        begun = {
+            i: r.begin([rows[n] for n in numbers], state)
+            for i, (r, numbers) in enumerate(zip(self._rewards, asked, strict=True))
+            if numbers
+        }
 
         def judged() -> Judged:
             # Those of this process work while the workers do.
-            order = sorted(range(len(begun)), key=lambda i: not self._rewards[i].is_here)
+            order = sorted(begun, key=lambda i: not self._rewards[i].is_here)
             done = {i: begun[i]() for i in order}
-            judgements = [done[i] for i in range(len(begun))]
+            judgements = [
+                _spread(done.get(i), reward.name, asked[i], len(rows))
+                for i, reward in enumerate(self._rewards)
+            ]
             found = tuple(self._row(i, judgements) for i in range(len(rows)))
             return Judged(rows=found, metrics=_metrics(judgements))
 
@@ -141,6 +158,10 @@ class RewardSet:
     ) -> None:
         self.close()
 
+    def _asks(self, reward: Reward, row: Scored) -> bool:
+        """Whether a reward scores a row."""
+        return reward.name in self.tasks.get(row.prompt.task, self.names)
+
     def _row(self, i: int, judgements: Sequence[Judgement]) -> JudgedRow:
         extras: dict[str, Any] = {}
         for name, judgement in zip(self.names, judgements, strict=True):
@@ -148,6 +169,16 @@ class RewardSet:
                 # Two rewards may note under one name; neither is lost.
                 extras[f"{name}.{column}" if column in extras else column] = value
         return JudgedRow(parts=tuple(j.rows[i].part for j in judgements), extras=extras)
+
+
+def _spread(judgement: Judgement | None, name: str, asked: Sequence[int], count: int) -> Judgement:
+    """What was said of the rows that a reward was asked about, as one word on each of all `count` rows."""
+    if judgement is not None and len(asked) == count:
+        return judgement
+    words = [RowWord(part=ScorePart(name=name, value=None), extras={})] * count
+    for n, word in zip(asked, judgement.rows if judgement is not None else (), strict=True):
+        words[n] = word
+    return Judgement(rows=tuple(words), metrics=judgement.metrics if judgement is not None else {})
 
 
 def _metrics(judgements: Sequence[Judgement]) -> dict[str, Metric]:

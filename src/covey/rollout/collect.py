@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from covey.comm import Comm
 from covey.data.text import TextCodec
@@ -49,13 +49,15 @@ class CollectPlan:
 class Collected:
     """The groups of a rollout, known to every rank, and what this rank took for its share in seconds.
 
-    `is_replayed` says that they were read from files: sampled by some policy, with some G.
+    `is_replayed` says that they were read from files: sampled by some policy, with some G. `tasks` are those
+    of the whole data set, each with the names of the rewards that score it, none for all of them.
     """
 
     groups: tuple[ScoredGroup, ...]
     rollout_s: float
     reward_s: float
     is_replayed: bool = False
+    tasks: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from covey.data.pass_rates import checksum
 from covey.types import (
     Draw,
     Finish,
@@ -38,6 +39,8 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "group": group,
         "sibling": key.sibling,
         "prompt_id": prompt.id,
+        "task": prompt.task,
+        "checksum": checksum(prompt),
         "epoch": prompt.draw.epoch,
         "attempt": key.attempt,
         "split": key.split,
@@ -136,6 +139,8 @@ def prompt_of(record: Mapping[str, Any]) -> Prompt:
         token_ids=tuple(record["prompt_ids"]),
         columns=record["columns"],
         opened=record.get("opened", ""),
+        task=record.get("task", ""),
+        checksum=record.get("checksum", ""),
         draw=Draw(epoch=record["epoch"], rollout=record["rollout"], attempt=record["attempt"]),
     )
 

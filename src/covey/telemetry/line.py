@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from covey.types import Metric, StepRecord
 
 _DASH = "–"
+_MOST_TASKS = 4
 _THOUSANDS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -94,7 +95,17 @@ def _fields(record: StepRecord, total: int, elapsed: str, left: str) -> list[_Fi
         _Field(long=f"{speed} tok/s", short=f"{speed} t/s", rank=7),
         _Field(long=f"{left} left", short=f"{left} left", rank=2),
         _Field(long=elapsed, short=elapsed, rank=8),
+        *_tasks(metrics),
     ]
+
+
+def _tasks(metrics: Mapping[str, Metric]) -> list[_Field]:
+    """The reward of each of a few tasks."""
+    found = [n.split("/")[1] for n in metrics if n.startswith("tasks/") and n.endswith("/reward")]
+    if not 0 < len(found) <= _MOST_TASKS:
+        return []
+    words = "  ".join(f"{task} {_text(metrics, f'tasks/{task}/reward')}" for task in found)
+    return [_Field(long=words, short=words, rank=9)]
 
 
 def _join(texts: Mapping[int, str]) -> str:

@@ -153,10 +153,11 @@ def _tenths(line: Series) -> tuple[float, float]:
 
 
 def part_series(records: Sequence[StepRecord], reward: Series) -> list[Series]:
-    """Return the reward parts by name; a lone part that is the reward itself adds nothing and is left out."""
-    names = sorted(
-        {n for r in records for n in r.metrics if n.startswith("rewards/") and n.endswith("/mean")}
-    )
+    """Return the reward parts by name, then the rewards of tasks; a lone one that is the reward itself adds
+    nothing and is left out."""
+    there = sorted({n for r in records for n in r.metrics})
+    names = [n for n in there if n.startswith("rewards/") and n.endswith("/mean")]
+    names += [n for n in there if n.startswith("tasks/") and n.count("/") == 2 and n.endswith("/reward")]
     parts = [s for s in (series(records, name) for name in names) if s.steps]
     if len(parts) == 1 and parts[0].values == reward.values:
         return []
@@ -215,6 +216,8 @@ def _draw_rewards(axes: Axes, reward: Series, parts: Sequence[Series]) -> None:
 
 
 def _label(part: Series) -> str:
+    if part.name.startswith("tasks/"):
+        return f"task {part.name.removeprefix('tasks/').removesuffix('/reward')}"
     return part.name.removeprefix("rewards/").removesuffix("/mean")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from covey.checkpoint.registry import State
 from covey.comm import Comm
@@ -16,7 +16,7 @@ from covey.health.rewards import refuse_no_numbers
 from covey.plan.check_eval import pass_sizes
 from covey.rollout.collect import CollectPlan, Scorer, collect
 from covey.rollout.engine import Engine
-from covey.training.measure import length_metrics, reward_metrics
+from covey.training.measure import length_metrics, reward_metrics, task_metrics
 from covey.types import Draw, Metric, Prompt, ScoredGroup
 
 _UNDRAWN = Draw(epoch=0, rollout=0)
@@ -43,7 +43,7 @@ class Evaluation:
 class Evaluator:
     """Samples and scores every prompt of every set; the same noise each time, and never training's.
 
-    `view` makes the weights ready to sample from.
+    `view` makes the weights ready to sample from; `rewards` names those that score a task.
     """
 
     sets: Sequence[EvalPrompts]
@@ -53,6 +53,7 @@ class Evaluator:
     codec: TextCodec
     plan: CollectPlan
     comm: Comm
+    rewards: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def run(self) -> Evaluation:
         """Evaluate the current weights. Collective."""
@@ -62,8 +63,8 @@ class Evaluator:
         metrics: dict[str, Metric] = {}
         if len(groups) > 1:
             for name, found in groups.items():
-                metrics |= _metrics(found, f"eval_{name}_")
-        metrics |= _metrics([g for found in groups.values() for g in found], "eval_")
+                metrics |= _metrics(found, f"eval_{name}_", self.rewards)
+        metrics |= _metrics([g for found in groups.values() for g in found], "eval_", self.rewards)
         metrics["time/eval_s"] = Metric(value=time.perf_counter() - started)
         return Evaluation(metrics=metrics, groups=groups)
 
@@ -76,12 +77,19 @@ class Evaluator:
         return groups
 
 
-def _metrics(groups: Sequence[ScoredGroup], prefix: str) -> dict[str, Metric]:
+def _metrics(
+    groups: Sequence[ScoredGroup], prefix: str, rewards: Mapping[str, Collection[str]]
+) -> dict[str, Metric]:
     trajectories = [t for g in groups for t in g.group.trajectories]
     found = {**reward_metrics(groups), **length_metrics(trajectories), **_pass_at_k(groups)}
+    for task in sorted({g.group.prompt.task for g in groups} - {""}):
+        found |= task_metrics(groups, {task: rewards.get(task, ())})
+        passes = _pass_at_k([g for g in groups if g.group.prompt.task == task])
+        found |= {f"tasks/{task}/{name}": metric for name, metric in passes.items()}
     if all(len(g.scores) == 1 for g in groups):
         # One completion has no spread, which is not a spread of 0.
-        found |= dict.fromkeys(("reward_std", "frac_reward_zero_std"), Metric(value=None, count=0))
+        spreads = [n for n in found if n.rpartition("/")[2] in ("reward_std", "frac_reward_zero_std")]
+        found |= dict.fromkeys(spreads, Metric(value=None, count=0))
     return {f"{prefix}{name}": metric for name, metric in found.items()}
 
 

@@ -204,6 +204,7 @@ class Job:
         assert self.evaluator is not None
         metrics = dict(self.evaluator.run().metrics)
         shown = [n for n in metrics if n.endswith(("reward", "/mean")) or "pass@" in n]
+        shown = [n for n in shown if "tasks/" not in n or n.endswith("reward")]
         values = ", ".join(f"{n} {metrics[n].value:.4g}" for n in shown if metrics[n].value is not None)
         self.recorder.say(f"eval      step {self.progress.step}: {values}")
         return metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from statistics import fmean, stdev
 
@@ -25,6 +25,7 @@ def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: 
     return {
         **reward_metrics(groups),
         **length_metrics([t for g in groups for t in g.group.trajectories]),
+        **task_metrics(groups, collected.tasks),
         **completion_metrics(
             [[_written(t) for t in g.group.trajectories] for g in groups],
             [s.extras.get("parsed_by") for g in groups for s in g.scores],
@@ -81,6 +82,26 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
         spread = stdev(values) if len(values) > 1 else None
         metrics[f"rewards/{name}/std"] = Metric(value=spread, count=len(values))
     return metrics
+
+
+def task_metrics(groups: Sequence[ScoredGroup], tasks: Mapping[str, Collection[str]]) -> dict[str, Metric]:
+    """Rewards and lengths of each task as tasks/<task>/…; the names are the same for every rollout, and the
+    values None where it had no row of the task.
+
+    `tasks` names the rewards that score a task; with none it is all of them.
+    """
+    found: dict[str, Metric] = {}
+    for task, rewards in tasks.items():
+        own = [g for g in groups if g.group.prompt.task == task]
+        some = own or groups
+        values = {**reward_metrics(some), **length_metrics([t for g in some for t in g.group.trajectories])}
+        for name, metric in values.items():
+            of_reward = name.removeprefix("rewards/").removesuffix("/mean")
+            if not name.startswith("rewards/") or (
+                name.endswith("/mean") and (not rewards or of_reward in rewards)
+            ):
+                found[f"tasks/{task}/{name}"] = metric if own else Metric(value=None, count=0)
+    return found
 
 
 def peak_memory_gib(device: torch.device) -> float:

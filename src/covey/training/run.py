@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.config.write import to_yaml
 from covey.data.order import Order
+from covey.data.pass_rates import levels
 from covey.errors import GuardStop
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
@@ -27,6 +28,7 @@ from covey.learner.backends.single import SingleBackend
 from covey.models.load import choose_kernels, choose_stream, load_adapted, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
+from covey.plan.check_pass_rates import is_reordered
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.memory import recompute_of
@@ -140,7 +142,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     choose_stream(policy, config.attn_impl)
     engine = engine_for(config, policy)
     drawing = _drawing(config, found, plan)
-    progress, buffer = Progress(upcoming(drawing)), RolloutBuffer()
+    progress, buffer = Progress(upcoming(drawing), may_differ=is_reordered(config, facts)), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
     weights = parts.reward_weights(config)
     scoring = Scoring(found.rewards or build([]), weights, progress, plan.steps_per_epoch)
@@ -148,7 +150,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     total_steps = scoring.total_steps = _total_steps(plan, source)
     objective = parts.objective(config, total_steps)
     source = _changing(source, objective, plan)
-    health = _health(config, plan, backend, comm)
+    health = _health(config, plan, backend, comm, scoring.rewards.tasks)
     states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
     registry = _registry(states, health)
     files = _files(resolved, plan, found) if comm.rank == 0 else None
@@ -176,7 +178,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
         guards=health.guards,
         rules=health.rules,
         saver=Saver(
-            plan=_save_plan(config, policy, health.guards),
+            plan=_save_plan(config, facts, policy, health.guards),
             output_dir=Path(config.output_dir),
             registry=registry,
             best=best,
@@ -188,9 +190,12 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     )
 
 
-def _health(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Health:
+def _health(
+    config: Config, plan: BatchPlan, backend: Backend, comm: Comm, tasks: Mapping[str, Collection[str]]
+) -> Health:
     guards = _guards(config, plan, backend, comm)
-    return Health(rules=Rules(config.model_dump()), watch=RewardWatch(comm.world), guards=guards)
+    watch = RewardWatch(comm.world, tasks)
+    return Health(rules=Rules(config.model_dump()), watch=watch, guards=guards)
 
 
 def _registry(components: Iterable[Stateful | None], health: Health) -> Registry:
@@ -330,6 +335,7 @@ def _drawing(config: Config, found: Survey, plan: BatchPlan) -> TableDrawing | S
         per_rollout=plan.prompts_per_rollout,
         seed=config.data_seed,
         shuffle=config.dataset_shuffle,
+        levels=levels(config.curriculum, found.prompts.entries),
     )
     return TableDrawing(prompts=found.prompts, order=order)
 
@@ -362,6 +368,7 @@ def _source(
             seed=config.seed,
         ),
         comm=comm,
+        tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks},
     )
 
 
@@ -383,6 +390,7 @@ def _evaluator(
             seed=config.seed,
         ),
         comm=comm,
+        rewards=scoring.rewards.tasks,
     )
 
 
@@ -400,8 +408,9 @@ def _total_steps(plan: BatchPlan, source: Source) -> int:
     return held if plan.total_steps is None else min(held, plan.total_steps)
 
 
-def _save_plan(config: Config, policy: Policy, guards: Guards) -> SavePlan:
+def _save_plan(config: Config, facts: Facts, policy: Policy, guards: Guards) -> SavePlan:
     origin = model_dir(config)
+    measured = {"pass_rates": facts.pass_rates.digest} if facts.pass_rates is not None else {}
     return SavePlan(
         every=config.save_steps,
         total_limit=config.save_total_limit,
@@ -410,7 +419,7 @@ def _save_plan(config: Config, policy: Policy, guards: Guards) -> SavePlan:
         keep_best=config.load_best_model_at_end,
         check=guards.save,
         write_model=lambda target: save_policy(policy, origin, target),
-        meta={"model": config.model},
+        meta={"model": config.model, **measured},
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -66,7 +66,8 @@ class StreamDrawing:
 class LiveSource:
     """Prompts as they are drawn, sampled by the engine on the backend's weights and scored.
 
-    `temperature` gives that of a rollout by its number, or None for the plan's.
+    `tasks` are those of the data with their rewards; `temperature` gives that of a rollout by its number, or
+    None for the plan's.
     """
 
     drawing: Drawing
@@ -76,6 +77,7 @@ class LiveSource:
     codec: TextCodec
     plan: CollectPlan
     comm: Comm
+    tasks: Mapping[str, Collection[str]] = field(default_factory=dict)
     temperature: Callable[[int], float | None] = lambda rollout: None
 
     def next(self, rollout: int) -> Collected:
@@ -87,7 +89,8 @@ class LiveSource:
         if temperature is not None:
             plan = replace(plan, sampling=replace(plan.sampling, temperature=temperature))
         with view:
-            return collect(prompts, self.engine, self.score, self.codec, plan, self.comm)
+            collected = collect(prompts, self.engine, self.score, self.codec, plan, self.comm)
+        return replace(collected, tasks=self.tasks)
 
 
 def upcoming(drawing: Drawing | None) -> Callable[[int], list[list[int]]] | None:
@@ -109,6 +112,8 @@ class ReplaySource:
     def __init__(self, directory: Path, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._rollouts = [records for _, records in read_rollouts(directory)]
+        found = {record.get("task", "") for records in self._rollouts for record in records}
+        self._tasks: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(found - {""}), ())
 
     @property
     def num_rollouts(self) -> int:
@@ -123,7 +128,7 @@ class ReplaySource:
     def next(self, rollout: int) -> Collected:
         """The rollout at this place of the directory's order."""
         groups = tuple(self._weighted(g) for g in groups_of(self._rollouts[rollout]))
-        return Collected(groups=groups, rollout_s=0.0, reward_s=0.0, is_replayed=True)
+        return Collected(groups=groups, rollout_s=0.0, reward_s=0.0, is_replayed=True, tasks=self._tasks)
 
     def _weighted(self, scored: ScoredGroup) -> ScoredGroup:
         return replace(scored, scores=tuple(self._total(s) for s in scored.scores))

@@ -13,6 +13,8 @@ from covey.config.evaluation import has_own_output, is_checkpoint
 from covey.config.output import first_free
 from covey.config.resolve import Resolved
 from covey.config.schema import Config
+from covey.data.pass_rates import FILE as PASS_RATES
+from covey.data.pass_rates import lines_of
 from covey.models.adapter_shapes import ADAPTER_CONFIG, adapter_settings
 from covey.models.load import base_directory, choose_stream, load_adapted, load_policy
 from covey.models.lora import merged
@@ -35,7 +37,7 @@ from covey.types import Metric
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """The metrics of an evaluation and where they were written: eval.json, beside a .jsonl of completions a
-    set."""
+    set and the pass rate of each prompt in pass_rates.jsonl."""
 
     metrics: Mapping[str, Metric]
     output_dir: Path
@@ -71,6 +73,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
             seed=config.seed,
         ),
         comm=LocalComm(),
+        rewards=found.rewards.tasks,
     )
     evaluation = evaluator.run()
     output = _output_dir(resolved, directory)
@@ -128,3 +131,5 @@ def _write(evaluation: Evaluation, directory: Path, output: Path) -> None:
     write_text(output / "eval.json", json.dumps(body, indent=2) + "\n")
     for name, groups in evaluation.groups.items():
         write_text(output / f"{name}.jsonl", "".join(encode(r) + "\n" for r in records_of(groups)))
+    rates = (line for name, groups in evaluation.groups.items() for line in lines_of(name, groups))
+    write_text(output / PASS_RATES, "".join(encode(line) + "\n" for line in rates))

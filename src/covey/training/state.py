@@ -24,13 +24,17 @@ class Progress:
     """Where the run stands: optimizer steps taken, rollouts finished, and running totals.
 
     `upcoming` gives a rollout's prompts as row and checksum; a resumed run compares them with those that the
-    stopped one would have taken next. None: nothing can be said of them beforehand.
+    stopped one would have taken next. None: nothing can be said of them beforehand. `may_differ` is where
+    their order has been changed by the user's word.
     """
 
     name = "progress"
 
-    def __init__(self, upcoming: Callable[[int], list[list[int]]] | None = None) -> None:
+    def __init__(
+        self, upcoming: Callable[[int], list[list[int]]] | None = None, *, may_differ: bool = False
+    ) -> None:
         self._upcoming = upcoming
+        self._may_differ = may_differ
         self.step = 0
         self.rollout = 0
         self.num_tokens = 0
@@ -50,7 +54,7 @@ class Progress:
         self.step, self.rollout = values["step"], values["rollout"]
         self.num_tokens, self.began = values["num_tokens"], values.get("began")
         before = values.get("upcoming")
-        if before is None or self._upcoming is None:
+        if before is None or self._upcoming is None or self._may_differ:
             return
         now = self._upcoming(self.rollout)
         if now != before:

@@ -143,6 +143,23 @@ def test_gdpo_against_the_loop_with_silent_rewards_and_invalid_rows(assert_close
     assert found[~valid].count_nonzero() == 0
 
 
+def test_gdpo_of_two_tasks_by_hand(assert_close_guarded):
+    # The first group has the first reward alone, 1 and 0; the second group the second alone, 0 and 30, and a
+    # third that both have and that differs in the first group only, by 4.
+    no = float("nan")
+    reward = torch.tensor(
+        [[[1.0, no, 0.0], [0.0, no, 4.0]], [[no, 0.0, 2.0], [no, 30.0, 2.0]]], dtype=torch.float64
+    )
+    one = 0.5 / (math.sqrt(0.5) + STD_EPSILON)
+    two = 15.0 / (math.sqrt(450.0) + STD_EPSILON)
+    three = 2.0 / (math.sqrt(8.0) + STD_EPSILON)
+    sums = [one - 3 * three, -one + 3 * three, -2 * two, 2 * two]
+    spread = statistics.stdev(sums) + STD_EPSILON
+    valid = torch.ones(2, 2, dtype=torch.bool)
+    found = decoupled_advantages(reward, torch.tensor([1.0, 2.0, 3.0]), valid)
+    assert_close_guarded(found, [[s / spread for s in sums[:2]], [s / spread for s in sums[2:]]], rtol=1e-12)
+
+
 def test_a_reward_of_wide_range_does_not_drown_another():
     # A length reward of hundreds beside a correct answer: as one sum the answer hardly counts.
     answer, length = [1.0, 0.0, 1.0, 0.0], [100.0, 500.0, 480.0, 120.0]

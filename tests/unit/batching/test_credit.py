@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
+from dataclasses import replace
 
 import pytest
 
 from covey.batching.credit import CreditConfig, RowCredit, credit_samples, needs_forward, row_credits
 from covey.batching.samples import to_samples
-from covey.types import AnnotatedSample, Finish
+from covey.types import AnnotatedSample, Finish, ScorePart
 
 
 def credits_of(groups, *, scale="none", mask_truncated=False):
@@ -98,3 +100,36 @@ def test_credited_samples(may_skip, scored_group):
     assert [r.loss_mask for r in rows[:3]] == [(True,) * 2, (True,) * 3, (False,) * 4]
     assert [r.masked for r in rows] == [None, None, "invalid", None, None, None]
     assert [r.needs_forward for r in rows] == [True, True, False, *[not may_skip] * 3]
+
+
+def _of_tasks(scored_group):
+    """A group whose first reward spoke and one whose second did: (1, 0) and (6, 2)."""
+
+    def parted(scored, name):
+        scores = tuple(
+            replace(
+                s, parts=tuple(ScorePart(name=n, value=s.total if n == name else None) for n in ("a", "b"))
+            )
+            for s in scored.scores
+        )
+        return replace(scored, scores=scores)
+
+    return [parted(scored_group([1.0, 0.0]), "a"), parted(scored_group([6.0, 2.0]), "b")]
+
+
+def test_rewards_of_tasks_under_gdpo(scored_group):
+    config = CreditConfig(scale_rewards="gdpo", mask_truncated_completions=False, weights=(1.0, 3.0))
+    groups = _of_tasks(scored_group)
+    found = [c.advantage for c in row_credits(groups, to_samples(groups), config)]
+    # Each in units of its own spread, sqrt(1/2) and sqrt(8); the second with weight 3.
+    one, two = 0.5 / (math.sqrt(0.5) + 1e-4), 3 * 2.0 / (math.sqrt(8.0) + 1e-4)
+    sums = [one, -one, two, -two]
+    spread = statistics.stdev(sums) + 1e-4
+    assert found == pytest.approx([s / spread for s in sums], rel=1e-6)
+
+
+def test_rewards_of_tasks_over_the_batch(scored_group):
+    # Totals 1, 0, 6, 2: mean 9/4, squares 25/16 + 81/16 + 225/16 + 1/16 = 83/4, over 3.
+    spread = math.sqrt(83 / 12) + 1e-4
+    found = advantages(_of_tasks(scored_group), scale="batch")
+    assert found == pytest.approx([0.5 / spread, -0.5 / spread, 2 / spread, -2 / spread], rel=1e-6)

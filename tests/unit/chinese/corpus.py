@@ -33,6 +33,7 @@ LOWER = (
     "rewards/resolve.py",
     "rewards/reward_set.py",
     "training/facts/data.py",
+    "training/facts/pass_rates.py",
     "training/facts/rewards.py",
     "training/facts/run.py",
 )

@@ -74,3 +74,45 @@ def test_every_prompt_may_come_first(first):
     seeds = range(200)
     drawn = {Order(num_prompts=6, per_rollout=1, seed=s, shuffle=True).take(0)[1][0] for s in seeds}
     assert first in drawn
+
+
+LEVELS = tuple(n % 3 for n in range(23))
+
+
+def epoch_of(order, epoch=0):
+    count = order.rollouts_per_epoch
+    return [n for i in range(count) for n in order.take(epoch * count + i)[1]]
+
+
+def test_levels_by_hand():
+    # 4 and 1 are of level 0, then 3 and 0, then 2; the last rollout is partial and the fifth prompt left out.
+    order = Order(num_prompts=5, per_rollout=2, seed=0, shuffle=False, levels=(1, 0, 2, 1, 0))
+    assert [order.take(i) for i in range(2)] == [(0, [1, 0]), (0, [3, 2])]
+
+
+def test_levels_come_in_order_and_are_shuffled_within():
+    order = replace(SHUFFLED, levels=LEVELS)
+    first, second = epoch_of(order, 0), epoch_of(order, 1)
+    assert [LEVELS[n] for n in first] == sorted(LEVELS[n] for n in first)
+    assert first != second
+    # Within a level prompts stand as they would without any.
+    plain = epoch_of(SHUFFLED, 0)
+    for level in range(3):
+        assert [n for n in first if LEVELS[n] == level] == [n for n in plain if LEVELS[n] == level]
+
+
+def test_what_an_epoch_leaves_out_is_not_always_of_the_last_level():
+    order = replace(SHUFFLED, levels=LEVELS)
+    epochs = [set(epoch_of(order, epoch)) for epoch in range(6)]
+    assert epochs[0] == set(epoch_of(SHUFFLED, 0))
+    assert set().union(*epochs) == set(range(23))
+    assert {LEVELS[n] for drawn in epochs for n in set(range(23)) - drawn} == {0, 1, 2}
+
+
+def test_a_position_is_drawn_the_same_wherever_a_run_begins_with_levels_too():
+    order = replace(SHUFFLED, levels=LEVELS)
+    assert [replace(order).take(i) for i in (9, 2, 5)] == [order.take(i) for i in (9, 2, 5)]
+
+
+def test_equal_levels_change_nothing():
+    assert epoch_of(replace(SHUFFLED, levels=(1,) * 23)) == epoch_of(SHUFFLED)

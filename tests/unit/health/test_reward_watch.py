@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -131,3 +132,53 @@ def test_an_error_or_a_timeout_of_one_row_does_not() -> None:
 def test_a_reward_that_fails_throughout_stops() -> None:
     with pytest.raises(GuardStop, match="failed on 4 of 4 completions"):
         RewardWatch().look([group(0, ERROR, ERROR), group(1, ERROR, ERROR)], 0)
+
+
+TASKS = {"math": ("accuracy",), "chat": ("judge",)}
+
+
+def _of_tasks(*values: tuple[float | None, float | None], tasks: str = "math chat") -> list[ScoredGroup]:
+    """A group of two for each task: the values of accuracy and of judge on both of its completions."""
+    groups = []
+    for task, pair in zip(tasks.split(), values, strict=True):
+        parts = [
+            tuple(ScorePart(name=n, value=v) for n, v in zip(("accuracy", "judge"), pair, strict=True))
+            for pair in ((pair[0], pair[1]), (pair[0] and pair[0] + 1, pair[1] and pair[1] + 1))
+        ]
+        made = scored([trajectory()] * 2, [Score(total=1.0, parts=p) for p in parts])
+        prompt = replace(made.group.prompt, task=task)
+        groups.append(replace(made, group=replace(made.group, prompt=prompt)))
+    return groups
+
+
+def test_a_reward_that_was_not_asked_is_no_constant_one() -> None:
+    there = _of_tasks((1.0, None), tasks="math")
+    assert RewardWatch(1, TASKS).look(there, 0) == []
+    # Without tasks a reward that never speaks is named.
+    (found,) = RewardWatch().look(there, 0)
+    assert found.code == "F108" and "judge is None for all 2" in found.seen
+
+
+def test_a_constant_reward_is_seen_through_the_rows_of_other_tasks() -> None:
+    flat = _of_tasks((0.0, None), (None, 1.0))
+    (found,) = RewardWatch(1, TASKS).look(flat, 0)
+    assert found.code == "F108" and "accuracy is 0 for all 2" in found.seen
+
+
+def test_a_reward_that_fails_on_all_rows_of_its_task_ends_the_run() -> None:
+    error = ScorePart(name="judge", value=None, status=Status.ERROR, message="no answer")
+    groups = _of_tasks((1.0, None), (None, 1.0))
+    scores = tuple(replace(s, parts=(s.parts[0], error)) for s in groups[1].scores)
+    broken = [groups[0], replace(groups[1], scores=scores)]
+    with pytest.raises(GuardStop, match="judge failed on 2 of 2"):
+        RewardWatch(1, TASKS).look(broken, 0)
+
+
+def test_the_rank_of_a_failure_is_told_though_other_rows_are_not_asked() -> None:
+    error = ScorePart(name="judge", value=None, status=Status.ERROR, message="no answer")
+    math, chat = _of_tasks((1.0, None), (None, 1.0))
+    scores = (replace(chat.scores[0], parts=(chat.scores[0].parts[0], error)), chat.scores[1])
+    (found,) = (
+        f for f in RewardWatch(2, TASKS).look([math, replace(chat, scores=scores)], 0) if f.code == "F107"
+    )
+    assert "failed on 1 of 2 completions, all of them of rank 1" in found.seen

@@ -37,6 +37,13 @@ def test_other_prompts_are_named(shift: int, text: int, words: str) -> None:
     assert words in stopped.value.finding.seen
 
 
+def test_another_order_by_the_users_word_goes_on() -> None:
+    resumed = Progress(_upcoming(1, 0), may_differ=True)
+    resumed.load_state(_stopped().state())
+    assert resumed.rollout == 3
+    assert resumed.state().json["upcoming"] == [[13 + i, i] for i in range(4)]
+
+
 @pytest.mark.parametrize("done", [0, 1, 3])
 def test_another_step_of_the_rollout_is_named(done: int) -> None:
     stopped, buffer = _stopped(), RolloutBuffer()

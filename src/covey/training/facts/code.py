@@ -9,6 +9,7 @@ from covey.data.rows import PromptTable
 from covey.plan.facts import Facts, GoldFacts, SandboxFacts
 from covey.rewards.code_tests import check_tests
 from covey.rewards.sandbox.layers import LAYERS, Unisolated, isolate
+from covey.training.facts.tasks import rows_of
 
 CODE_REWARD = "code_reward"
 _SHOWN = 3
@@ -26,12 +27,13 @@ def with_code(facts: Facts, config: Config, prompts: PromptTable | None) -> Fact
     else:
         sandbox = SandboxFacts(lacks=isolation.lacks, reasons=isolation.reasons)
         notes = (*facts.reward_notes, *isolation.words())
-    return replace(facts, sandbox=sandbox, reward_notes=notes, code_tests=_tests(prompts))
+    return replace(facts, sandbox=sandbox, reward_notes=notes, code_tests=_tests(config, prompts))
 
 
-def _tests(prompts: PromptTable | None) -> GoldFacts | None:
+def _tests(config: Config, prompts: PromptTable | None) -> GoldFacts | None:
     if prompts is None:
         return None
+    prompts = rows_of(config, CODE_REWARD, prompts)
     rows = [(p.columns.get("verification_info"), p.columns.get("test_cases")) for p in prompts.entries]
     report = check_tests(rows)
     return GoldFacts(

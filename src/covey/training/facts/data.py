@@ -23,6 +23,8 @@ from covey.plan.facts import EvalSet, Facts, LeftOut, MissingColumn, UnreadableF
 from covey.quickstart import task
 from covey.rewards.builtin import GOLD_COLUMNS, built_in_of
 from covey.training.facts.model import QUICKSTART
+from covey.training.facts.pass_rates import with_pass_rates
+from covey.training.facts.tasks import with_tasks
 
 _PATIENCE_S = 1.0
 _SAMPLED = 1000
@@ -115,11 +117,18 @@ def _load(
                 raise _Unusable(replace(facts, hub_problem=str(error))) from error
             unreadable.append(UnreadableFile(path=source.path, words=str(error)))
             continue
-        tables.append(loaded.rows)
+        tables.append(_named(loaded.rows, source, config.task_column))
         notes += loaded.notes
     if unreadable:
         raise _Unusable(replace(facts, dataset_unreadable=tuple(unreadable)))
     return replace(facts, data_notes=tuple(notes)), tables
+
+
+def _named(rows: list[dict[str, Any]], source: DataSource, column: str | None) -> list[dict[str, Any]]:
+    """The rows, with the name of the source as the task of those that have no such column."""
+    if column is None or source.name is None:
+        return rows
+    return [row if column in row else {**row, column: source.name} for row in rows]
 
 
 def _one_table(
@@ -196,9 +205,11 @@ def _rendered(
     if empty:
         words = f"the set to evaluate on, {empty[0]}, has no usable prompt"
         return replace(facts, data_problem=words), Data()
-    facts = _of_table(facts, table, codec)
+    used, measured = with_pass_rates(config, table)
+    facts = replace(_of_table(facts, used, codec), pass_rates=measured)
+    facts = with_tasks(facts, config, table, used, tables)
     sizes = tuple(EvalSet(name=name, num_prompts=len(found.entries)) for name, found in tables)
-    return replace(facts, eval_sets=sizes), Data(prompts=table, sample=table, eval_sets=tables)
+    return replace(facts, eval_sets=sizes), Data(prompts=used, sample=used, eval_sets=tables)
 
 
 def _of_table(facts: Facts, table: PromptTable, codec: TextCodec) -> Facts:
@@ -268,6 +279,7 @@ def prompt_options(config: Config) -> PromptOptions:
         system=None if config.system is None else system_text(config.system),
         apply_chat_template=config.apply_chat_template,
         truncation_strategy=config.truncation_strategy,
+        task_column=config.task_column,
     )
 
 

@@ -11,6 +11,7 @@ from covey.config.schema import Config
 from covey.data.rows import PromptTable
 from covey.plan.facts import BlindReward, Facts, FaultyReward, GoldFacts
 from covey.plan.facts import RewardFault as Kind
+from covey.plan.task_rewards import asked
 from covey.rewards.builtin import built_in_of
 from covey.rewards.golds import check_golds
 from covey.rewards.protocol import RewardFault, Scored
@@ -19,6 +20,7 @@ from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered, blind, trial
 from covey.training.facts.code import CODE_REWARD, with_code
 from covey.training.facts.data import as_json, gold_of
+from covey.training.facts.tasks import firsts, rows_of
 from covey.types import Prompt
 
 _KINDS: Mapping[str, Kind] = {"unknown": "unknown", "signature": "signature", "trial": "trial"}
@@ -54,6 +56,8 @@ def with_rewards(
         prompt_is_messages=first is not None and first.messages is not None and "prompt" in columns,
         options=config.model_dump(),
     )
+    if not rewards.faults and config.task_rewards is not None:
+        rewards = rewards.of_tasks(asked(config.task_rewards, entries, rewards.names))
     faults = list(rewards.faults)
     if not faults and facts.columns is not None:
         faults = rewards.missing(_given_columns(columns))
@@ -63,7 +67,7 @@ def with_rewards(
     unseen: tuple[BlindReward, ...] = ()
     if not faults and first is not None and config.reward_trial and os.environ.get("RANK", "0") == "0":
         assert prompts is not None
-        faults = trial(rewards, _trial_rows(first))
+        faults = trial(rewards, [row for p in firsts(config, prompts.entries) for row in _trial_rows(p)])
         unseen = () if faults else _unseen(rewards, config, prompts)
     facts = replace(
         facts,
@@ -100,6 +104,15 @@ def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[B
     weights = config.reward_weights or [1.0] * len(rewards.names)
     if len(weights) != len(rewards.names):
         return ()
+    by_task: dict[str, list[Prompt]] = {}
+    for prompt in prompts.entries:
+        by_task.setdefault(prompt.task if config.task_rewards is not None else "", []).append(prompt)
+    found = []
+    for task, rows in by_task.items():
+        own = rewards.tasks.get(task, rewards.names)
+        # A weight of 0 is judged by nobody, and so is a reward that does not score the task.
+        asked_for = [w if n in own else 0.0 for n, w in zip(rewards.names, weights, strict=True)]
+        found += blind(rewards, asked_for, rows)
     return tuple(
         BlindReward(
             name=_typed(b.reward, config) if b.reward else "",
@@ -109,7 +122,7 @@ def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[B
             num_told=b.num_told,
             constant=b.constant,
         )
-        for b in blind(rewards, weights, prompts.entries)
+        for b in {b.reward: b for b in reversed(found)}.values()
     )
 
 
@@ -120,9 +133,11 @@ def _trial_rows(prompt: Prompt) -> list[Scored]:
 
 
 def _golds(config: Config, prompts: PromptTable | None) -> GoldFacts | None:
-    built_in = [found for name in config.reward_funcs if (found := built_in_of(name)) is not None]
-    if prompts is None or not any(found.parses_gold for found in built_in):
+    readers = [n for n in config.reward_funcs if (found := built_in_of(n)) is not None and found.parses_gold]
+    if prompts is None or not readers:
         return None
+    read = {p.id for name in readers for p in rows_of(config, name, prompts).entries}
+    prompts = replace(prompts, entries=tuple(p for p in prompts.entries if p.id in read))
     report = check_golds((gold_of(p.columns) for p in prompts.entries), budget_s=_GOLD_BUDGET_S)
     absent = [(i, "", "there is none") for i, p in enumerate(prompts.entries) if gold_of(p.columns) is None]
     bad = sorted([*report.bad, *absent])

@@ -202,6 +202,7 @@ def _resume(config: Config) -> ResumeFacts | None:
         path=str(path),
         step=manifest.step,
         config_changes=_config_changes(path.parent / "config.yaml", config),
+        pass_rates=None if "pass_rates" not in manifest.meta else str(manifest.meta["pass_rates"]),
     )
 
 

@@ -1,0 +1,186 @@
+"""What is wrong with measured pass rates, and what of the rows they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from covey.config.schema import Config
+from covey.plan.facts import Facts, PassRateFacts
+from covey.plan.problem import problem, warning
+from covey.plan.shape import counted
+from covey.plan.words import flags
+from covey.types import Fix, Problem
+
+READERS = ("min_pass_rate", "max_pass_rate", "curriculum")
+_SOURCES = ("pass_rates", "pass_rate_column")
+_FEW = 0.5
+
+
+def pass_rate_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what is said about pass rates."""
+    asked = [n for n in (*_SOURCES, *READERS) if getattr(config, n) != type(config).model_fields[n].default]
+    if not asked:
+        return []
+    sources = [n for n in _SOURCES if n in asked]
+    readers = [n for n in READERS if n in asked]
+    if config.streaming:
+        return [_streamed(config, asked)]
+    if not sources:
+        return [_unmeasured(config, readers)]
+    if len(sources) == 2:
+        return [_two(config)]
+    if config.min_pass_rate > config.max_pass_rate:
+        return [_crossed(config)]
+    found = facts.pass_rates
+    said = [] if readers else [_idle(config, sources[0])]
+    if found is None:
+        return said
+    if found.problem is not None:
+        return [_unreadable(found, sources[0])]
+    if found.num_rows and not found.num_kept:
+        return [_none_left(config, found)]
+    return [*said, *_few(found, sources[0]), *_changed(config, facts, found)]
+
+
+def histogram(found: PassRateFacts) -> str:
+    """Measured rows by pass rate: `0.0-0.1: 12, 0.9-1.0: 3`."""
+    bins = [(i / 10, count) for i, count in enumerate(found.histogram)]
+    return ", ".join(f"{low:.1f}-{low + 0.1:.1f}: {count}" for low, count in bins if count)
+
+
+def is_reordered(config: Config, facts: Facts) -> bool:
+    """Whether a resumed run goes on with rows in another order by the user's word."""
+    if facts.resume is None or not config.allow_changes:
+        return False
+    names = {name for name, _, _ in facts.resume.config_changes}
+    return bool(names & {*_SOURCES, *READERS}) or bool(_new_digest(facts))
+
+
+def _new_digest(facts: Facts) -> bool:
+    if facts.resume is None or facts.pass_rates is None or not facts.resume.pass_rates:
+        return False
+    return bool(facts.pass_rates.digest) and facts.pass_rates.digest != facts.resume.pass_rates
+
+
+def _set(config: Config, names: Sequence[str]) -> str:
+    return flags({n: getattr(config, n) for n in names})
+
+
+def _usual(config: Config, names: Sequence[str]) -> dict[str, object]:
+    return {n: type(config).model_fields[n].default for n in names}
+
+
+def _streamed(config: Config, asked: Sequence[str]) -> Problem:
+    return problem(
+        "E348",
+        asked[0],
+        f"streaming is on, where rows are read as they are needed, and so is {_set(config, asked)}.",
+        "Leaving rows out and ordering them asks for all rows before the run.",
+        Fix(text="read all rows before the run", edits={"streaming": False}),
+        Fix(text="leave rows out before: a file with those that are to be trained on"),
+    )
+
+
+def _unmeasured(config: Config, readers: Sequence[str]) -> Problem:
+    return problem(
+        "E115",
+        readers[0],
+        f"There are no pass rates for {_set(config, readers)}.",
+        "What they are read from was left out.",
+        Fix(text="measure them: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`"),
+        Fix(text="what was measured: --pass_rates FILE, or a column: --pass_rate_column NAME"),
+        Fix(text="leave it out", edits=_usual(config, readers)),
+    )
+
+
+def _two(config: Config) -> Problem:
+    return problem(
+        "E111",
+        "pass_rate_column",
+        "pass_rates and pass_rate_column are set: a row would have two pass rates.",
+        "Two ways to say the same.",
+        Fix(text="the column", edits={"pass_rates": None}),
+        Fix(text="what was measured", edits={"pass_rate_column": None}),
+    )
+
+
+def _crossed(config: Config) -> Problem:
+    low, high = config.min_pass_rate, config.max_pass_rate
+    return problem(
+        "E111",
+        "min_pass_rate",
+        f"min_pass_rate {low:g} is above max_pass_rate {high:g}: no pass rate lies between them.",
+        "The two were mixed up.",
+        Fix(text="the other way round", edits={"min_pass_rate": high, "max_pass_rate": low}),
+    )
+
+
+def _idle(config: Config, source: str) -> Problem:
+    return warning(
+        "W108",
+        source,
+        f"Nothing is left out or ordered by pass rate, and there is {_set(config, [source])}.",
+        "A measurement to look at, or bounds that were left out.",
+        Fix(text="leave out what is never or always solved: --min_pass_rate 0.1 --max_pass_rate 0.9"),
+        Fix(text="easy rows first", edits={"curriculum": "easy_to_hard"}),
+    )
+
+
+def _unreadable(found: PassRateFacts, source: str) -> Problem:
+    is_column = source == "pass_rate_column"
+    return problem(
+        "E348",
+        source,
+        f"{found.where} gives no pass rates: {found.problem}.",
+        "Another column, or one of words." if is_column else "A misspelt path, or a file of another kind.",
+        Fix(text="a column of numbers from 0 to 1: --pass_rate_column NAME")
+        if is_column
+        else Fix(text="pass_rates.jsonl of `covey eval`, or the directory of a run with rollouts/"),
+    )
+
+
+def _none_left(config: Config, found: PassRateFacts) -> Problem:
+    # With a measured row outside of both bounds there is a row inside wider ones.
+    return problem(
+        "E349",
+        "min_pass_rate",
+        f"None of {counted(found.num_rows, 'prompt')} has a pass rate from {config.min_pass_rate:g} to "
+        f"{config.max_pass_rate:g}. Rows by pass rate: {histogram(found)}.",
+        "The model that was measured solves all of these rows, or none of them.",
+        Fix(text="every row", edits=_usual(config, ("min_pass_rate", "max_pass_rate"))),
+        Fix(text="other data, or a measurement with more completions a prompt"),
+    )
+
+
+def _few(found: PassRateFacts, source: str) -> list[Problem]:
+    if found.num_measured >= _FEW * found.num_rows:
+        return []
+    share = found.num_measured / found.num_rows
+    return [
+        warning(
+            "W127",
+            source,
+            f"{found.where} has a pass rate for {found.num_measured:,} of "
+            f"{counted(found.num_rows, 'prompt')} ({share:.0%}). The others are kept.",
+            "It was measured on other rows, or under another system message: a prompt is known by its text."
+            if source == "pass_rates"
+            else "A column that most rows leave empty.",
+            Fix(text="measure these prompts: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`"),
+        )
+    ]
+
+
+def _changed(config: Config, facts: Facts, found: PassRateFacts) -> list[Problem]:
+    if not _new_digest(facts) or config.allow_changes:
+        return []
+    assert facts.resume is not None
+    return [
+        problem(
+            "E405",
+            "pass_rates",
+            f"{found.where} holds other pass rates than when {facts.resume.path} was made.",
+            "It was measured anew, or is a run that has gone on.",
+            Fix(text="go on with the change", edits={"allow_changes": True}),
+            Fix(text="the file as it was"),
+        )
+    ]

@@ -1,0 +1,177 @@
+"""What is wrong with the tasks of the rows and with the rewards that are named for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.config.names import nearest
+from covey.config.schema import Config
+from covey.plan.facts import Facts
+from covey.plan.problem import problem, warning
+from covey.plan.shape import counted
+from covey.plan.task_rewards import called
+from covey.types import Fix, Problem
+
+_MOST_TASKS = 64
+_EXAMPLE = """each task with its rewards: --task_rewards '{"math": ["accuracy", "format"]}'"""
+_NAMED = "a source by its task, for rows without the column: --dataset math=FILE"
+
+
+def task_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what the tasks of the data say against task_column and task_rewards."""
+    if config.task_column is None:
+        return [] if config.task_rewards is None else [_without_column()]
+    if config.streaming:
+        return [_streamed(config)]
+    return [*_rows(config, facts), *_rewards(config, facts), *_emptied(facts)]
+
+
+def _without_column() -> Problem:
+    return problem(
+        "E347",
+        "task_rewards",
+        "task_rewards is set, and no column says which task a row is of.",
+        "The option that names the column was left out.",
+        Fix(text="the column that holds it: --task_column NAME"),
+        Fix(text="leave out --task_rewards: every reward scores every row"),
+    )
+
+
+def _streamed(config: Config) -> Problem:
+    return problem(
+        "E346",
+        "task_column",
+        f"task_column is {config.task_column} and streaming is on: the tasks are not known before the run.",
+        "Metrics and rewards of each task are checked against all rows, and a stream has no known end.",
+        Fix(text="read all rows before the run", edits={"streaming": False}),
+        Fix(text="leave out --task_column; a function of yours can give None for rows of other tasks"),
+    )
+
+
+def _rows(config: Config, facts: Facts) -> list[Problem]:
+    """A column that is not there, rows without a task, and a column that is none of tasks."""
+    column = str(config.task_column)
+    columns = [c for c in facts.columns or () if c != column]
+    near = nearest(column, columns)
+    rename = [Fix(text="the nearest column", edits={"task_column": near})] if near else []
+    if len(facts.tasks) > _MOST_TASKS:
+        shown = ", ".join(list(facts.tasks)[:3])
+        seen = f"The column {column} names {len(facts.tasks):,} tasks, more than {_MOST_TASKS}: {shown} ..."
+        cause = "A column of questions or numbers, not of tasks."
+        return [problem("E346", "task_column", seen, cause, Fix(text="another column: --task_column NAME"))]
+    if not facts.tasks and facts.taskless:
+        seen = f"No row has a task in the column {column}. There are: {', '.join(columns)}."
+        cause = "A misspelt name, or a column of another data set."
+        return [problem("E346", "task_column", seen, cause, *rename, Fix(text=_NAMED))]
+    shown = "; ".join(
+        f"{counted(found.count, 'row')}{f' of {found.reason}' if found.reason else ''}: "
+        f"{', '.join(map(str, found.rows))}{' ...' if found.count > len(found.rows) else ''}"
+        for found in facts.taskless
+    )
+    if not shown:
+        return []
+    seen = f"Rows without a task in the column {column}: {shown}."
+    cause = "Rows from a source without that column, or an empty cell."
+    return [problem("E346", "task_column", seen, cause, Fix(text="give these rows a task"), Fix(text=_NAMED))]
+
+
+def _rewards(config: Config, facts: Facts) -> list[Problem]:
+    """Names in task_rewards that stand for nothing, and tasks and rewards that are not in it."""
+    given = config.task_rewards
+    if given is None:
+        return []
+    there = sorted({*facts.tasks, *facts.eval_tasks})
+    known = called(config.reward_funcs, facts.reward_names)
+    problems = [
+        *(_unknown_reward(given, task, name, config) for task in given for name in given[task]
+          if name not in known),
+        *(_empty(task) for task, listed in given.items() if not listed),
+    ]  # fmt: skip
+    used = {known.get(name) for listed in given.values() for name in listed}
+    idle = [entry for entry in dict.fromkeys(config.reward_funcs) if entry not in used]
+    unlisted = [task for task in there if task not in given]
+    if there:
+        absent = {task: nearest(task, unlisted) for task in given if task not in there}
+        problems += [_unknown_task(given, task, there, near) for task, near in absent.items()]
+        # What a misspelt name stands for is said there.
+        unlisted = [task for task in unlisted if task not in absent.values()]
+        problems += [_unlisted(given, task, idle or config.reward_funcs) for task in unlisted]
+    if idle and not unlisted and all(name in known for listed in given.values() for name in listed):
+        problems.append(_idle(given, idle))
+    return problems
+
+
+def _entry(seen: str, cause: str, *fixes: Fix) -> Problem:
+    return problem("E347", "task_rewards", seen, cause, *fixes)
+
+
+def _with(given: Mapping[str, Sequence[str]], changes: Mapping[str, Sequence[str] | None]) -> dict[str, Any]:
+    """The edit that changes some entries; None takes one out."""
+    changed = {**given, **changes}
+    return {"task_rewards": {task: list(names) for task, names in changed.items() if names is not None}}
+
+
+def _unknown_reward(given: Mapping[str, Sequence[str]], task: str, name: str, config: Config) -> Problem:
+    near = nearest(name, config.reward_funcs)
+    fixes = [Fix(text=f"the rewards are {', '.join(config.reward_funcs)}")]
+    if near:
+        names = [near if n == name else n for n in given[task]]
+        fixes.insert(0, Fix(text="the nearest reward", edits=_with(given, {task: names})))
+    seen = f"The task {task} is to be scored by {name}, which is none of reward_funcs."
+    return _entry(seen, "A misspelt name, or a reward that was left out of --reward_funcs.", *fixes)
+
+
+def _empty(task: str) -> Problem:
+    seen = f"The task {task} has no reward."
+    return _entry(
+        seen, "A list that was left empty; nothing can be learnt from its rows.", Fix(text=_EXAMPLE)
+    )
+
+
+def _unknown_task(
+    given: Mapping[str, Sequence[str]], task: str, there: Sequence[str], near: str | None
+) -> Problem:
+    less = _with(given, {task: None})
+    fixes = [Fix(text="leave it out", edits=less)] if less["task_rewards"] else []
+    if near:
+        renamed = {near if t == task else t: names for t, names in given.items()}
+        fixes = [Fix(text="the nearest task", edits=_with(renamed, {}))]
+    seen = f"No row is of the task {task}. There are: {', '.join(there)}."
+    return _entry(seen, "A misspelt name, or a source that was left out.", *fixes, Fix(text=_EXAMPLE))
+
+
+def _unlisted(given: Mapping[str, Sequence[str]], task: str, rewards: Sequence[str]) -> Problem:
+    near = nearest(task, list(given))
+    names = given[near] if near else rewards
+    words = f"score it as {near}" if near else "score it with these"
+    seen = f"Rows of the task {task} have no entry, so no reward would score them."
+    cause = "A task that was forgotten, or one with two spellings."
+    return _entry(seen, cause, Fix(text=words, edits=_with(given, {task: names})))
+
+
+def _idle(given: Mapping[str, Sequence[str]], idle: Sequence[str]) -> Problem:
+    everywhere = {task: [*names, *idle] for task, names in given.items()}
+    return _entry(
+        f"{', '.join(idle)} scores no task.",
+        "A reward that was forgotten in task_rewards, or is not needed.",
+        Fix(text="score every task with it too", edits=_with(everywhere, {})),
+        Fix(text="leave it out of --reward_funcs and --reward_weights"),
+    )
+
+
+def _emptied(facts: Facts) -> list[Problem]:
+    """Tasks that no row is left of once pass rates are applied."""
+    gone = [task for task, count in facts.tasks.items() if not count]
+    if not gone or not facts.num_prompts:
+        return []
+    return [
+        warning(
+            "W128",
+            "task_column",
+            f"No row is left of: {', '.join(gone)}. All lie outside min_pass_rate and max_pass_rate.",
+            "A task that the model always solves, or never.",
+            Fix(text="other bounds: --min_pass_rate X, --max_pass_rate X"),
+            Fix(text="leave its rows out of the data"),
+        )
+    ]

@@ -1,0 +1,31 @@
+"""Which rewards score which task, by the names that metrics have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def called(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """What task_rewards may call a reward, to its entry of reward_funcs: the entry itself and its metric's
+    name.
+
+    `names` are those of metrics, in the same order; empty where nobody loaded the rewards, whose metrics then
+    are called as their functions. `called(["judge.py:kind"], [])` is `{"judge.py:kind": "judge.py:kind",
+    "kind": "judge.py:kind"}`.
+    """
+    if len(names) != len(entries):
+        names = [entry.rpartition(":")[2].rpartition(".")[2] for entry in entries]
+    short = {name: entry for name, entry in zip(names, entries, strict=True) if names.count(name) == 1}
+    return {**short, **{entry: entry for entry in entries}}
+
+
+def asked(
+    task_rewards: Mapping[str, Sequence[str]] | None, entries: Sequence[str], names: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """The metric names of the rewards that score each task; names that stand for no reward are left out."""
+    known = called(entries, names)
+    metric = dict(zip(entries, names, strict=True))
+    return {
+        task: tuple(metric[known[name]] for name in listed if name in known)
+        for task, listed in (task_rewards or {}).items()
+    }

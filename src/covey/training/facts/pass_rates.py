@@ -1,0 +1,104 @@
+"""Facts about measured pass rates, and the rows that are left once they are applied."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from covey.config.schema import Config
+from covey.data.errors import DataError, nearest
+from covey.data.jsonl import iter_jsonl
+from covey.data.pass_rates import FILE, NUM_BINS, Tally, bin_of, checksum, digest, rate_of, tallies_of, tally
+from covey.data.rows import PromptTable
+from covey.errors import CoveyError
+from covey.plan.facts import PassRateFacts
+from covey.rollout.records import score_of
+from covey.telemetry.rollouts import list_rollouts, read_rollouts
+from covey.types import Prompt, ScorePart
+
+_NAMED_ROWS = 5
+
+
+def with_pass_rates(config: Config, table: PromptTable) -> tuple[PromptTable, PassRateFacts | None]:
+    """The rows within min_pass_rate and max_pass_rate, each with its rate; and what was found."""
+    if config.streaming or (config.pass_rates is None) == (config.pass_rate_column is None):
+        return table, None
+    where = config.pass_rates or f"the column {config.pass_rate_column}"
+    try:
+        if config.pass_rates is not None:
+            found = _measured(Path(config.pass_rates).expanduser())
+            prompts, sign = _matched(table.entries, found), digest(found)
+        else:
+            assert config.pass_rate_column is not None
+            prompts, sign = _of_column(table, config.pass_rate_column), ""
+    except (CoveyError, OSError) as error:
+        return table, PassRateFacts(where=where, problem=str(error))
+    rates = [p.pass_rate for p in prompts if p.pass_rate is not None]
+    low, high = config.min_pass_rate, config.max_pass_rate
+    kept = tuple(p for p in prompts if p.pass_rate is None or low <= p.pass_rate <= high)
+    bins = Counter(bin_of(rate) for rate in rates)
+    facts = PassRateFacts(
+        where=where,
+        digest=sign,
+        num_rows=len(prompts),
+        num_measured=len(rates),
+        num_kept=len(kept),
+        histogram=tuple(bins[i] for i in range(NUM_BINS)),
+    )
+    return replace(table, entries=kept), facts
+
+
+def _matched(prompts: Sequence[Prompt], found: dict[str, Tally]) -> list[Prompt]:
+    tallies = [found.get(checksum(p)) for p in prompts]
+    return [
+        replace(p, pass_rate=None if t is None else t.rate) for p, t in zip(prompts, tallies, strict=True)
+    ]
+
+
+def _of_column(table: PromptTable, column: str) -> list[Prompt]:
+    if column not in table.columns:
+        raise DataError(
+            f"no row has it{nearest(column, table.columns)}; there are {', '.join(table.columns)}"
+        )
+    rated = [replace(p, pass_rate=_number(p.columns.get(column))) for p in table.entries]
+    wrong = [p for p in rated if p.pass_rate is None and p.columns.get(column) not in (None, "")]
+    if wrong:
+        rows = ", ".join(str(p.id + 1) for p in wrong[:_NAMED_ROWS])
+        raise DataError(f"what it holds is no number from 0 to 1 in {len(wrong)} rows: {rows}")
+    if rated and all(p.pass_rate is None for p in rated):
+        raise DataError("no row has a number in it")
+    return rated
+
+
+def _number(value: object) -> float | None:
+    """The pass rate that a cell holds; a table of text holds numbers as words."""
+    try:
+        return rate_of(float(value) if isinstance(value, str) else value)
+    except ValueError:
+        return None
+
+
+def _measured(path: Path) -> dict[str, Tally]:
+    """What a file of pass rates holds, or what the rollouts of a run say."""
+    if not path.exists():
+        raise DataError("it does not exist")
+    if path.is_file():
+        return tallies_of(iter_jsonl(path))
+    if (path / FILE).is_file():
+        return tallies_of(iter_jsonl(path / FILE))
+    directory = path / "rollouts"
+    if not list_rollouts(directory):
+        raise DataError(f"it holds neither {FILE} nor rollouts/")
+    found = tally(_samples(directory))
+    if not found:
+        raise DataError("its rollouts hold no checksums of prompts, or no rewards")
+    return found
+
+
+def _samples(directory: Path) -> Iterator[tuple[str, Sequence[ScorePart]]]:
+    for _, records in read_rollouts(directory):
+        for record in records:
+            if "checksum" in record:
+                yield record["checksum"], score_of(record).parts

@@ -1,0 +1,58 @@
+"""Facts about the tasks of the rows, and which rows a reward is asked about."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from covey.config.schema import Config
+from covey.data.rows import PromptTable
+from covey.plan.facts import Facts, LeftOut
+from covey.plan.task_rewards import called
+from covey.types import Prompt
+
+_NAMED_ROWS = 5
+
+
+def with_tasks(
+    facts: Facts,
+    config: Config,
+    whole: PromptTable,
+    used: PromptTable,
+    sets: Sequence[tuple[str, PromptTable]],
+) -> Facts:
+    """The facts with the tasks of the data, `whole` and what is `used` of it, and of the sets to evaluate
+    on."""
+    if config.task_column is None or config.streaming:
+        return facts
+    counts = Counter(p.task for p in used.entries)
+    without = []
+    for name, table in (("", whole), *sets):
+        rows = [p.id + 1 for p in table.entries if not p.task]
+        if rows:
+            without.append(LeftOut(reason=name, count=len(rows), rows=tuple(rows[:_NAMED_ROWS])))
+    return replace(
+        facts,
+        tasks={task: counts[task] for task in sorted({p.task for p in whole.entries} - {""})},
+        eval_tasks=tuple(sorted({p.task for _, table in sets for p in table.entries} - {""})),
+        taskless=tuple(without),
+    )
+
+
+def rows_of(config: Config, entry: str, prompts: PromptTable) -> PromptTable:
+    """The prompts that an entry of reward_funcs scores."""
+    if config.task_rewards is None:
+        return prompts
+    known = called(config.reward_funcs, ())
+    tasks = {t for t, listed in config.task_rewards.items() if entry in {known.get(n) for n in listed}}
+    return replace(prompts, entries=tuple(p for p in prompts.entries if p.task in tasks))
+
+
+def firsts(config: Config, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts to try rewards on: the first, or the first of each task where tasks have rewards of their
+    own."""
+    by_task: dict[str, Prompt] = {}
+    for prompt in prompts if config.task_rewards is not None else prompts[:1]:
+        by_task.setdefault(prompt.task, prompt)
+    return list(by_task.values())
