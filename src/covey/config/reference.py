@@ -60,6 +60,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     "max_bad_gold": (NONE, NONE),
     "unsafe_exec": (NONE, NONE),
     "completion_form": (NONE, NONE),
+    "step_separator": (NONE, NONE),
     "cosine_min_len_value_wrong": ("-1", "-0.5"),
     "cosine_max_len_value_wrong": ("-0.5", "0"),
     "cosine_min_len_value_correct": ("1", "1"),

@@ -131,5 +131,6 @@ class ReplaySource:
     def _total(self, score: Score) -> Score:
         if not score.parts:
             return score
-        weighed = total(score.parts, [self._weights.get(p.name, 1.0) for p in score.parts])
+        ends = () if score.steps is None else score.steps.ends
+        weighed = total(score.parts, [self._weights.get(p.name, 1.0) for p in score.parts], ends)
         return replace(weighed, extras=score.extras)
