@@ -149,4 +149,10 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "The gradient of a step is the sum over its completions, however they are cut and spread. A part "
         "counted twice, lost or weighed makes another batch or another learning rate than was asked for.",
     ),
+    (
+        "F223",
+        "Rewards of steps that the run cannot use",
+        "A list gives each token the advantage of its own step, one number gives all of them the same. One "
+        "reward cannot do both, and some losses and baselines need the second.",
+    ),
 )

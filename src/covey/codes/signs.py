@@ -98,12 +98,6 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
         "No completion ends by itself",
         "A completion that runs into the limit has no end to learn, and mostly no answer to score.",
     ),
-    (
-        "F223",
-        "Rewards of steps that the run cannot use",
-        "A list gives each token the advantage of its own step, a number gives all of them the same. A reward "
-        "cannot do both, and some losses and baselines need the second.",
-    ),
 )
 
 HANGS: tuple[tuple[str, str, str], ...] = (

@@ -236,6 +236,8 @@ def _value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
+    if isinstance(value, str) and value.isspace():
+        return f"`{value.encode('unicode_escape').decode()}`"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

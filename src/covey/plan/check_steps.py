@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from covey.config.schema import Config, default_of
 from covey.plan.facts import Facts
@@ -14,6 +15,9 @@ _ESTIMATORS = {
     "rloo": "whose baseline is made of the other completions: the steps of one are no samples of each other",
     "reinforce_plus_plus": "which compares whole completions over the rollout, and has no formula for steps",
 }
+_SCALES = {"gdpo": "which divides the sums of whole completions once more by their spread"}
+_LEVELS = {"sequence": "whose gradient gives every token the mean of the advantages of all"}
+_IN_REWARD = "which takes the divergence off the one reward of a completion"
 _LOSSES = {
     "real": "which tells good completions from others: each is the one or the other",
     "vespo": "which weighs a completion as a whole, in one way where its advantage is 0 or above and in "
@@ -34,38 +38,39 @@ class StepRefusal:
 
 def step_refusals(config: Config) -> tuple[StepRefusal, ...]:
     """What in a configuration needs one advantage per completion."""
-    estimator, loss = config.advantage_estimator, config.loss_type
-    found = []
-    if estimator in _ESTIMATORS:
-        fix = Fix(text="compare within groups", edits={"advantage_estimator": "grpo"})
-        found.append(("advantage_estimator", f"{estimator}, {_ESTIMATORS[estimator]}", fix))
-    if config.scale_rewards == "gdpo":
-        words = "gdpo, which divides the sums of whole completions once more by their spread"
-        found.append(("scale_rewards", words, Fix(text="one spread", edits={"scale_rewards": "group"})))
-    if loss in _LOSSES:
-        fix = Fix(text="a loss of tokens", edits={"loss_type": "dapo"})
-        found.append(("loss_type", f"{loss}, {_LOSSES[loss]}", fix))
-    if config.importance_sampling_level == "sequence":
-        words = "sequence: the gradient of its ratio gives every token the mean of all their advantages"
-        fix = Fix(text="GSPO for tokens", edits={"importance_sampling_level": "sequence_token"})
-        found.append(("importance_sampling_level", words, fix))
-    if config.kl_in_reward and (config.beta or config.beta_end):
-        words = "on, which takes the divergence off a completion's one reward"
-        fix = Fix(text="the divergence in the loss", edits={"kl_in_reward": False})
-        found.append(("kl_in_reward", words, fix))
-    return tuple(StepRefusal(option=o, words=f"{o} is {words}", fix=fix) for o, words, fix in found)
+    grpo = Fix(text="compare within groups", edits={"advantage_estimator": "grpo"})
+    spread = Fix(text="the spread of the group", edits={"scale_rewards": "group"})
+    dapo = Fix(text="another loss", edits={"loss_type": "dapo"})
+    level = Fix(text="the ratio of GSPO-token", edits={"importance_sampling_level": "sequence_token"})
+    in_loss = Fix(text="the divergence in the loss", edits={"kl_in_reward": False})
+    has_kl = config.kl_in_reward and bool(config.beta or config.beta_end)
+    found = (
+        ("advantage_estimator", _ESTIMATORS.get(config.advantage_estimator), grpo),
+        ("scale_rewards", _SCALES.get(config.scale_rewards), spread),
+        ("loss_type", _LOSSES.get(config.loss_type), dapo),
+        ("importance_sampling_level", _LEVELS.get(config.importance_sampling_level), level),
+        ("kl_in_reward", _IN_REWARD if has_kl else None, in_loss),
+    )
+    return tuple(
+        StepRefusal(option=option, words=f"{option} is {_shown(getattr(config, option))}, {why}", fix=fix)
+        for option, why, fix in found
+        if why is not None
+    )
+
+
+def _shown(value: Any) -> str:
+    return "on" if value is True else str(value)
 
 
 def step_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
     """Return what is said against the rewards that gave one number per step in their trial, or against a
     separator that nothing cuts at."""
     names = ", ".join(facts.process_rewards)
-    verb = "give" if len(facts.process_rewards) > 1 else "gives"
     found = [
         problem(
             "E353",
             refusal.option,
-            f"{names} {verb} one number per step, and {refusal.words}.",
+            f"One number per step comes from {names}, and {refusal.words}.",
             "Parts of two recipes in one command.",
             refusal.fix,
         )

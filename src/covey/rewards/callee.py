@@ -162,12 +162,12 @@ def _steps(values: Sequence[Any]) -> list[Any]:
     """The numbers of a row's steps; how many there have to be is known where the row is."""
     numbers = [_number(value) for value in values]
     for i, (value, number) in enumerate(zip(values, numbers, strict=True), start=1):
-        where = f"for step {i} of {len(values)}"
         if number is None:
-            words = f"gave a {type(value).__name__} {where}, where a number is due: {value!r:.80}"
+            kind = type(value).__name__
+            words = f"gave a {kind} for step {i} of {len(values)}, where a number is due: {value!r:.80}"
             return [None, Status.INVALID.value, words]
         if not math.isfinite(number):
-            return [None, Status.INVALID.value, f"gave {number} {where}"]
+            return [None, Status.INVALID.value, f"gave {number} for step {i} of {len(values)}"]
     return [numbers, Status.OK.value, ""]
 
 

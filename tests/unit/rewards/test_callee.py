@@ -59,6 +59,7 @@ def test_a_function_with_keywords_gets_everything(scored):
     assert {k: v for k, v in seen.items() if k not in ("trainer_state", "log_extra", "log_metric")} == {
         "prompts": ["P", "Q?"],
         "completions": ["<think>a", "b"],
+        "completion_steps": [["<think>a"], ["b"]],
         "completion_ids": [[1, 2], [5]],
         "response_token_ids": [[1, 2], [5]],
         "messages": [
@@ -172,7 +173,7 @@ def test_a_number_that_is_not_finite_marks_its_row_alone(bad, scored):
     )
 
 
-@pytest.mark.parametrize("bad", ["good", "1.0", [1.0], {"score": 1}, object()])
+@pytest.mark.parametrize("bad", ["good", "1.0", {"score": 1}, object()])
 def test_a_value_that_is_no_number_is_a_status_too(bad, scored):
     said = parts(lambda completions: [1.0, bad], [scored("a"), scored("b")])
     assert (said[0].value, said[1].value, said[1].status) == (1.0, None, Status.INVALID)
