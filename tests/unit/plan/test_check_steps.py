@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from covey.config import from_dict
 from covey.plan import checks
 from covey.plan.check_steps import step_refusals
 from covey.types import Severity
-from support.checks import BASE, assert_fixes_mend, facts
+from support.checks import BASE, facts
 
 TWO = {"reward_funcs": ["prm.py:prm", "format"]}
 REFUSED = {
@@ -44,11 +42,12 @@ def found(options, given):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_needs_one_advantage_per_completion_is_refused(name):
-    given = replace(facts(), process_rewards=("prm.py:prm",))
+    given = facts(process_rewards=("prm.py:prm",))
     (one,) = found(REFUSED[name], given)
     assert one.option == name.split()[0] and one.severity is Severity.ERROR
     assert one.seen.startswith(f"One number per step comes from prm.py:prm, and {one.option} is ")
-    assert_fixes_mend(one, {**BASE, **REFUSED[name]}, given)
+    (fix,) = one.fixes
+    assert found({**REFUSED[name], **fix.edits}, given) == []
     # Without such a reward it is nobody's affair.
     assert found(REFUSED[name], facts()) == []
 
@@ -81,7 +80,7 @@ def test_a_separator_that_nothing_cuts_at_is_said():
 
     def said(reads):
         resolved = from_dict(options)
-        given = replace(facts(), reads_steps=reads)
+        given = facts(reads_steps=reads)
         problems = checks(resolved.config, given, resolved.typed_names)
         return [p.code for p in problems if p.option == "step_separator"]
 
