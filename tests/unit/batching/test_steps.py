@@ -16,6 +16,9 @@ import torch
 from covey.batching.credit import CreditConfig, credit_samples, needs_forward, row_credits
 from covey.batching.pack import pack
 from covey.batching.samples import to_samples
+from covey.errors import GuardStop
+from covey.health.batch import check_batches, planned_loss
+from covey.health.rollout import RolloutFacts, check_rollout
 from covey.rewards.registry import total
 from covey.types import AnnotatedSample, Finish, Score, ScorePart, Status
 
@@ -233,3 +236,43 @@ def test_steps_that_cancel_are_no_signal(group, pack_plan):
     # 1, 0.5 and 0, 0.5: the first tokens have 0.5 and -0.5, the others 0.
     assert signal([1.0, 0.5], [0.0, 0.5], (3, 3)) == (False,)
     assert signal([1.0, 0.5], [0.5, 0.0], (3, 3)) == (True,)
+
+
+def test_a_token_with_another_advantage_is_found_before_it_is_trained_on(group, pack_plan):
+    """F113 in the tensors of a step, and F113 in rows whose steps do not add up."""
+    made = group([score([1.0, 0.0], [2, 5]), score([0.5, 0.0], [1, 4])])
+    samples = to_samples([made])
+    credits = row_credits([made], samples, PLAIN)
+    rows = credit_samples([AnnotatedSample(sample=s) for s in samples], credits, may_skip_rows=True)
+    plan = pack_plan(completions_per_rank=2)
+    check_batches(pack(rows, plan, 0), rows, plan, 1)
+    mean = [replace(row, token_advantages=None) for row in rows]
+    shifted = [replace(row, token_advantages=row.advantages[::-1]) for row in rows]
+    facts = RolloutFacts(
+        step=1, num_generations=2, num_rows=2, scaled_by="group", is_over_rollout=False, version=3
+    )
+    check_rollout([made], rows, facts)
+    for wrong in (
+        mean,
+        shifted,
+        [replace(r, token_advantages=tuple(2 * a for a in r.advantages)) for r in rows],
+    ):
+        with pytest.raises(GuardStop, match="advantages"):
+            check_batches(pack(wrong, plan, 0), rows, plan, 1)
+    for wrong in ([rows[0], mean[1]], [shifted[0], rows[1]]):
+        with pytest.raises(GuardStop) as stop:
+            check_rollout([made], wrong, facts)
+        assert stop.value.finding.code == "F113"
+    broken = replace(rows[0], token_advantages=(float("nan"), *rows[0].advantages[1:]))
+    with pytest.raises(GuardStop) as stop:
+        check_rollout([made], [broken, rows[1]], facts)
+    assert stop.value.finding.code == "F118"
+    # The loss of the step follows from its tokens, whichever loss it is.
+    for loss in ("grpo", "dr_grpo", "luspo", "dapo"):
+        value, size = planned_loss(rows, loss, 8)
+        share = {"grpo": lambda n: 1 / (2 * n), "dr_grpo": lambda n: 1 / 16, "luspo": lambda n: 1 / 2}.get(
+            loss
+        )
+        weights = [share(len(r.advantages)) if share else 1 / 9 for r in rows]
+        sums = [w * a for w, r in zip(weights, rows, strict=True) for a in r.advantages]
+        assert (value, size) == pytest.approx((-sum(sums), sum(map(abs, sums))), rel=1e-6)
