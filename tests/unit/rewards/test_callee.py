@@ -13,7 +13,15 @@ from covey.rewards.protocol import TrainerState
 from covey.rewards.reward_set import RewardSet
 from covey.types import Finish, Metric, ScorePart, Status
 
-STANDARD = {"prompts", "completions", "completion_ids", "messages", "response_token_ids", "finish_reason"}
+STANDARD = {
+    "prompts",
+    "completions",
+    "completion_steps",
+    "completion_ids",
+    "messages",
+    "response_token_ids",
+    "finish_reason",
+}
 STANDARD |= {"is_truncated", "prompt_id", "trainer_state", "log_extra", "log_metric"}
 
 
