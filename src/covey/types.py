@@ -193,19 +193,38 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorePart:
-    """One reward's word on one trajectory; value None means "not for this row"."""
+    """One reward's word on one trajectory; value None means "not for this row".
+
+    `steps` are the numbers of a process reward, one per step of the completion, of which `value` is the mean.
+    """
 
     name: str
     value: float | None
     status: Status = Status.OK
     message: str = ""
+    steps: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpans:
+    """Where the steps of a completion end, and how the rewards of its steps count beside the others.
+
+    `StepSpans(ends=(4, 9), weights=(1.0, 0.2), outcome=1.0)`: the first step is the completion's first 4
+    tokens, the second the 5 behind them; the parts have these weights, and those that gave one number add up
+    to 1 (None: there is none).
+    """
+
+    ends: tuple[int, ...]
+    weights: tuple[float, ...]
+    outcome: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """The weighted total and its parts; total None means that no reward spoke or that one failed.
 
-    `extras` are what rewards noted beside their values, JSON by name: `{"parsed_by": "boxed"}`.
+    `extras` are what rewards noted beside their values, JSON by name: `{"parsed_by": "boxed"}`. `steps` is
+    there where a reward gave one number per step.
     """
 
     total: float | None
@@ -213,6 +232,7 @@ class Score:
     status: Status = Status.OK
     message: str = ""
     extras: Mapping[str, Any] = field(default_factory=dict)
+    steps: StepSpans | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +285,8 @@ class TrainSample:
 
     `loss_mask` has one entry per trained token; a False token enters neither numerator nor token count.
     `masked` says why a whole row is out of the loss (it still counts as a sequence), and `needs_forward` is
-    False where the row's gradient is exactly zero.
+    False where the row's gradient is exactly zero. `token_advantages` has one entry per trained token where
+    they differ, and `advantage` is their mean then.
     """
 
     annotated: AnnotatedSample
@@ -273,6 +294,13 @@ class TrainSample:
     loss_mask: tuple[bool, ...]
     masked: str | None = None
     needs_forward: bool = True
+    token_advantages: tuple[float, ...] | None = None
+
+    @property
+    def advantages(self) -> tuple[float, ...]:
+        """The advantage of each trained token."""
+        same = (self.advantage,) * len(self.loss_mask)
+        return same if self.token_advantages is None else self.token_advantages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from covey.algorithm.advantages import (
     decoupled_advantages,
     has_signal,
 )
-from covey.types import AnnotatedSample, Finish, Sample, ScoredGroup, Status, TrainSample
+from covey.batching.steps import step_advantages, token_advantages
+from covey.types import AnnotatedSample, Finish, Sample, Score, ScoredGroup, Status, TrainSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +41,14 @@ class CreditConfig:
 class RowCredit:
     """What the scores say of one row: its advantage, and why it is out of the loss where it is.
 
-    `is_whole` says that it is trained whatever its advantage.
+    `is_whole` says that it is trained whatever its advantage. `token_advantages` are there where its tokens
+    have more than one, of which `advantage` is the mean.
     """
 
     advantage: float
     masked: str | None
     is_whole: bool = False
+    token_advantages: tuple[float, ...] | None = None
 
 
 def row_credits(
@@ -57,10 +61,17 @@ def row_credits(
 
     A row without a valid score is masked and enters no statistic of its group. A truncated row keeps its
     place in the statistics and leaves the loss where `mask_truncated_completions` says so. `divergences` are
-    the rows' log probabilities less those of the reference, which their rewards pay for.
+    the rows' log probabilities less those of the reference, which their rewards pay for. Rewards of steps
+    are compared apart from the total of the others, and both advantages are added up.
     """
     width = max(len(g.scores) for g in groups)
-    totals = [[_counted(scored, g) for g in range(width)] for scored in groups]
+    counted = {
+        (p, g): score
+        for p, scored in enumerate(groups)
+        for g, score in enumerate(scored.scores)
+        if _is_counted(scored, g)
+    }
+    totals = [[_outcome(counted.get((p, g))) for g in range(width)] for p in range(len(groups))]
     reward = torch.tensor([[total or 0.0 for total in row] for row in totals], dtype=torch.float64)
     valid = torch.tensor([[total is not None for total in row] for row in totals])
     for sample, divergence in zip(samples, divergences or (), strict=divergences is not None):
@@ -70,19 +81,37 @@ def row_credits(
     else:
         advantage = advantages(reward, valid, config.estimator, config.scale_rewards)
     values = advantage.float().tolist()
+    of_steps = step_advantages(groups, counted, config.scale_rewards)
     told = has_signal(reward, valid).tolist() if config.whole_groups else [False] * len(groups)
     credits = []
     for sample in samples:
         masked = None
-        if totals[sample.group][sample.sibling] is None:
+        place = sample.group, sample.sibling
+        if place not in counted:
             masked = "invalid"
         elif config.mask_truncated_completions and sample.finish is Finish.LENGTH:
             masked = "truncated"
         elif not any(sample.is_trained):
             masked = "empty"
-        value = values[sample.group][sample.sibling]
-        credits.append(RowCredit(advantage=value, masked=masked, is_whole=told[sample.group]))
+        value, tokens = values[sample.group][sample.sibling], None
+        if place in of_steps:
+            outcome = float(advantage[place])
+            value, tokens = _spread(sample, counted[place], of_steps[place], outcome)
+        credits.append(
+            RowCredit(advantage=value, masked=masked, is_whole=told[sample.group], token_advantages=tokens)
+        )
     return credits
+
+
+def _spread(
+    sample: Sample, score: Score, of_steps: Sequence[float], outcome: float
+) -> tuple[float, tuple[float, ...] | None]:
+    """The mean advantage of a row's tokens and, where they differ, all of them."""
+    assert score.steps is not None
+    tokens = token_advantages(sample, score.steps.ends, of_steps, outcome)
+    if len(set(tokens)) > 1:
+        return fmean(tokens), tokens
+    return (tokens[0] if tokens else outcome), None
 
 
 def _parts(groups: Sequence[ScoredGroup], width: int) -> Tensor:
@@ -97,12 +126,18 @@ def _parts(groups: Sequence[ScoredGroup], width: int) -> Tensor:
     return torch.tensor(plain, dtype=torch.float64)
 
 
-def _counted(scored: ScoredGroup, sibling: int) -> float | None:
-    """The score of a sibling where it enters its group's statistics."""
-    if sibling >= len(scored.scores) or sibling in scored.group.invalid:
-        return None
+def _is_counted(scored: ScoredGroup, sibling: int) -> bool:
+    """Whether a sibling enters its group's statistics: some reward spoke of it, and none failed."""
     score = scored.scores[sibling]
-    return score.total if score.status is Status.OK else None
+    spoke = score.total is not None or score.steps is not None
+    return spoke and score.status is Status.OK and sibling not in scored.group.invalid
+
+
+def _outcome(score: Score | None) -> float | None:
+    """What the rewards give a completion as a whole, where it counts."""
+    if score is None or score.steps is None:
+        return None if score is None else score.total
+    return score.steps.outcome
 
 
 def needs_forward(credit: RowCredit, *, may_skip_rows: bool) -> bool:
@@ -110,7 +145,8 @@ def needs_forward(credit: RowCredit, *, may_skip_rows: bool) -> bool:
     term."""
     if credit.masked is not None:
         return False
-    return credit.advantage != 0.0 or credit.is_whole or not may_skip_rows
+    has_advantage = credit.advantage != 0.0 or credit.token_advantages is not None
+    return has_advantage or credit.is_whole or not may_skip_rows
 
 
 def credit_samples(
@@ -124,6 +160,7 @@ def credit_samples(
             loss_mask=(credit.masked is None,) * sum(row.sample.is_trained),
             masked=credit.masked,
             needs_forward=needs_forward(credit, may_skip_rows=may_skip_rows),
+            token_advantages=credit.token_advantages,
         )
         for row, credit in zip(annotated, credits, strict=True)
     ]

@@ -137,6 +137,8 @@ def _keep(row: TrainSample, least: float | None) -> Tensor | None:
 
 def _has_signal(rows: Sequence[TrainSample], least: float | None) -> bool:
     """Whether the advantages of some completion do not cancel over the rows that hold it."""
+    if any(row.token_advantages is not None for row in rows):
+        return _has_token_signal(rows, least)
     net: dict[tuple[int, tuple[int, ...]], float] = {}
     for row in rows:
         keep_N = _keep(row, least)
@@ -145,6 +147,25 @@ def _has_signal(rows: Sequence[TrainSample], least: float | None) -> bool:
         key = (row.annotated.sample.group, row.annotated.sample.token_ids)
         net[key] = net.get(key, 0.0) + row.advantage
     return any(abs(value) > _CANCELLED for value in net.values())
+
+
+def _has_token_signal(rows: Sequence[TrainSample], least: float | None) -> bool:
+    """The same where tokens have advantages of their own, which cancel over the rows that begin alike up to
+    that token, whether a loss weighs each token the same or by its row's length."""
+    places: dict[tuple[int, int, int], int] = {}
+    net: dict[int, tuple[float, float]] = {}
+    for row in rows:
+        sample, keep_N = row.annotated.sample, _keep(row, least)
+        keep = [1.0] * len(row.advantages) if keep_N is None else keep_N.tolist()
+        values = iter([a * k for a, k in zip(row.advantages, keep, strict=True)])
+        at = 0
+        for token, on in zip(sample.token_ids, sample.is_trained, strict=True):
+            at = places.setdefault((sample.group, at, token), len(places) + 1)
+            if on:
+                value = next(values)
+                plain, shared = net.get(at, (0.0, 0.0))
+                net[at] = plain + value, shared + value / len(keep)
+    return any(abs(a) > _CANCELLED and abs(b) > _CANCELLED / len(places) for a, b in net.values())
 
 
 def _denominators(rows: Sequence[TrainSample], plan: PackPlan, least: float | None) -> Denominators:
@@ -182,7 +203,7 @@ def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None
         sequence_N=stream.sequence_N.to(device),
         temperature_N=per_token([s.temperature for s in samples]),
         sampler_logprob_N=torch.tensor([x for s in samples for x in s.sampler_logprobs]).to(device),
-        advantage_N=per_token([r.advantage for r in rows]),
+        advantage_N=torch.tensor([a for r in rows for a in r.advantages]).float().to(device),
         old_logprob_N=_joined([r.annotated.old_logprob_N for r in rows], device),
         ref_logprob_N=_joined([r.annotated.ref_logprob_N for r in rows], device),
         trained_count_S=torch.tensor(counts).to(device),

@@ -330,6 +330,12 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "A program is scored by the tests of its row. A row without tests that can be run scores nothing, so "
         "the model learns nothing from it.",
     ),
+    (
+        "E353",
+        "Rewards of steps beside a part that needs one per completion",
+        "Each token gets the advantage of its own step. What takes the advantage of a completion as a whole "
+        "would learn something that neither recipe says.",
+    ),
     # -- algorithm
     (
         "E331",

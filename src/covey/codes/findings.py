@@ -154,4 +154,10 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "Weights that are not finite",
         "A model with one NaN gives NaN for every token. It is not written: the checkpoints of before stay.",
     ),
+    (
+        "F129",
+        "Rewards of steps that the run cannot use",
+        "A list gives each token the advantage of its own step, one number gives all of them the same. One "
+        "reward cannot do both, and some losses and baselines need the second.",
+    ),
 )

@@ -219,6 +219,11 @@ class InputOptions(BaseModel):
         "How reward functions get prompts and completions. auto: as messages where the column prompt holds "
         "messages, else as text.",
     )
+    step_separator: str = option(
+        "reward",
+        "\n\n",
+        "What ends a step of a completion, for rewards that give one number per step; \\n is a line break.",
+    )
     cosine_min_len_value_wrong: float = option(
         "reward",
         ...,

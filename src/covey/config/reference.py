@@ -67,6 +67,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     "max_bad_gold": (NONE, NONE),
     "unsafe_exec": (NONE, NONE),
     "completion_form": (NONE, NONE),
+    "step_separator": (NONE, NONE),
     "cosine_min_len_value_wrong": ("-1", "-0.5"),
     "cosine_max_len_value_wrong": ("-0.5", "0"),
     "cosine_min_len_value_correct": ("1", "1"),
@@ -242,6 +243,8 @@ def _value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
+    if isinstance(value, str) and value.isspace():
+        return f"`{value.encode('unicode_escape').decode()}`"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -218,6 +218,9 @@ def _bool(name: str, kind: Kind, value: Any, spelled: str) -> bool:
 
 
 def _text(name: str, value: Any) -> str:
+    if name == "step_separator" and value:
+        # White space counts here, and a shell hands \n on as two characters.
+        return str(value).replace("\\n", "\n").replace("\\t", "\t")
     if not str(value).strip():
         raise UnfitError(f"{name} is empty")
     return str(value)

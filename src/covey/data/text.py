@@ -7,13 +7,16 @@ without the seconds that importing it costs a command that only checks its argum
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from covey.data.errors import ModelError, one_line
 from covey.data.errors import TemplateError as TemplateError
@@ -79,6 +82,36 @@ class TextCodec:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def tokens_until(self, token_ids: Sequence[int], text: str, ends: Sequence[int]) -> tuple[int, ...]:
+        """How many of the tokens it takes to have written the text up to each of these characters, which
+        rise; `text` is what `decode` makes of them. A character is written by the token with its last byte.
+        """
+        written = self._written(token_ids, text)
+        if written is not None:
+            return tuple(min(bisect_left(written, end) + 1, len(token_ids)) for end in ends)
+        return tuple(self._fewest(token_ids, text[:end]) for end in ends)
+
+    def _fewest(self, token_ids: Sequence[int], head: str) -> int:
+        """The fewest tokens whose text begins with `head`, by decoding them from the first one on."""
+
+        def has_written(number: int) -> bool:
+            return self.decode(token_ids[:number]).startswith(head)
+
+        return bisect_left(range(1, len(token_ids)), True, key=has_written) + 1
+
+    def _written(self, token_ids: Sequence[int], text: str) -> list[int] | None:
+        """The characters that the tokens up to each have written; None where that is known of all of them
+        together alone, as of bytes that are no text."""
+        stream = DecodeStream(skip_special_tokens=True)
+        parts: list[str] = []
+        for token_id in token_ids:
+            # The library raises Exception itself.
+            try:
+                parts.append(stream.step(self.tokenizer, token_id) or "")
+            except Exception:  # noqa: BLE001
+                return None
+        return list(accumulate(len(p) for p in parts)) if text.startswith("".join(parts)) else None
 
     def written_out(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""

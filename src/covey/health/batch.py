@@ -43,7 +43,8 @@ def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int)
         "dr_grpo": tokens_S / (len(rows) * longest),
         "luspo": tokens_S / len(rows),
     }.get(loss_type, tokens_S / max(1.0, tokens_S.sum()))
-    return -float(weight_S @ advantage_S), float(weight_S @ np.abs(advantage_S))
+    size_S = np.array([float(np.abs(r.advantages).mean()) if r.advantages else 0.0 for r in rows])
+    return -float(weight_S @ advantage_S), float(weight_S @ size_S)
 
 
 def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
@@ -80,7 +81,12 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
         ("targets", "F110", [m.target_N for m in micros], trained),
         ("tokens before the targets", "F110", [m.tokens_T[m.predictor_N] for m in micros], before),
         ("positions", "F110", [m.positions_T[m.predictor_N] for m in micros], joined(at) - 1),
-        ("advantages", "F113", [m.advantage_N for m in micros], repeated([r.advantage for r in rows])),
+        (
+            "advantages",
+            "F113",
+            [m.advantage_N for m in micros],
+            joined([np.array(r.advantages) for r in rows]),
+        ),
         (
             "temperatures",
             "F110",

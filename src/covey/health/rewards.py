@@ -131,7 +131,7 @@ def _constant(
     """A finding for each reward with one value for every completion; a single completion tells nothing."""
     findings = []
     for name, parts in by_name.items():
-        values = {p.value for p in parts.values()}
+        values = {v for p in parts.values() for v in (p.steps or (p.value,))}
         if len(values) > 1 or len(parts) < 2:
             continue
         (value,) = values

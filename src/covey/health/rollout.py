@@ -105,7 +105,7 @@ def _check_finite(row: TrainSample, total: float | None, step: int) -> None:
     numbers: dict[str, bool] = {
         "its reward": total is None or math.isfinite(total),
         "its sampler's logprobs": all(map(math.isfinite, annotated.sample.sampler_logprobs)),
-        "its advantage": math.isfinite(row.advantage),
+        "its advantage": all(map(math.isfinite, (row.advantage, *row.advantages))),
         "its old logprobs": _is_finite(annotated.old_logprob_N),
         "its reference logprobs": _is_finite(annotated.ref_logprob_N),
     }
@@ -129,9 +129,14 @@ def _check_advantages(
     """Advantages that are compared with each other add up to 0, and of N of them none is above (N - 1) /
     sqrt(N) sample deviations.
 
-    That is reached where one reward of N differs from all others.
+    That is reached where one reward of N differs from all others. Where steps have rewards, the first token
+    of a completion has the sum of all of its steps: these add up to 0, and have no such bound.
     """
-    values = [[r.advantage for r in members if r.masked != "invalid"] for members in _members(groups, rows)]
+    values = [
+        [(r.advantages or (r.advantage,))[0] for r in members if r.masked != "invalid"]
+        for members in _members(groups, rows)
+    ]
+    is_bounded = all(s.steps is None for g in groups for s in g.scores)
     everything = [v for group in values for v in group]
     compared: dict[int | None, list[float]] = {None: everything}
     if not facts.is_over_rollout:
@@ -144,9 +149,9 @@ def _check_advantages(
             if number is None:
                 seen = f"the {len(together)} advantages of the rollout add up to {total:.4g}, not to 0"
             raise broken("F113", facts.step, seen, "Rewards of several groups were mixed, or rows left out.")
-        if facts.scaled_by == "group":
+        if facts.scaled_by == "group" and is_bounded:
             _check_largest(together, number, facts.step)
-    if facts.scaled_by == "rollout":
+    if facts.scaled_by == "rollout" and is_bounded:
         _check_largest(everything, None, facts.step)
 
 

@@ -63,6 +63,17 @@ _SPECIAL: Mapping[RewardFault, tuple[tuple[str, str, str], ...]] = {
     ),
     "trial": (
         (
+            " of a completion (",
+            "A list is one number per step: the pieces between --step_separator, but an empty last one.",
+            "go through completion_steps, an argument with the steps of each completion; one number for all "
+            "of them is returned as it is, not as a list or array of one",
+        ),
+        (
+            ", where a number is due",
+            "Each entry of a list is the number of a step.",
+            "return [[score(step) for step in steps] for steps in completion_steps], each a number",
+        ),
+        (
             "value",
             "The function is given lists, one entry per completion, and gives one number for each.",
             "return [score(c) for c in completions]; None for a completion that it has no word on",

@@ -19,6 +19,7 @@ from covey.plan.check_model import model_problems
 from covey.plan.check_pass_rates import pass_rate_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
+from covey.plan.check_steps import step_problems
 from covey.plan.check_tasks import task_problems
 from covey.plan.check_values import value_problems
 from covey.plan.deepspeed import batch_of_file_problems
@@ -42,6 +43,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *version_problems(config, facts),
         *data_problems(config, facts),
         *reward_problems(config, facts),
+        *step_problems(config, facts, typed or ()),
         *code_problems(config, facts),
         *task_problems(config, facts),
         *pass_rate_problems(config, facts),

@@ -243,6 +243,8 @@ class Facts:
     code_tests             what their tests are: as golds, with the reasons that one cannot be run
     faulty_rewards         rewards that cannot be loaded, called, or that failed their trial
     blind_rewards          rewards that read a gold column and do not tell its answers from others
+    process_rewards        those that gave one number per step in their trial
+    reads_steps            whether a reward does, or names the steps; None: not known without a trial
     reward_names           the names of the rewards in metrics, in order
     reward_notes           what is to be said of the rewards
     unmatched_targets      adapter targets that match no module
@@ -304,6 +306,8 @@ class Facts:
     code_tests: GoldFacts | None = None
     faulty_rewards: tuple[FaultyReward, ...] = ()
     blind_rewards: tuple[BlindReward, ...] = ()
+    process_rewards: tuple[str, ...] = ()
+    reads_steps: bool | None = None
     reward_names: tuple[str, ...] = ()
     reward_notes: tuple[str, ...] = ()
     unmatched_targets: tuple[TargetFacts, ...] = ()

@@ -102,4 +102,6 @@ def _flag(name: str, value: Any) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, Mapping):
         return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and value.isspace():
+        return value.encode("unicode_escape").decode()
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

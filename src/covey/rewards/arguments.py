@@ -18,6 +18,7 @@ from covey.types import Finish
 STANDARD = (
     "prompts",
     "completions",
+    "completion_steps",
     "completion_ids",
     "messages",
     "response_token_ids",
@@ -35,14 +36,18 @@ class Unsendable(TypeError):
     """A column holds what JSON has no word for."""
 
 
-def arguments_of(rows: Sequence[Scored], form: Form, wants: Wants) -> dict[str, list[Any]]:
+def arguments_of(
+    rows: Sequence[Scored], form: Form, wants: Wants, step_separator: str
+) -> dict[str, list[Any]]:
     """What the function wants of these rows, by name; a column never takes the place of what was sampled.
 
-    In the form `text` prompts and completions are strings, in the form `messages` lists of messages.
+    In the form `text` prompts and completions are strings, in the form `messages` lists of messages. Steps
+    are strings in both.
     """
     made = {
         "prompts": lambda r: _messages(r) if form == "messages" else r.prompt.text,
         "completions": lambda r: [_turn(r)] if form == "messages" else r.text,
+        "completion_steps": lambda r: r.steps(step_separator),
         "completion_ids": lambda r: list(r.trajectory.completion_ids),
         "messages": lambda r: [*_messages(r), _turn(r)],
         "response_token_ids": lambda r: list(r.trajectory.completion_ids),

@@ -147,16 +147,35 @@ def _rows(values: Any, count: int) -> list[list[Any]]:
 def _row(value: Any) -> list[Any]:
     if value is None:
         return [None, Status.OK.value, ""]
-    try:
-        number = float(value) if not isinstance(value, str | bytes) else None
-    except (TypeError, ValueError, RuntimeError):
-        number = None
+    if isinstance(value, list | tuple) or getattr(value, "ndim", None):
+        return _steps(list(value))
+    number = _number(value)
     if number is None:
         words = f"gave a {type(value).__name__} where a number or None is due: {value!r:.80}"
         return [None, Status.INVALID.value, words]
     if not math.isfinite(number):
         return [None, Status.INVALID.value, f"gave {number} for this row"]
     return [number, Status.OK.value, ""]
+
+
+def _steps(values: Sequence[Any]) -> list[Any]:
+    """The numbers of a row's steps; how many there have to be is known where the row is."""
+    numbers = [_number(value) for value in values]
+    for i, (value, number) in enumerate(zip(values, numbers, strict=True), start=1):
+        if number is None:
+            kind = type(value).__name__
+            words = f"gave a {kind} for step {i} of {len(values)}, where a number is due: {value!r:.80}"
+            return [None, Status.INVALID.value, words]
+        if not math.isfinite(number):
+            return [None, Status.INVALID.value, f"gave {number} for step {i} of {len(values)}"]
+    return [numbers, Status.OK.value, ""]
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value) if not isinstance(value, str | bytes) else None
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _gave(given: int, count: int) -> str:

@@ -4,12 +4,14 @@ replies."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from covey.rewards.arguments import STANDARD, Unsendable, arguments_of
 from covey.rewards.callee import Reply, Wants
 from covey.rewards.pool import chunks
 from covey.rewards.protocol import Form, Judgement, RowWord, Scored, TrainerState
+from covey.rewards.steps import STEP_SEPARATOR
 from covey.types import ScorePart, Status
 
 # Starts a call with these arguments on so many rows; the function that comes back waits for the reply.
@@ -24,7 +26,15 @@ class FunctionReward:
     """
 
     def __init__(
-        self, name: str, wants: Wants, ask: Ask, *, form: Form = "text", calls: int = 0, by_row: bool = False
+        self,
+        name: str,
+        wants: Wants,
+        ask: Ask,
+        *,
+        form: Form = "text",
+        calls: int = 0,
+        by_row: bool = False,
+        step_separator: str = STEP_SEPARATOR,
     ) -> None:
         self.name = name
         self.is_here = calls == 0
@@ -33,6 +43,7 @@ class FunctionReward:
         self._form = form
         self._calls = calls
         self._by_row = by_row
+        self._separator = step_separator
 
     def lacks(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Arguments that the function demands and that neither covey nor these columns give."""
@@ -55,7 +66,9 @@ class FunctionReward:
         self, rows: Sequence[Scored], state: TrainerState
     ) -> tuple[Sequence[Scored], Callable[[], Reply]]:
         try:
-            return rows, self._ask(arguments_of(rows, self._form, self._wants), len(rows), state)
+            return rows, self._ask(
+                arguments_of(rows, self._form, self._wants, self._separator), len(rows), state
+            )
         except Unsendable as error:
             reply: Reply = {"failed": str(error), "status": Status.ERROR.value}
             return rows, lambda: reply
@@ -70,23 +83,40 @@ class FunctionReward:
             if "raised" in reply and len(rows) > 1:
                 judgement = self._gathered([self._begun([row], state) for row in rows], state)
             else:
-                judgement = self._judgement(reply, len(rows))
+                judgement = self._judgement(reply, rows)
             words.extend(judgement.rows)
             for name, values in judgement.metrics.items():
                 metrics[name] = (*metrics.get(name, ()), *values)
         return Judgement(rows=tuple(words), metrics=metrics)
 
-    def _judgement(self, reply: Reply, count: int) -> Judgement:
+    def _judgement(self, reply: Reply, rows: Sequence[Scored]) -> Judgement:
         if "rows" not in reply:
             status = Status(reply.get("status", Status.ERROR))
             message = str(reply.get("raised", reply.get("failed")))
             part = ScorePart(name=self.name, value=None, status=status, message=message)
-            return Judgement(rows=(RowWord(part=part, extras={}),) * count, metrics={})
+            return Judgement(rows=(RowWord(part=part, extras={}),) * len(rows), metrics={})
         words = [
             RowWord(
-                part=ScorePart(name=self.name, value=value, status=Status(status), message=message),
+                part=self._part(row, *said),
                 extras={column: values[i] for column, values in reply["extras"].items()},
             )
-            for i, (value, status, message) in enumerate(reply["rows"])
+            for i, (row, said) in enumerate(zip(rows, reply["rows"], strict=True))
         ]
         return Judgement(rows=tuple(words), metrics={n: tuple(v) for n, v in reply["metrics"].items()})
+
+    def _part(self, row: Scored, value: Any, status: str, message: str) -> ScorePart:
+        if not isinstance(value, list):
+            return ScorePart(name=self.name, value=value, status=Status(status), message=message)
+        due = len(row.steps(self._separator))
+        if len(value) != due:
+            message = (
+                f"gave {counted(len(value), 'number')} for {counted(due, 'step')} of a completion "
+                f"(prompt_id {row.prompt.id})"
+            )
+            return ScorePart(name=self.name, value=None, status=Status.ERROR, message=message)
+        return ScorePart(name=self.name, value=fmean(value) if value else None, steps=tuple(value))
+
+
+def counted(number: int, word: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from covey.rewards.steps import steps_of
 from covey.types import Metric, Prompt, ScorePart, Trajectory
 
 Form = Literal["text", "messages"]
@@ -23,6 +24,11 @@ class Scored:
     def text(self) -> str:
         """The assistant's turn as a reader would see it: what the prompt opened, then what was sampled."""
         return self.prompt.opened + self.trajectory.text
+
+    def steps(self, separator: str) -> list[str]:
+        """The text in steps; what the prompt opened is of the first."""
+        pieces = steps_of(self.trajectory.text, separator)
+        return [self.prompt.opened + pieces[0], *pieces[1:]] if pieces else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

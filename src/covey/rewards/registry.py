@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from covey.rewards.builtin import BUILT_IN, IN_WORKERS
 from covey.rewards.protocol import Judged, Scored, TrainerState
 from covey.rewards.resolve import built_in, names_of
 from covey.rewards.reward_set import RewardSet
-from covey.types import Score, ScorePart, Status
+from covey.types import Score, ScorePart, Status, StepSpans
 
 
 def available() -> tuple[str, ...]:
@@ -30,9 +30,22 @@ def build(names: Sequence[str], options: Mapping[str, Any] | None = None) -> Rew
     return RewardSet([f.reward(n, None) for f, n in zip(found, names_of(found), strict=True)])
 
 
-def weighted(judged: Judged, weights: Sequence[float]) -> list[Score]:
-    """One score a row: the weighted sum of the parts that spoke, and what rewards noted of the row."""
-    return [replace(total(row.parts, weights), extras=row.extras) for row in judged.rows]
+def weighted(
+    judged: Judged, weights: Sequence[float], ends: Callable[[int], tuple[int, ...]] = lambda row: ()
+) -> list[Score]:
+    """One score a row: the weighted sum of the parts that spoke, and what rewards noted of the row.
+
+    `ends` says how many of a row's tokens end each of its steps, where a reward gave one number for each.
+    """
+    return [
+        replace(total(row.parts, weights, ends(i) if gives_steps(row.parts) else ()), extras=row.extras)
+        for i, row in enumerate(judged.rows)
+    ]
+
+
+def gives_steps(parts: Sequence[ScorePart]) -> bool:
+    """Whether a reward gave one number per step."""
+    return any(part.steps is not None for part in parts)
 
 
 def score_rows(rewards: RewardSet, weights: Sequence[float], rows: Sequence[Scored]) -> list[Score]:
@@ -40,15 +53,23 @@ def score_rows(rewards: RewardSet, weights: Sequence[float], rows: Sequence[Scor
     return weighted(rewards.score(rows, TrainerState()), weights)
 
 
-def total(parts: Sequence[ScorePart], weights: Sequence[float]) -> Score:
+def total(parts: Sequence[ScorePart], weights: Sequence[float], ends: tuple[int, ...] = ()) -> Score:
     """Combine the parts of one row; total None where no reward spoke or one failed.
 
-    A part that failed makes the row invalid: it is left out of its group's statistics, and is not a 0.
+    A part that failed makes the row invalid: it is left out of its group's statistics, and is not a 0. Of a
+    part with one number per step its mean enters the total; `ends` are the tokens that end its steps.
     """
     failed = next((p for p in parts if p.status is not Status.OK), None)
     if failed is not None:
         message = f"{failed.name}: {failed.message}"
         return Score(total=None, parts=tuple(parts), status=failed.status, message=message)
-    spoke = [(weight, part.value) for weight, part in zip(weights, parts, strict=True)]
-    values = [weight * value for weight, value in spoke if value is not None]
-    return Score(total=sum(values) if values else None, parts=tuple(parts))
+    steps = None
+    if gives_steps(parts):
+        outcomes = [p for p in zip(weights, parts, strict=True) if p[1].steps is None]
+        steps = StepSpans(ends=ends, weights=tuple(weights), outcome=_sum(outcomes))
+    return Score(total=_sum(list(zip(weights, parts, strict=True))), parts=tuple(parts), steps=steps)
+
+
+def _sum(weighed: Sequence[tuple[float, ScorePart]]) -> float | None:
+    values = [weight * part.value for weight, part in weighed if part.value is not None]
+    return sum(values) if values else None

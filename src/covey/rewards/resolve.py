@@ -17,6 +17,7 @@ from covey.rewards.function_reward import Ask, FunctionReward
 from covey.rewards.loading import Unloadable, callee_of
 from covey.rewards.pool import Pool, awaited
 from covey.rewards.protocol import Form, RewardFault, TrainerState
+from covey.rewards.steps import STEP_SEPARATOR
 from covey.rewards.targets import Target, callable_name, target_of, target_of_callable
 
 Entry = str | Callable[..., Any]
@@ -37,11 +38,26 @@ class Found:
     note: str = ""
     by_row: bool = False
 
-    def reward(self, name: str, form: Form | None, *, prompt_is_messages: bool = False) -> FunctionReward:
+    def reward(
+        self,
+        name: str,
+        form: Form | None,
+        *,
+        prompt_is_messages: bool = False,
+        step_separator: str = STEP_SEPARATOR,
+    ) -> FunctionReward:
         """The reward under this name; without a form, what TRL and ms-swift would give such a function."""
         default: Form = "messages" if prompt_is_messages and self.kind == "function" else "text"
         form = "text" if self.kind == "built_in" else form or default
-        return FunctionReward(name, self.wants, self.ask, form=form, calls=self.calls, by_row=self.by_row)
+        return FunctionReward(
+            name,
+            self.wants,
+            self.ask,
+            form=form,
+            calls=self.calls,
+            by_row=self.by_row,
+            step_separator=step_separator,
+        )
 
 
 def find(entry: Entry, pool: Pool, orms: Sequence[str]) -> Found | RewardFault:

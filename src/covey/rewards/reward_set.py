@@ -22,6 +22,7 @@ from covey.rewards.protocol import (
     TrainerState,
 )
 from covey.rewards.resolve import Entry, Found, find, names_of
+from covey.rewards.steps import STEP_SEPARATOR
 from covey.types import Metric, ScorePart
 
 _LOAD_LIMIT_S = 60.0
@@ -61,6 +62,7 @@ class RewardSet:
         timeout_s: float = 60.0,
         completion_form: Form | None = None,
         prompt_is_messages: bool = False,
+        step_separator: str = STEP_SEPARATOR,
         options: Mapping[str, Any] | None = None,
         load_limit_s: float = _LOAD_LIMIT_S,
     ) -> RewardSet:
@@ -86,7 +88,9 @@ class RewardSet:
             raise
         found = [f for f in results if isinstance(f, Found)]
         rewards = [
-            f.reward(name, completion_form, prompt_is_messages=prompt_is_messages)
+            f.reward(
+                name, completion_form, prompt_is_messages=prompt_is_messages, step_separator=step_separator
+            )
             for f, name in zip(found, names_of(found), strict=True)
         ]
         return cls(

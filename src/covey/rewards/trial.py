@@ -46,14 +46,23 @@ class Blind:
     constant: float | None = None
 
 
-def trial(rewards: RewardSet, rows: Sequence[Scored]) -> list[RewardFault]:
-    """What went wrong when every reward was called on these rows, once per reward and row.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What a trial found: faults, and the rewards that give one number per step."""
+
+    faults: list[RewardFault]
+    of_steps: tuple[str, ...]
+
+
+def trial(rewards: RewardSet, rows: Sequence[Scored]) -> Tried:
+    """What was seen when every reward was called on these rows, once per reward and row.
 
     Rows of one prompt come in one call, so that a function that gives one value for all of them shows. To be
     slow is no fault.
     """
     judged = rewards.score(rows, TrainerState(max_steps=1))
-    return [
+    of_steps = {p.name for said in judged.rows for p in said.parts if p.steps is not None}
+    faults = [
         RewardFault(
             reward=part.name, kind="trial", words=f"on row {row.prompt.id}, {_shown(row)}: {part.message}"
         )
@@ -61,6 +70,7 @@ def trial(rewards: RewardSet, rows: Sequence[Scored]) -> list[RewardFault]:
         for part in said.parts
         if part.status not in (Status.OK, Status.TIMEOUT)
     ]
+    return Tried(faults=faults, of_steps=tuple(name for name in rewards.names if name in of_steps))
 
 
 def answered(prompt: Prompt, text: str, sibling: int) -> Scored:

@@ -24,6 +24,7 @@ from covey.types import (
     Segment,
     Source,
     Status,
+    StepSpans,
     Trajectory,
 )
 
@@ -53,10 +54,8 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "text": trajectory.text,
         "finish": str(trajectory.finish),
         "reward": score.total,
-        "parts": [
-            {"name": p.name, "value": p.value, "status": str(p.status), "message": p.message}
-            for p in score.parts
-        ],
+        "parts": [_part_record(p) for p in score.parts],
+        **({} if score.steps is None else {"steps": _spans_record(score.steps)}),
         "status": str(score.status),
         "message": score.message,
         "extras": dict(score.extras),
@@ -70,6 +69,16 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "sources": [[str(s.source), len(s.token_ids), int(s.trained), len(s.logprobs)] for s in completion],
         "seconds": trajectory.seconds,
     }
+
+
+def _part_record(part: ScorePart) -> Record:
+    own = {"name": part.name, "value": part.value, "status": str(part.status), "message": part.message}
+    return own if part.steps is None else {**own, "steps": list(part.steps)}
+
+
+def _spans_record(steps: StepSpans) -> Record:
+    """How many of the completion's tokens end each of its steps, and how the rewards count."""
+    return {"ends": list(steps.ends), "weights": list(steps.weights), "outcome": steps.outcome}
 
 
 def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
@@ -118,15 +127,25 @@ def _segments(record: Mapping[str, Any]) -> list[Segment]:
 def score_of(record: Mapping[str, Any]) -> Score:
     """The score of a record."""
     parts = tuple(
-        ScorePart(name=p["name"], value=p["value"], status=Status(p["status"]), message=p["message"])
+        ScorePart(
+            name=p["name"],
+            value=p["value"],
+            status=Status(p["status"]),
+            message=p["message"],
+            steps=None if "steps" not in p else tuple(p["steps"]),
+        )
         for p in record["parts"]
     )
+    spans = record.get("steps")
     return Score(
         total=record["reward"],
         parts=parts,
         status=Status(record["status"]),
         message=record["message"],
         extras=record.get("extras", {}),
+        steps=None
+        if spans is None
+        else StepSpans(ends=tuple(spans["ends"]), weights=tuple(spans["weights"]), outcome=spans["outcome"]),
     )
 
 

@@ -13,8 +13,10 @@ from covey.errors import GuardStop
 from covey.health.batch import check_batches, planned_loss
 from covey.health.invariants import StepFacts, check_step
 from covey.health.rollout import RolloutFacts, check_rollout
+from covey.health.steps import check_steps
 from covey.health.weights import WeightWatch
 from covey.health.words import broken
+from covey.plan.check_steps import StepRefusal
 from covey.rollout.collect import Collected
 from covey.types import Batch, Finding, Fix, Severity, StepResult, TrainSample
 
@@ -45,6 +47,7 @@ class Guards:
     peak_rate: float
     weights: WeightWatch
     untrained: tuple[str, ...] = ()
+    step_refusals: tuple[StepRefusal, ...] = ()
     may_be_silent: bool = False
     _is_replayed: bool = True
     _has_moved: bool = False
@@ -61,6 +64,7 @@ class Guards:
                 "They became so while the model was loaded; without an adapter every tensor is trained.",
             )
         self._is_replayed = collected.is_replayed
+        self._together(lambda: check_steps(collected.groups, self.step_refusals, version + 1))
         facts = RolloutFacts(
             step=version + 1,
             num_generations=self.num_generations,

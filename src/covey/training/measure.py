@@ -13,7 +13,7 @@ import torch
 from covey.health.completions import completion_metrics
 from covey.rollout.collect import Collected
 from covey.telemetry.files import RESERVED
-from covey.types import Finish, Metric, ScoredGroup, StepResult, TrainSample, Trajectory
+from covey.types import Finish, Metric, Score, ScoredGroup, StepResult, TrainSample, Trajectory
 
 
 def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: int) -> dict[str, Metric]:
@@ -65,7 +65,7 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
     totals = [s.total for g in groups for s in g.scores if s.total is not None]
     by_group = [[s.total for s in g.scores if s.total is not None] for g in groups]
     spreads = [stdev(values) if len(values) > 1 else 0.0 for values in by_group]
-    flat = sum(len(set(values)) <= 1 for values in by_group)
+    flat = sum(not _differs(g.scores) for g in groups)
     metrics = {
         "reward": _mean(totals),
         "reward_std": _mean(spreads),
@@ -102,6 +102,15 @@ def task_metrics(groups: Sequence[ScoredGroup], tasks: Mapping[str, Collection[s
             ):
                 found[f"tasks/{task}/{name}"] = metric if own else Metric(value=None, count=0)
     return found
+
+
+def _differs(scores: Sequence[Score]) -> bool:
+    """Whether a group's completions, or any of their steps, have different rewards."""
+    outcomes = {s.total if s.steps is None else s.steps.outcome for s in scores if s.total is not None}
+    steps: dict[str, set[float]] = {}
+    for part in (p for s in scores if s.steps is not None for p in s.parts):
+        steps.setdefault(part.name, set()).update(part.steps or ())
+    return len(outcomes - {None}) > 1 or any(len(numbers) > 1 for numbers in steps.values())
 
 
 def peak_memory_gib(device: torch.device) -> float:

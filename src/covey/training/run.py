@@ -29,6 +29,7 @@ from covey.models.load import choose_kernels, choose_stream, load_adapted, load_
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
+from covey.plan.check_steps import step_refusals
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.memory import recompute_of
@@ -55,7 +56,7 @@ from covey.training.objective import Objective
 from covey.training.process import SIGNAL_CODES, handlers, keep_freed_memory, own_device, ranks, world_size
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
-from covey.training.scoring import Scoring
+from covey.training.scoring import Scoring, step_tokens
 from covey.training.source import LiveSource, ReplaySource, Source, StreamDrawing, TableDrawing, upcoming
 from covey.training.state import (
     Health,
@@ -144,8 +145,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     drawing = _drawing(config, found, plan)
     progress, buffer = Progress(upcoming(drawing), may_differ=is_reordered(config, facts)), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
-    weights = parts.reward_weights(config)
-    scoring = Scoring(found.rewards or build([]), weights, progress, plan.steps_per_epoch)
+    scoring = _scoring(config, found, plan, progress)
     source = _source(config, found, drawing, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
     objective = parts.objective(config, total_steps)
@@ -190,6 +190,13 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     )
 
 
+def _scoring(config: Config, found: Survey, plan: BatchPlan, progress: Progress) -> Scoring:
+    assert found.codec is not None
+    rewards, weights = found.rewards or build([]), parts.reward_weights(config)
+    ends = step_tokens(found.codec, config.step_separator)
+    return Scoring(rewards, weights, progress, plan.steps_per_epoch, ends)
+
+
 def _health(
     config: Config, plan: BatchPlan, backend: Backend, comm: Comm, tasks: Mapping[str, Collection[str]]
 ) -> Health:
@@ -216,6 +223,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
     ]
     is_whole = backend.policy.adapter is None
     return Guards(
+        step_refusals=step_refusals(config),
         untrained=tuple(n for n, p in backend.policy.named_parameters() if is_whole and not p.requires_grad),
         comm=comm,
         num_generations=config.num_generations,

@@ -5,23 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from covey.comm import Comm
+from covey.data.text import TextCodec
 from covey.rewards.protocol import Scored, TrainerState
 from covey.rewards.registry import weighted
 from covey.rewards.reward_set import RewardSet
+from covey.rewards.steps import step_ends
 from covey.training.state import Progress
 from covey.types import Metric, Score
 
 
+def step_tokens(codec: TextCodec, separator: str) -> Callable[[Scored], tuple[int, ...]]:
+    """Counts the tokens of a completion up to the end of each of its steps; the last step ends with it."""
+
+    def ends(row: Scored) -> tuple[int, ...]:
+        ids, text = row.trajectory.completion_ids, row.trajectory.text
+        characters = step_ends(text, separator)
+        return (*codec.tokens_until(ids, text, characters[:-1]), len(ids)) if characters else ()
+
+    return ends
+
+
 class Scoring:
-    """Scores rows with the run's rewards, which are told how far the run is."""
+    """Scores rows with the run's rewards, which are told how far the run is.
+
+    `ends` says how many tokens of a completion end each of its steps.
+    """
 
     def __init__(
-        self, rewards: RewardSet, weights: Sequence[float], progress: Progress, steps_per_epoch: float | None
+        self,
+        rewards: RewardSet,
+        weights: Sequence[float],
+        progress: Progress,
+        steps_per_epoch: float | None,
+        ends: Callable[[Scored], tuple[int, ...]] = lambda row: (),
     ) -> None:
         self.rewards = rewards
         self._weights = tuple(weights)
         self._progress = progress
         self._steps_per_epoch = steps_per_epoch
+        self._ends = ends
         self._logged: list[Mapping[str, Metric]] = []
         self._is_waiting = False
         self.total_steps = 0
@@ -39,7 +61,7 @@ class Scoring:
             judged = judge()
             self._is_waiting = False
             self._logged.append(judged.metrics)
-            return weighted(judged, self._weights)
+            return weighted(judged, self._weights, lambda row: self._ends(rows[row]))
 
         return scores
 

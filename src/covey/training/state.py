@@ -229,6 +229,7 @@ def _row_json(row: TrainSample) -> dict[str, Any]:
         "loss_mask": [int(x) for x in row.loss_mask],
         "masked": row.masked,
         "needs_forward": row.needs_forward,
+        **({} if row.token_advantages is None else {"token_advantages": list(row.token_advantages)}),
     }
 
 
@@ -244,10 +245,12 @@ def _row(values: dict[str, Any], annotations: dict[str, Tensor | None]) -> Train
         temperature=values["temperature"],
         finish=Finish(values["finish"]),
     )
+    tokens = values.get("token_advantages")
     return TrainSample(
         annotated=AnnotatedSample(sample=sample, **annotations),
         advantage=values["advantage"],
         loss_mask=tuple(bool(x) for x in values["loss_mask"]),
         masked=values["masked"],
         needs_forward=values["needs_forward"],
+        token_advantages=None if tokens is None else tuple(tokens),
     )

@@ -13,7 +13,15 @@ from covey.rewards.protocol import TrainerState
 from covey.rewards.reward_set import RewardSet
 from covey.types import Finish, Metric, ScorePart, Status
 
-STANDARD = {"prompts", "completions", "completion_ids", "messages", "response_token_ids", "finish_reason"}
+STANDARD = {
+    "prompts",
+    "completions",
+    "completion_steps",
+    "completion_ids",
+    "messages",
+    "response_token_ids",
+    "finish_reason",
+}
 STANDARD |= {"is_truncated", "prompt_id", "trainer_state", "log_extra", "log_metric"}
 
 
@@ -59,6 +67,7 @@ def test_a_function_with_keywords_gets_everything(scored):
     assert {k: v for k, v in seen.items() if k not in ("trainer_state", "log_extra", "log_metric")} == {
         "prompts": ["P", "Q?"],
         "completions": ["<think>a", "b"],
+        "completion_steps": [["<think>a"], ["b"]],
         "completion_ids": [[1, 2], [5]],
         "response_token_ids": [[1, 2], [5]],
         "messages": [
@@ -172,7 +181,7 @@ def test_a_number_that_is_not_finite_marks_its_row_alone(bad, scored):
     )
 
 
-@pytest.mark.parametrize("bad", ["good", "1.0", [1.0], {"score": 1}, object()])
+@pytest.mark.parametrize("bad", ["good", "1.0", {"score": 1}, object()])
 def test_a_value_that_is_no_number_is_a_status_too(bad, scored):
     said = parts(lambda completions: [1.0, bad], [scored("a"), scored("b")])
     assert (said[0].value, said[1].value, said[1].status) == (1.0, None, Status.INVALID)

@@ -19,7 +19,7 @@ def test_what_the_trial_finds(scored, tmp_path):
     entries = [f"{path}:{name}" for name in ("good", "empty", "single", "word", "slow")]
     rows = [scored("72", solution="72", number=4), scored("", solution="72", number=4)]
     with RewardSet.start([*entries, "accuracy"], workers=5, timeout_s=0.5) as rewards:
-        faults = trial(rewards, rows)
+        faults = trial(rewards, rows).faults
     assert {f.kind for f in faults} == {"trial"}
     assert [(f.reward, f.words) for f in faults] == [
         ("single", "on row 4, whose completion is '72': gave 1 value for 2 completions"),

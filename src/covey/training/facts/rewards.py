@@ -54,6 +54,7 @@ def with_rewards(
         timeout_s=config.reward_timeout_s,
         completion_form=None if config.completion_form == "auto" else config.completion_form,
         prompt_is_messages=first is not None and first.messages is not None and "prompt" in columns,
+        step_separator=config.step_separator,
         options=config.model_dump(),
     )
     if not rewards.faults and config.task_rewards is not None:
@@ -65,14 +66,18 @@ def with_rewards(
             # The columns of built-in rewards are among them already.
             faults = [f for f in faults if built_in_of(f.reward) is None]
     unseen: tuple[BlindReward, ...] = ()
+    of_steps: tuple[str, ...] | None = None
     if not faults and first is not None and config.reward_trial and os.environ.get("RANK", "0") == "0":
         assert prompts is not None
-        faults = trial(rewards, [row for p in firsts(config, prompts.entries) for row in _trial_rows(p)])
+        tried = trial(rewards, [row for p in firsts(config, prompts.entries) for row in _trial_rows(p)])
+        faults, of_steps = tried.faults, tried.of_steps
         unseen = () if faults else _unseen(rewards, config, prompts)
     facts = replace(
         facts,
         faulty_rewards=tuple(_fault(f, config) for f in faults),
         blind_rewards=unseen,
+        process_rewards=tuple(_typed(name, config) for name in of_steps or ()),
+        reads_steps=_reads_steps(rewards, of_steps),
         reward_names=rewards.names,
         reward_notes=(*facts.reward_notes, *rewards.notes),
         golds=_golds(config, prompts),
@@ -81,6 +86,13 @@ def with_rewards(
         rewards.close()
         return facts, None
     return facts, rewards
+
+
+def _reads_steps(rewards: RewardSet, of_steps: Sequence[str] | None) -> bool | None:
+    """Whether a reward gives numbers of steps, or names them; None where nothing was tried."""
+    if of_steps or any(rewards.named(("completion_steps",))):
+        return True
+    return None if of_steps is None else False
 
 
 def _given_columns(columns: Sequence[str]) -> Sequence[str]:

@@ -1,0 +1,79 @@
+"""Credit of steps: what process rewards say of each token of a completion.
+
+Source: DeepSeekMath (arXiv:2402.03300), section 4.1.3. The numbers of all steps of a group are brought to one
+scale together, and the advantage of a token is the sum over the steps that end at it or behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+
+from covey.algorithm.advantages import ScaleRewards, advantages
+from covey.types import Sample, Score, ScoredGroup
+
+Place = tuple[int, int]
+"""Group and sibling of a row."""
+
+
+def step_advantages(
+    groups: Sequence[ScoredGroup], counted: Mapping[Place, Score], scale: ScaleRewards
+) -> dict[Place, list[float]]:
+    """The advantage of each step of the rows whose rewards speak of steps, without that of outcomes.
+
+    Each process reward is compared for itself, over the steps of all `counted` siblings, and counts with its
+    weight.
+    """
+    found: dict[Place, list[float]] = {}
+    for part in range(max((len(score.parts) for score in counted.values()), default=0)):
+        numbers = {place: score.parts[part].steps for place, score in counted.items()}
+        for place, scaled in _scaled(groups, numbers, scale).items():
+            spans = counted[place].steps
+            assert spans is not None
+            gains = [spans.weights[part] * gain for gain in accumulate(reversed(scaled))]
+            before = found.get(place, [0.0] * len(gains))
+            found[place] = [a + b for a, b in zip(before, reversed(gains), strict=True)]
+    return found
+
+
+def _scaled(
+    groups: Sequence[ScoredGroup], numbers: Mapping[Place, tuple[float, ...] | None], scale: ScaleRewards
+) -> dict[Place, list[float]]:
+    """One reward's numbers, centred and divided; steps of a group stand in one row of a matrix, and a sibling
+    that has none keeps one place that does not count."""
+    rows = [
+        [(numbers.get((group, sibling)) or (), (group, sibling)) for sibling in range(len(scored.scores))]
+        for group, scored in enumerate(groups)
+    ]
+    padded = [[n for steps, _ in row for n in steps or (None,)] for row in rows]
+    width = max(map(len, padded))
+    padded = [row + [None] * (width - len(row)) for row in padded]
+    reward_PX = torch.tensor([[n or 0.0 for n in row] for row in padded], dtype=torch.float64)
+    is_valid_PX = torch.tensor([[n is not None for n in row] for row in padded])
+    out_PX = advantages(reward_PX, is_valid_PX, "grpo", "group" if scale == "gdpo" else scale).tolist()
+    found: dict[Place, list[float]] = {}
+    for values, row in zip(out_PX, rows, strict=True):
+        start = 0
+        for steps, place in row:
+            if numbers.get(place) is not None:
+                found[place] = values[start : start + len(steps)]
+            start += max(1, len(steps))
+    return found
+
+
+def token_advantages(
+    sample: Sample, ends: Sequence[int], of_steps: Sequence[float], outcome: float
+) -> tuple[float, ...]:
+    """The advantage of each trained token of a row, in float32: that of its step and the row's `outcome`.
+
+    `ends` are the completion's tokens up to the end of each step. A row without steps has its outcome alone.
+    """
+    is_trained = sample.is_trained[sample.prompt_length :]
+    values = [outcome] * len(is_trained)
+    for start, end, gain in zip((0, *ends), ends, of_steps, strict=False):
+        values[start:end] = [outcome + gain] * (end - start)
+    trained = [value for value, on in zip(values, is_trained, strict=True) if on]
+    out: list[float] = torch.tensor(trained, dtype=torch.float64).float().tolist()
+    return tuple(out)

@@ -1,0 +1,30 @@
+"""Rewards of steps that a run has no use for, found where their numbers are first seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from covey.health.words import broken
+from covey.plan.check_steps import StepRefusal
+from covey.types import Fix, ScoredGroup, ScorePart
+
+_ONE_FORM = Fix(text="return a list for every completion, or a number for every one; None for no word")
+
+
+def check_steps(groups: Sequence[ScoredGroup], refusals: Sequence[StepRefusal], step: int) -> None:
+    """Raise GuardStop (F129) where a reward gave a list for one completion and a number for another, or one
+    number per step where the run needs one per completion; `refusals` are the parts of it that do.
+    """
+    by_name: dict[str, list[ScorePart]] = {}
+    for part in (p for g in groups for s in g.scores for p in s.parts if p.value is not None):
+        by_name.setdefault(part.name, []).append(part)
+    for name, parts in by_name.items():
+        num_lists = sum(p.steps is not None for p in parts)
+        if 0 < num_lists < len(parts):
+            seen = f"the reward {name} gave lists for {num_lists} of {len(parts)} completions, else numbers"
+            cause = "A branch of the function that returns one number, such as that of an error."
+            raise broken("F129", step, seen, cause, _ONE_FORM)
+        if num_lists and refusals:
+            seen = f"the reward {name} gives one number per step, and {refusals[0].words}"
+            cause = "The trial of rewards was left out, or its two rows had no step."
+            raise broken("F129", step, seen, cause, *(refusal.fix for refusal in refusals))

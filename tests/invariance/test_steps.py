@@ -1,0 +1,294 @@
+"""Rewards of steps: the gradient of a step does not depend on how it is cut, and a run is the same replayed,
+resumed in the middle of a rollout, and on two processes.
+
+The first half is one step of three groups of four with ragged lengths, a failed row, a cut and masked one and
+old logprobs off the policy's, whose completions have up to four steps: in one forward pass; row by row on
+padded rows; packed and cut by tokens; with groups and siblings in another order; on two gloo processes. The
+second half are sampled runs with a reward in a worker, which pass every guard on the way, the gradient that
+is computed twice (F127) among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from covey.batching.credit import CreditConfig, row_credits
+from covey.batching.samples import to_samples
+from covey.config.resolve import from_dict
+from covey.errors import ConfigError, GuardStop
+from covey.learner.backends.ddp import DDPBackend
+from covey.rewards.registry import total
+from covey.training.process import ranks
+from covey.training.run import train
+from covey.types import ScorePart, Status
+from support.runs import difference, options, total_norm, train_and_watch, train_in_processes
+from support.steps import (
+    CASES,
+    OPTIMIZER,
+    alone,
+    distance,
+    gradient,
+    plan_of,
+    policy,
+    reordered,
+    rollout,
+    rows,
+)
+
+CUTS = {"stream": "prefix", "max_tokens": 45}, {"stream": "padded", "max_tokens": 1}
+PACKED = {"stream": "packed", "max_tokens": 60}
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
+NAMES = [f"{loss}, {level}" for loss in LOSSES for level in ("token", "sequence_token")]
+NAMES += ["off-policy mask", "top entropy, grpo", "k3"]
+
+
+def stepped(flat: bool = False):
+    """The rollout with numbers of steps; `flat` gives every token of a row the mean of its tokens."""
+    rng, groups = random.Random(4), []
+    for scored in rollout():
+        scores = []
+        for trajectory, score in zip(scored.group.trajectories, scored.scores, strict=True):
+            length = len(trajectory.completion_ids)
+            ends = sorted({*rng.sample(range(1, length + 1), min(3, length)), length})
+            steps = tuple(rng.random() for _ in ends)
+            part = ScorePart(name="prm", value=sum(steps) / len(steps), steps=steps)
+            outcome = ScorePart(name="accuracy", value=score.total)
+            scores.append(
+                total([part, outcome], [1.0, 1.0], tuple(ends)) if score.status is Status.OK else score
+            )
+        groups.append(replace(scored, scores=tuple(scores)))
+    config = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
+    credits = row_credits(groups, to_samples(groups), config)
+    assert sum(c.token_advantages is not None for c in credits) >= 8
+    return [
+        replace(row, advantage=c.advantage, token_advantages=None if flat else c.token_advantages)
+        for row, c in zip(rows(), credits, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def given():
+    return stepped()
+
+
+@pytest.fixture(scope="module")
+def whole(given):
+    """The reference: every case in one forward pass."""
+    return {name: alone(given, CASES[name]) for name in NAMES}
+
+
+def assert_same(actual, expected) -> None:
+    (loss, found), (expected_loss, wanted) = actual, expected
+    assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
+    assert distance(found, wanted) <= 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_process(name, given, whole):
+    for changes in CUTS:
+        assert_same(alone(given, CASES[name], **changes), whole[name])
+    moved = alone(reordered(given, 3), CASES[name], **PACKED)
+    assert_same(moved, whole[name])
+    for factor in (0.0, -1.0, 2.0):
+        with pytest.raises(AssertionError):
+            assert_same((moved[0], {n: factor * g for n, g in moved[1].items()}), whole[name])
+
+
+def test_steps_are_another_gradient_than_their_mean(whole):
+    flat = stepped(flat=True)
+    for name in ("dapo, token", "grpo, sequence_token"):
+        assert distance(alone(flat, CASES[name])[1], whole[name][1]) > 0.05
+
+
+@pytest.mark.multi
+def test_two_processes(whole, tmp_path):
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
+        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
+        *(__file__, str(tmp_path)),
+    ]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    for number, name in enumerate(NAMES):
+        assert_same((losses[name], load_file(tmp_path / f"{number}.safetensors")), whole[name])
+
+
+# -- runs
+
+PRM = """
+def prm(completion_steps):
+    # Digits are good and letters are bad: steps of one completion differ, and so do completions.
+    def score(s):
+        return sum(c.isdigit() - 0.1 * c.isalpha() for c in s) / (1 + len(s))
+
+    return [[score(step) for step in steps] for steps in completion_steps]
+
+
+def mixed(completion_steps):
+    return [[1.0] * len(t) if n % 2 else 0.5 for n, t in enumerate(completion_steps)]
+
+
+def first(completion_steps):
+    # As one number per completion, and as the one number of a completion's one step.
+    return [[float(len(t[0]) % 7)] if t else [] for t in completion_steps]
+
+
+def one(completions):
+    return [float(len(c) % 7) for c in completions]
+"""
+
+
+def opts(output: Path, **changes: Any) -> dict[str, Any]:
+    """A sampled run whose completions are cut at `>`, so that they have several steps."""
+    reward = output.parent / "prm.py"
+    reward.write_text(PRM)
+    base = options(
+        Path("quickstart"),
+        output,
+        max_steps=4,
+        save_steps=2,
+        learning_rate=1e-4,
+        num_generations=8,
+        per_device_train_batch_size=16,
+        keep_trainer_state=2,
+    )
+    own = {"reward_funcs": [f"{reward}:prm", "accuracy"], "step_separator": ">", "reward_workers": 1}
+    return {**base, "mask_truncated_completions": False, **own, **changes}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    times = ("time/", "throughput/", "memory/", "policy_age")
+    return [{k: v for k, v in line.items() if not k.startswith(times)} for line in lines]
+
+
+def completions(run: Path) -> list[dict[str, Any]]:
+    files = sorted((run / "rollouts").iterdir())
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def same_weights(one: Any, two: Any) -> bool:
+    return all(torch.equal(one.after[name], two.after[name]) for name in one.after)
+
+
+TWO_PASSES = {"num_iterations": 2, "beta": 0.05, "scale_rewards": "batch"}
+
+
+@pytest.mark.parametrize("changes", [{}, TWO_PASSES], ids=["plain", "kl and two passes"])
+def test_a_replay_is_the_same_run(changes: dict[str, Any], tmp_path: Path) -> None:
+    sampled = train_and_watch(opts(tmp_path / "sampled", **changes))
+    rollouts = str(tmp_path / "sampled" / "rollouts")
+    again = train_and_watch(opts(tmp_path / "again", replay_rollouts=rollouts, **changes))
+    assert records(tmp_path / "again") == records(tmp_path / "sampled")
+    assert same_weights(again, sampled)
+    assert total_norm(difference(sampled.after, sampled.before)) > 0
+    # Steps end where their text does, and there are several of them.
+    rows = completions(tmp_path / "sampled")
+    steps = [part["steps"] for row in rows for part in row["parts"] if part["name"] == "prm"]
+    assert sum(len(s) > 2 for s in steps) > len(steps) / 2
+    assert all(row["steps"]["ends"][-1] == len(row["completion_ids"]) for row in rows if row["text"])
+    # With the steps weighed otherwise it is another run.
+    other = train_and_watch(
+        opts(tmp_path / "other", replay_rollouts=rollouts, reward_weights=[0.1, 1.0], **changes)
+    )
+    assert not same_weights(other, sampled)
+
+
+def test_a_resume_in_the_middle_of_a_rollout_is_the_same_run(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    expected = train_and_watch(opts(whole, **TWO_PASSES))
+    train_and_watch(opts(cut, stop_after_steps=3, **TWO_PASSES))
+    state = json.loads((cut / "checkpoint-3/trainer/state.json").read_text())
+    assert "token_advantages" in json.dumps(state)
+    found = train_and_watch(opts(cut, resume_from_checkpoint="latest", **TWO_PASSES))
+    assert records(cut) == records(whole)
+    assert same_weights(found, expected)
+
+
+@pytest.mark.multi
+def test_two_processes_sample_and_learn_the_same(tmp_path: Path) -> None:
+    one = train_and_watch(opts(tmp_path / "one", max_steps=2))
+    (two,) = train_in_processes(
+        [opts(tmp_path / "two", max_steps=2, per_device_train_batch_size=8)], tmp_path / "work"
+    )
+    ours, theirs = completions(tmp_path / "one"), completions(tmp_path / "two")
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a["completion_ids"], a["parts"], a["steps"]) == (b["completion_ids"], b["parts"], b["steps"])
+    gap = total_norm(difference(two.gradients[0], one.gradients[0]))
+    assert gap <= 1e-5 * total_norm(one.gradients[0])
+
+
+def test_one_step_is_the_run_with_the_outcome_to_the_bit(tmp_path: Path) -> None:
+    reward = f"{tmp_path / 'prm.py'}:"
+    runs = [
+        train_and_watch(
+            opts(tmp_path / name, max_steps=2, reward_funcs=[reward + name], step_separator="\x07")
+        )
+        for name in ("first", "one")
+    ]
+    assert same_weights(*runs)
+    first, one = records(tmp_path / "first"), records(tmp_path / "one")
+    for ours, theirs in zip(first, one, strict=True):
+        assert {k for k in {*ours, *theirs} if ours.get(k) != theirs.get(k)} == {
+            *(f"rewards/{name}/{of}" for name in ("first", "one") for of in ("mean", "std")),
+            "n",
+        }
+    assert first[0]["grad_norm"] > 0
+
+
+def test_what_a_trial_cannot_know_stops_at_the_first_rollout(tmp_path: Path) -> None:
+    reward = f"{tmp_path / 'prm.py'}:"
+    for changes, words in (
+        ({"reward_funcs": [reward + "mixed"]}, "gave lists for"),
+        ({"loss_type": "fipo"}, "gives one number per step, and loss_type is fipo"),
+    ):
+        with pytest.raises(GuardStop) as stop:
+            train_and_watch(opts(tmp_path / f"run{len(words)}", reward_trial=False, **changes))
+        assert stop.value.finding.code == "F129" and words in stop.value.finding.seen
+        assert not list((tmp_path / f"run{len(words)}").glob("metrics.jsonl")) or not records(
+            tmp_path / f"run{len(words)}"
+        )
+
+
+def test_what_a_trial_shows_is_refused_before_weights_load(tmp_path: Path) -> None:
+    changes = {"loss_type": "vespo", "advantage_estimator": "rloo"}
+    with pytest.raises(ConfigError) as refused:
+        train(from_dict(opts(tmp_path / "run", **changes)))
+    found = [(p.code, p.option) for p in refused.value.problems if p.severity == "error"]
+    assert found == [("E353", "advantage_estimator"), ("E353", "loss_type")]
+    assert not (tmp_path / "run").exists()
+
+
+def _main(work: Path) -> None:
+    torch.set_num_threads(1)
+    given, losses = stepped(), {}
+    with ranks(2) as comm:
+        plan = plan_of(world=2, rank=comm.rank, completions_per_rank=6, max_tokens=40)
+        for number, name in enumerate(NAMES):
+            backend = DDPBackend(policy("prefix"), OPTIMIZER)
+            losses[name], found = gradient(given, CASES[name], plan, backend, comm)
+            backend.close()
+            if comm.rank == 0:
+                save_file(
+                    {n: g.contiguous().clone() for n, g in found.items()}, work / f"{number}.safetensors"
+                )
+    if comm.rank == 0:
+        (work / "losses.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))
