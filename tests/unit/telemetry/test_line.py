@@ -104,3 +104,17 @@ def test_a_record_without_metrics_is_all_dashes() -> None:
     assert format_line(empty, 9, elapsed="0:01", left="–", width=None) == (
         "step 1/9  reward – ±–  signal –  kl –  grad –  len –  – tok/s  – left  0:01"
     )
+
+
+def of_tasks(**rewards: float | None) -> str:
+    values = {"reward": 0.5, **{f"tasks/{task}/reward": value for task, value in rewards.items()}}
+    values |= {f"tasks/{task}/completions/mean_length": 9.0 for task in rewards}
+    metrics = {name: Metric(value=value) for name, value in values.items()}
+    record = StepRecord(step=1, rollout=0, pass_index=0, metrics=metrics)
+    return format_line(record, 9, elapsed="0:01", left="0:08", width=None)
+
+
+def test_the_rewards_of_a_few_tasks_stand_at_the_end() -> None:
+    assert of_tasks(math=0.25, chat=None).endswith("0:01  math 0.250  chat –")
+    assert of_tasks().endswith("0:01")
+    assert of_tasks(**{f"t{i}": 0.5 for i in range(5)}).endswith("0:01")

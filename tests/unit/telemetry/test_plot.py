@@ -81,6 +81,21 @@ def test_a_lone_part_that_is_the_reward_is_not_drawn_twice(tmp_path: Path) -> No
     assert [s.name for s in part_series(two, series(two, "reward"))] == ["rewards/a/mean", "rewards/b/mean"]
 
 
+def test_the_reward_of_each_task_is_drawn(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    for step in (1, 2):
+        values = {"reward": 0.5, "rewards/a/mean": 0.5, "tasks/math/rewards/a/mean": 0.7}
+        values |= {"tasks/math/reward": 0.25 * step, "tasks/math/reward_std": 0.1}
+        metrics = {name: Metric(value=value) for name, value in values.items()}
+        files.append_metrics(StepRecord(step=step, rollout=step - 1, pass_index=0, metrics=metrics))
+    records = read_metrics(files.metrics_path)
+    drawn = part_series(records, series(records, "reward"))
+    assert [s.name for s in drawn] == ["rewards/a/mean", "tasks/math/reward"]
+    assert drawn[1].values == (0.25, 0.5)
+    plot_rewards(files.metrics_path, tmp_path / "reward.png")
+    assert (tmp_path / "reward.png").stat().st_size > 10_000
+
+
 def test_smoothing_keeps_a_straight_line_and_quiets_noise() -> None:
     line = [0.25 + 0.5 * i / 99 for i in range(100)]
     assert smooth(line) == pytest.approx(line, abs=1e-12)
