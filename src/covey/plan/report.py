@@ -162,7 +162,7 @@ def _data(config: Config, facts: Facts) -> list[str]:
 
 
 def _rewards(config: Config, facts: Facts) -> list[str]:
-    pairs = zip(config.reward_funcs, config.reward_weights, strict=True)
+    pairs = zip(config.rewards, config.reward_weights, strict=True)
     return [" + ".join(f"{weight:g} x {name}" for name, weight in pairs), *facts.reward_notes]
 
 

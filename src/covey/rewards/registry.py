@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.rewards.builtin import BUILT_IN, IN_WORKERS
+from covey.rewards.builtin import BUILT_IN, IN_WORKERS, JUDGE, JUDGE_OPTIONS
 from covey.rewards.protocol import Judged, Scored, TrainerState
 from covey.rewards.resolve import built_in, names_of
 from covey.rewards.reward_set import RewardSet
@@ -15,12 +15,13 @@ from covey.types import Score, ScorePart, Status
 
 def available() -> tuple[str, ...]:
     """Names that `--reward_funcs` takes without a file of the user's."""
-    return tuple(sorted({*BUILT_IN, *IN_WORKERS}))
+    return tuple(sorted({*BUILT_IN, *IN_WORKERS, JUDGE}))
 
 
 def options_read() -> dict[str, tuple[str, ...]]:
     """The options of a run that each of them reads."""
-    return {name: BUILT_IN[name].options if name in BUILT_IN else () for name in available()}
+    read = {name: BUILT_IN[name].options if name in BUILT_IN else () for name in available()}
+    return {**read, JUDGE: JUDGE_OPTIONS}
 
 
 def build(names: Sequence[str], options: Mapping[str, Any] | None = None) -> RewardSet:
