@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from covey.chinese.codes import titles_and_whys
 from covey.codes.configuration import CONFIGURATION
 from covey.codes.findings import FINDINGS
+from covey.codes.rewards import REWARDS
 from covey.codes.signs import HANGS, SIGNS
 
 
@@ -23,7 +24,7 @@ class Code:
     why: str
 
 
-_TABLE = (*CONFIGURATION, *FINDINGS, *SIGNS, *HANGS)
+_TABLE = (*CONFIGURATION, *REWARDS, *FINDINGS, *SIGNS, *HANGS)
 
 CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
 """The registry, by code."""

@@ -59,7 +59,8 @@ def context_warnings(config: Config, facts: Facts) -> list[Problem]:
         warning(
             "W125",
             _option(config, model),
-            f"{model.entry} reads {model.context} tokens, and a prompt with its completion may have {longest}.",
+            f"{model.entry} reads {model.context} tokens, and a prompt with its completion may have "
+            f"{longest}.",
             "A reward model for shorter texts.",
             Fix(
                 text="shorter completions",

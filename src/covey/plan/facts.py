@@ -109,8 +109,8 @@ class RewardModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeFacts:
-    """What is wrong with what the reward judge is told, in words: its prompt and its pattern; and the names in
-    the prompt that nothing has a value for."""
+    """What is wrong with what the reward judge is told, in words: its prompt and its pattern; and the names
+    in the prompt that nothing has a value for."""
 
     prompt_problem: str | None = None
     regex_problem: str | None = None

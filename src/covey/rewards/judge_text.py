@@ -1,5 +1,8 @@
-"""What a judge is asked, and the number in what it answers. All of the text may be hostile: it is put in once,
-never formatted, and looked at within bounds of length and time."""
+"""What a judge is asked, and the number in what it answers.
+
+All of the text may be hostile: it is put in once, never formatted, and looked at within bounds of length and
+time.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A worker process that one reward has to itself: started at its first call, with a time limit that grows with
-the rows."""
+"""A worker process that one reward has to itself: started at its first call, with a time limit that grows
+with the rows."""
 
 from __future__ import annotations
 

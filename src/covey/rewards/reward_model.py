@@ -33,13 +33,14 @@ class RewardModel:
 
     def __init__(self, args: RunOptions) -> None:
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        import transformers
 
+        transformers.utils.logging.disable_progress_bar()
         rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
         self._rows, self._tokens = args.rows, args.tokens
-        self._tokenizer = AutoTokenizer.from_pretrained(args.directory, local_files_only=True)
-        model, report = AutoModelForSequenceClassification.from_pretrained(
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(args.directory, local_files_only=True)
+        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
             args.directory,
             local_files_only=True,
             use_safetensors=True,
@@ -65,7 +66,7 @@ class RewardModel:
         return scores
 
     def _ids(self, conversation: Conversation) -> list[int]:
-        text = conversation
+        text: Any = conversation
         if not isinstance(text, str):
             text = self._tokenizer.apply_chat_template(text, tokenize=False)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -52,7 +52,7 @@ def target_of(entry: str) -> Target | None:
 def is_model(entry: str) -> bool:
     """Whether an entry that is no built-in is a model: a directory with a config.json, or as an id on a hub
     is written, `owner/name`."""
-    if target_of(entry) is not None and not entry.startswith(_HUBS) or entry.endswith(".py"):
+    if target_of(entry) is not None or entry.endswith(".py"):
         return False
     is_directory = (Path(entry).expanduser() / "config.json").is_file()
     return is_directory or "/" in entry or entry.startswith(_HUBS)

@@ -74,7 +74,7 @@ def fetch_reward_models(config: Config) -> None:
 
 def _entries(config: Config) -> list[tuple[str, str | None]]:
     """Every reward model as it was typed, with its revision."""
-    revisions = config.reward_model_revision or [None] * len(config.reward_model)
+    revisions: list[str | None] = [*config.reward_model_revision] or [None] * len(config.reward_model)
     among = [
         n for n in config.reward_funcs if built_in_name(n) is None and n not in IN_WORKERS and n != JUDGE
     ]

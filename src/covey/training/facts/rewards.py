@@ -53,7 +53,7 @@ def with_rewards(
     columns = facts.columns or ()
     first = prompts.entries[0] if prompts is not None and prompts.entries else None
     rewards = RewardSet.start(
-        [models.get(name) or functions.get(name, name) for name in entries],
+        [models[name] if name in models else functions.get(name, name) for name in entries],
         plugins=config.external_plugins,
         workers=config.reward_workers,
         timeout_s=config.reward_timeout_s,
