@@ -24,7 +24,7 @@ class Code:
     why: str
 
 
-_TABLE = (*CONFIGURATION, *REWARDS, *FINDINGS, *SIGNS, *HANGS)
+_TABLE = (*sorted((*CONFIGURATION, *REWARDS)), *FINDINGS, *SIGNS, *HANGS)
 
 CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
 """The registry, by code."""
