@@ -10,7 +10,6 @@ from covey.config.names import nearest
 from covey.config.schema import Config, default_of
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.plan.problem import problem, warning
-from covey.plan.shape import counted
 from covey.types import Fix, Problem
 
 _ASKS = (
@@ -103,7 +102,7 @@ def _revisions(config: Config, facts: Facts) -> list[Problem]:
         return []
     local = {m.entry for m in facts.reward_models if m.directory == os.path.expanduser(m.entry)}
     if len(models) != len(revisions):
-        seen = f"{counted(len(revisions), 'revision')} for {counted(len(models), 'reward model')}."
+        seen = f"reward_model_revision has {len(revisions)} and reward_model {len(models)}; each has its own."
         cause = "A model was added or taken away, or one stands in --reward_funcs, which takes no revision."
     elif ignored := [m for m, r in zip(models, revisions, strict=True) if m in local and r != _MAIN]:
         seen = f"{', '.join(ignored)} is a directory, which has no revisions but {_MAIN}."
@@ -149,7 +148,13 @@ def _service(config: Config) -> list[Problem]:
     if fault is not None:
         fix = Fix(text="as in --judge_base_url http://127.0.0.1:8000/v1; a key is OPENAI_API_KEY")
         found.append(
-            problem("E340", "judge_base_url", f"judge_base_url {fault}.", "A slip of the hand.", fix)
+            problem(
+                "E340",
+                "judge_base_url",
+                f"judge_base_url {fault}.",
+                "A part of the address was lost, or a key was put into it.",
+                fix,
+            )
         )
     return found
 
@@ -181,7 +186,11 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
             "judge_prompt",
             f"judge_prompt has {{{name}}}, which is no column of the data; there are {', '.join(names)}.",
             "A misspelt column, or one of another data set.",
-            Fix(text=f"{{{near}}}" if (near := nearest(name, names)) else "a column of the data"),
+            Fix(
+                text=f"the nearest is {{{near}}}"
+                if (near := nearest(name, names))
+                else "a column of the data"
+            ),
             Fix(text=f"{{{{{name}}}}} for the word in braces itself"),
         )
         for name in facts.judge.unknown

@@ -71,7 +71,14 @@ def test_names():
         *("accuracy", "accuracy_reward", "code_format", "code_reward", "cosine", "format"),
         "get_cosine_scaled_reward",
         *("get_repetition_penalty_reward", "get_soft_overlong_punishment", "json_valid", "judge"),
-        *("react_format", "reasoning_accuracy", "reasoning_accuracy_reward", "repetition", "soft_overlong", "tag_count"),
+        *(
+            "react_format",
+            "reasoning_accuracy",
+            "reasoning_accuracy_reward",
+            "repetition",
+            "soft_overlong",
+            "tag_count",
+        ),
         *("think_format_reward", "toolbench", "xml_valid"),
     )
     assert build(["format", "accuracy"]).names == ("format", "accuracy")
