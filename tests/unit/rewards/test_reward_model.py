@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from covey.rewards.apart import ModelEntry, conversations
 from covey.rewards.callee import RowFault
@@ -20,7 +19,7 @@ from covey.rewards.reward_model import Conversation, RewardModel, UnusableModel
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered
 from covey.types import Draw, Prompt, Status
-from support.reward_models import write_reward_model
+from support.reward_models import plain_reward, write_reward_model
 
 TEXTS = (
     "What is 1+2?",
@@ -34,18 +33,6 @@ TEXTS = (
 
 def opened(directory: Path, rows: int = 8, tokens: int = 8192) -> RewardModel:
     return RewardModel(SimpleNamespace(directory=str(directory), rows=rows, tokens=tokens))
-
-
-def alone(directory: Path, conversation: Conversation) -> float:
-    """The logit of one row by a plain forward pass of transformers."""
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-    text = conversation
-    if not isinstance(text, str):
-        text = tokenizer.apply_chat_template(text, tokenize=False)
-    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        return float(model(input_ids=ids).logits[0, 0])
 
 
 def talk(text: str) -> list[dict[str, str]]:
@@ -63,7 +50,7 @@ def test_each_row_gets_what_it_would_get_alone(tmp_path: Path, family: str, pad:
     """With the model's own padding, with none, and with one that ends every turn."""
     directory = write_reward_model(tmp_path, family, pad_token_id=pad)
     rows: list[Conversation] = [*TEXTS, *(talk(text) for text in TEXTS)]
-    expected = [alone(directory, row) for row in rows]
+    expected = [plain_reward(directory, row) for row in rows]
     assert max(expected) - min(expected) > 0.1
     for batch in (1, 3, 8):
         assert numbers(opened(directory, rows=batch)(conversations=rows)) == pytest.approx(expected, abs=1e-5)
@@ -90,7 +77,7 @@ def test_a_pass_is_bounded_in_rows_and_tokens(tmp_path: Path, monkeypatch: pytes
 def test_a_row_beyond_the_context_is_a_fault_and_never_cut(tmp_path: Path) -> None:
     directory = write_reward_model(tmp_path, max_position_embeddings=20)
     short, long, nothing = opened(directory)(conversations=["1+2", "1+2" * 30, ""])
-    assert short == pytest.approx(alone(directory, "1+2"), abs=1e-5)
+    assert short == pytest.approx(plain_reward(directory, "1+2"), abs=1e-5)
     assert isinstance(long, RowFault) and "more than the 20 of the reward model's context" in long.words
     assert isinstance(nothing, RowFault)
 
@@ -108,7 +95,7 @@ def test_dropout_is_off_and_numbers_are_float32(tmp_path: Path) -> None:
     directory = write_reward_model(tmp_path, attention_dropout=0.5, dtype="bfloat16")
     model = opened(directory)
     twice = numbers(model(conversations=["1+2"] * 2))
-    assert twice == pytest.approx([alone(directory, "1+2")] * 2, abs=1e-5)
+    assert twice == pytest.approx([plain_reward(directory, "1+2")] * 2, abs=1e-5)
     assert {p.dtype for p in model._model.parameters()} == {torch.float32}
 
 
@@ -146,7 +133,7 @@ def test_a_model_runs_in_a_process_of_its_own_and_ends_with_the_set(tmp_path: Pa
         (pid,) = rewards.pids
         parts = [row.parts[1] for row in judged.rows]
     assert [p.value for p in parts[:2]] == pytest.approx(
-        [alone(directory, f"1+2={t}") for t in "34"], abs=1e-5
+        [plain_reward(directory, f"1+2={t}") for t in "34"], abs=1e-5
     )
     assert parts[2].status is Status.ERROR and "context" in parts[2].message
     with pytest.raises(ProcessLookupError):
