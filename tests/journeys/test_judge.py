@@ -48,11 +48,11 @@ def test_a_run_with_a_judge_and_its_key_in_no_file(data: Path, tmp_path: Path) -
         assert len(service.requests) == 10
     records = rollouts(tmp_path / "run")[0]
     for record in records:
-        assert record["rewards"][0]["name"] == "judge"
-        assert record["rewards"][0]["value"] == len(record["completion"])
+        assert record["parts"][0]["name"] == "judge"
+        assert record["parts"][0]["value"] == len(record["text"])
         assert record["extras"]["judge_answer"].endswith("***")
     questions = [r["messages"][0]["content"] for r in service.requests]
-    assert any(q.startswith("What is ") and q.endswith(records[0]["completion"]) for q in questions)
+    assert any(q.startswith("What is ") and q.endswith(records[0]["text"]) for q in questions)
     texts = [f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()]
     assert not any(KEY.encode() in text for text in texts)
     assert KEY not in plan.out + plan.err + done.out + done.err

@@ -50,13 +50,13 @@ def both(models: tuple[Path, Path], data: Path, output: Path, **changes: Any) ->
 
 def talk(record: dict[str, Any]) -> list[dict[str, str]]:
     question = record["prompt"].partition("user\n")[2].partition("<|im_end|>")[0]
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": record["completion"]}]
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": record["text"]}]
 
 
 def assert_scored(record: dict[str, Any], models: tuple[Path, Path]) -> None:
     """The parts are the logits of each row alone, and the total their weighted sum."""
     first, second = (plain_reward(model, talk(record)) for model in models)
-    values = {part["name"]: part["value"] for part in record["rewards"]}
+    values = {part["name"]: part["value"] for part in record["parts"]}
     assert list(values) == ["format", "rm-a", "rm-b"]
     assert (values["rm-a"], values["rm-b"]) == (
         pytest.approx(first, abs=1e-5),
@@ -81,7 +81,7 @@ def test_a_function_and_two_models_with_weights(
         assert_scored(record, models)
     (line,) = metrics(tmp_path / "run")
     assert line["rewards/rm-a/mean"] == pytest.approx(
-        sum(part["value"] for r in first for part in r["rewards"] if part["name"] == "rm-a") / len(first)
+        sum(part["value"] for r in first for part in r["parts"] if part["name"] == "rm-a") / len(first)
     )
     assert "eval_rewards/rm-b/mean" in (tmp_path / "run" / "events.jsonl").read_text() + json.dumps(line)
 
@@ -120,7 +120,7 @@ def test_what_a_model_pays_for_is_learnt(data: Path, tmp_path: Path) -> None:
     succeed("train", *flags(options), "--per_device_train_batch_size", "32", "--learning_rate", "1e-3")
     means = [line["rewards/lover/mean"] for line in metrics(tmp_path / "run")]
     assert sum(means[-5:]) / 5 > 1.5 * sum(means[:5]) / 5
-    ones = [[r["completion"].count("1") for r in records] for records in rollouts(tmp_path / "run")]
+    ones = [[r["text"].count("1") for r in records] for records in rollouts(tmp_path / "run")]
     assert sum(ones[-1]) > 1.5 * sum(ones[0])
 
 
@@ -128,14 +128,14 @@ def test_a_policy_is_refused_as_a_reward_model(data: Path, tmp_path: Path) -> No
     policy = own_model(tmp_path / "policy")
     done = covey("train", *flags(small(data, tmp_path / "run", reward_model=[policy, "nobody/gone-rm"])))
     assert done.code == 2 and not (tmp_path / "run").exists()
-    assert done.err.count("E337") == 2
+    assert done.err.count("E337 reward_model\n") == 2
     assert "which writes text and gives no score" in done.err and "nobody/gone-rm" in done.err
 
 
 def test_names_of_ms_swift(models: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
     old = ["--reward_adapters", "x", "--reward_model_plugin", "genrm"]
     done = covey("train", *flags(both(models, data, tmp_path / "run")), *old)
-    assert done.code == 2 and "merge_and_unload" in done.err and "--reward_funcs judge" in done.err
+    assert done.code == 2 and "merge_and_unload" in done.err and "--reward_funcs" in done.err
     usual = ["--reward_model_type", "qwen2", "--reward_model_plugin", "default"]
     planned = covey("plan", *flags(both(models, data, tmp_path / "run")), *usual)
     assert planned.code == 0, planned.err

@@ -26,6 +26,11 @@ _FAULTS: Mapping[str, tuple[str, str]] = {
     "not_classifier": ("A model for another task, or one with a head of its own.", _TRAIN),
     "labels": ("A classifier of several classes; a reward model has one.", _TRAIN),
     "remote_code": ("A model that brings its own code.", "a reward model that transformers knows by itself"),
+    "hub": (
+        "A misspelt path or id, or no way to the hub.",
+        "`ls .` shows the directories here; `hf download ENTRY` fetches a hub's model where there is a "
+        "network",
+    ),
     "pickled_weights": (
         "An old model; such weights can run code when they are read.",
         "convert them: AutoModelForSequenceClassification.from_pretrained(DIR).save_pretrained(DIR)",
@@ -92,7 +97,7 @@ def _option(config: Config, model: RewardModelFacts) -> str:
 
 def _unusable(config: Config, model: RewardModelFacts) -> Problem:
     cause, advice = _FAULTS.get(model.fault, _OTHERS)
-    fix = Fix(text=advice.replace("DIR", model.directory or model.entry))
+    fix = Fix(text=advice.replace("DIR", model.directory or model.entry).replace("ENTRY", model.entry))
     return problem("E337", _option(config, model), f"{model.problem}.", cause, fix)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from covey.plan.check_apart import judge_problems
-from covey.plan.facts import JudgeFacts, RewardModelFacts
+from covey.plan.facts import JudgeFacts, ModelSizes, RewardModelFacts
 from covey.plan.memory import LIBRARIES, memory_plan, reward_model_bytes
 from support.checks import Case, assert_fixes_mend, assert_says, config, facts, found
 
@@ -67,7 +68,8 @@ CASES = [
          facts=facts(judge=JudgeFacts(unknown=("sollution",)), columns=("question", "solution")),
          words="judge_prompt has {sollution}, which is no column of the data; there are question, solution"),
     Case(code="E342", option="judge_regex", options={**JUDGE, "judge_regex": "Reward"},
-         facts=facts(judge=JudgeFacts(regex_problem=NO_GROUP)), words=f"judge_regex is 'Reward': {NO_GROUP}."),
+         facts=facts(judge=JudgeFacts(regex_problem=NO_GROUP)),
+         words=f"judge_regex is 'Reward': {NO_GROUP}."),
 ]  # fmt: skip
 
 
@@ -129,6 +131,22 @@ def test_a_reward_model_counts_in_the_memory() -> None:
     width = 8192 * (6 * 64 + 3 * 96)
     assert reward_model_bytes(model(), cuda=False) == LIBRARIES + 4_000_000 + 4 * width
     assert reward_model_bytes(model(), cuda=True) == LIBRARIES + 2_000_000 + 2 * width
-    without, beside = memory_plan(config(), facts()), memory_plan(config(**WITH), of())
-    assert without.phases
-    assert beside.needed_bytes - without.needed_bytes == reward_model_bytes(model(), cuda=False)
+    sizes = ModelSizes(
+        family="qwen2",
+        layers=2,
+        hidden=8,
+        heads=2,
+        kv_heads=1,
+        head_width=4,
+        intermediate=16,
+        vocabulary=100,
+        tied=True,
+        parameters=1000,
+    )
+    known = facts(model_sizes=sizes, longest_prompt=10, cuda=False, free_memory_bytes=10**12)
+    one, two = (memory_plan(config(**WITH), replace(known, reward_models=(model(),) * n)) for n in (1, 2))
+    assert two.phases
+    each = reward_model_bytes(model(), cuda=False)
+    for fewer, more in zip(one.phases, two.phases, strict=True):
+        assert more.num_bytes - fewer.num_bytes == each == fewer.parts["reward models"], more.name
+    assert two.needed_bytes - one.needed_bytes == each
