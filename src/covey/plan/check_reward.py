@@ -64,16 +64,6 @@ _SPECIAL: Mapping[RewardFault, tuple[tuple[str, str, str], ...]] = {
     ),
     "trial": (
         (
-            "the judge",
-            "The service is not there, knows no such model, or wants a key.",
-            "`curl JUDGE/models` shows whether it answers; the key is the environment's OPENAI_API_KEY",
-        ),
-        (
-            "judge_regex",
-            "The judge was not told how to write its verdict, or was cut before it.",
-            "have judge_prompt ask for what judge_regex finds, on a line at the end",
-        ),
-        (
             "RewardModel",
             "Its files are not whole, or of another version of transformers.",
             "AutoModelForSequenceClassification.from_pretrained(FILE) shows the same",
@@ -95,6 +85,18 @@ _SPECIAL: Mapping[RewardFault, tuple[tuple[str, str, str], ...]] = {
         ),
     ),
 }
+_OF_A_JUDGE = (
+    (
+        "the judge",
+        "The service is not there, knows no such model, or wants a key.",
+        "`curl JUDGE/models` shows whether it answers; the key is the environment's OPENAI_API_KEY",
+    ),
+    (
+        "judge_regex",
+        "The judge was not told how to write its verdict, or was cut before it.",
+        "have judge_prompt ask for what judge_regex finds, on a line at the end",
+    ),
+)
 _NOT_THERE = re.compile(r"demands (\w+), which is no column")
 _NEAREST_NAME = re.compile(r"has no \S+; the nearest name is (\w+)")
 _GOLD_NAMES = ("ground_truth", "gold", "label", "target", "reference", "answer", "solution")
@@ -138,7 +140,8 @@ def _faulty(config: Config, facts: Facts, fault: FaultyReward) -> Problem:
     code, cause, advice = _FAULTS[fault.kind]
     name, words = _as_typed(config, fault)
     file = name.partition(".py:")[0] + ".py" if ".py:" in name else name
-    for needle, special, instead in _SPECIAL.get(fault.kind, ()):
+    of_a_judge = _OF_A_JUDGE if name == "judge" and fault.kind == "trial" else ()
+    for needle, special, instead in (*of_a_judge, *_SPECIAL.get(fault.kind, ())):
         if needle in words:
             directory = shlex.quote(os.path.dirname(file) or ".")
             cause, advice = special, instead.replace("DIRECTORY", directory).replace("FILE", file)
@@ -146,7 +149,8 @@ def _faulty(config: Config, facts: Facts, fault: FaultyReward) -> Problem:
             break
     fixes = [Fix(text=advice)]
     fixes[:0] = _typed_fixes(config, facts, fault)
-    option = "reward_funcs" if name in config.reward_funcs else "external_plugins"
+    places = ("reward_funcs", "reward_model", "external_plugins")
+    option = next((place for place in places if name in getattr(config, place)), "external_plugins")
     if fault.kind == "unknown":
         words = words.partition("; a function of yours")[0]
     is_named = name in words and not words.startswith("there is no file")

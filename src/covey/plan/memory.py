@@ -249,7 +249,8 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
 
 def reward_model_bytes(model: RewardModelFacts, *, cuda: bool) -> int:
     """What the process of a reward model takes: libraries, weights, and its fullest forward pass."""
-    weights = model.file_bytes if cuda else FLOAT * model.parameters
+    # Of a model that is still on a hub the bytes of its files are known, most often of 2 a weight.
+    weights = model.file_bytes if cuda else FLOAT * (model.parameters or model.file_bytes // _LOW)
     element = weights // max(1, model.parameters)
     width = _WIDTHS * model.hidden + _MLP_WIDTHS * model.intermediate
     return LIBRARIES + weights + _REWARD_TOKENS * width * element

@@ -11,10 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from covey.config.resolve import from_dict
 from covey.config.schema import Config
+from covey.data.hub import ModelFiles
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.quickstart.task import MODEL_DIR
 from covey.rewards.targets import is_model, model_name
-from covey.training.facts.reward_models import with_judge, with_reward_models
+from covey.training.facts import reward_models
+from covey.training.facts.reward_models import usable_models, with_judge, with_reward_models
 from support.reward_models import write_reward_model
 
 
@@ -107,6 +109,21 @@ def test_entries_of_reward_funcs_that_are_models(whole: Path, monkeypatch: pytes
     assert [model_name(n) for n in ("a/b/rm/", "ms::o/rm", "rm")] == ["rm", "rm", "rm"]
     found = with_reward_models(Facts(), config(reward_funcs=["format", "tiny-rm", "judge"]), offline=True)
     assert [m.entry for m in found.reward_models] == ["tiny-rm"]
+
+
+def test_each_model_of_a_hub_has_its_revision(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def located(name: str, *, revision: str | None, **others: Any) -> ModelFiles:
+        asked.append((name, revision))
+        return ModelFiles(directory=whole, revision="0" * 40)
+
+    monkeypatch.setattr(reward_models, "locate_model", located)
+    options = config(reward_funcs=["o/a"], reward_model=["o/b", "o/c"], reward_model_revision=["v1", "v2"])
+    found = with_reward_models(Facts(), options, offline=True)
+    assert asked == [("o/a", None), ("o/b", "v1"), ("o/c", "v2")]
+    assert [m.name for m in found.reward_models] == ["a", "b", "c"]
+    assert list(usable_models(options, found)) == ["o/a", "o/b", "o/c"]
 
 
 def test_a_question_of_a_judge(tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ def _fault(fault: RewardFault, config: Config) -> FaultyReward:
 
 def _typed(name: str, config: Config) -> str:
     """A trial knows rewards by their metric's name; people know them as they typed them."""
-    if name in config.reward_funcs:
+    if name in config.rewards:
         return name
-    return next((n for n in config.reward_funcs if n.endswith(name)), name)
+    return next((n for n in config.rewards if n.rstrip("/").endswith(name)), name)
 
 
 def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[BlindReward, ...]:
