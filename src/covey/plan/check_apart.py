@@ -80,10 +80,11 @@ def context_warnings(config: Config, facts: Facts) -> list[Problem]:
 
 def judge_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what is wrong with what the reward judge is told."""
-    judge = facts.judge
+    # A key in the address would stand in config.yaml whether or not anybody is asked.
+    judge, found = facts.judge, _address(config)
     if judge is None:
-        return []
-    found = [*_service(config), *_prompt(config, facts)]
+        return found
+    found += [*_lacking(config), *_prompt(config, facts)]
     if judge.regex_problem is not None:
         usual = Fix(text="the usual one", edits={"judge_regex": default_of("judge_regex")})
         seen = f"judge_regex is {config.judge_regex!r}: {judge.regex_problem}."
@@ -129,39 +130,25 @@ def _without_template(config: Config, model: RewardModelFacts) -> Problem:
     )
 
 
-def _service(config: Config) -> list[Problem]:
+def _lacking(config: Config) -> list[Problem]:
     lacking = [n for n in ("judge_base_url", "judge_model", "judge_prompt") if not getattr(config, n)]
-    found = []
-    if lacking:
-        examples = {
-            "judge_base_url": "http://127.0.0.1:8000/v1",
-            "judge_model": "NAME",
-            "judge_prompt": _ASKS,
-        }
-        words = " ".join(f"--{n} '{examples[n]}'" for n in lacking)
-        found.append(
-            problem(
-                "E340",
-                lacking[0],
-                f"The reward judge is asked for, and not given: {', '.join(lacking)}.",
-                "An option that was left out; none of them has a default.",
-                Fix(text=f"as in {words}"),
-            )
-        )
+    if not lacking:
+        return []
+    examples = {"judge_base_url": "http://127.0.0.1:8000/v1", "judge_model": "NAME", "judge_prompt": _ASKS}
+    words = " ".join(f"--{n} '{examples[n]}'" for n in lacking)
+    seen = f"The reward judge is asked for, and not given: {', '.join(lacking)}."
+    cause = "An option that was left out; none of them has a default."
+    return [problem("E340", lacking[0], seen, cause, Fix(text=f"as in {words}"))]
+
+
+def _address(config: Config) -> list[Problem]:
     url = config.judge_base_url
     fault = _url_fault(url) if url else None
-    if fault is not None:
-        fix = Fix(text="as in --judge_base_url http://127.0.0.1:8000/v1; a key is OPENAI_API_KEY")
-        found.append(
-            problem(
-                "E340",
-                "judge_base_url",
-                f"judge_base_url {fault}.",
-                "A part of the address was lost, or a key was put into it.",
-                fix,
-            )
-        )
-    return found
+    if fault is None:
+        return []
+    cause = "A part of the address was lost, or a key was put into it."
+    fix = Fix(text="as in --judge_base_url http://127.0.0.1:8000/v1; a key is OPENAI_API_KEY")
+    return [problem("E340", "judge_base_url", f"judge_base_url {fault}.", cause, fix)]
 
 
 def _url_fault(url: str) -> str | None:

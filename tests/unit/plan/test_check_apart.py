@@ -107,6 +107,7 @@ def test_a_model_without_a_template_reads_prompts_that_are_text() -> None:
 )
 def test_an_address_is_looked_at_and_no_key_of_it_repeated(url: str, words: str) -> None:
     (fault,) = judge_problems(config(**{**JUDGE, "judge_base_url": url}), facts(judge=JudgeFacts()))
+    assert judge_problems(config(judge_base_url=url), facts()) == [fault]
     assert (fault.code, fault.option) == ("E340", "judge_base_url")
     assert words in fault.seen and "sk-secret" not in fault.seen
 
