@@ -67,7 +67,11 @@ def found_judge(options: Mapping[str, Any]) -> Found:
         load_limit_s=_LOAD_LIMIT_S,
         limit_of=lambda count: -(-count // concurrency) * row_s + _BESIDE_S,
     )
-    template = template_text(options["judge_prompt"] or "")
+    try:
+        template = template_text(options["judge_prompt"] or "")
+    except (OSError, UnicodeDecodeError):
+        # Refused with a word of its own before anybody is asked.
+        template = ""
 
     def questions(rows: Sequence[Scored]) -> dict[str, list[Any]]:
         return {"questions": [filled(template, _values(row)) for row in rows]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from covey.config.resolve import from_dict
 from covey.config.schema import Config
 from covey.data.hub import ModelFiles
+from covey.plan.checks import checks
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.quickstart.task import MODEL_DIR
 from covey.rewards.targets import is_model, model_name
@@ -126,11 +128,10 @@ def test_each_model_of_a_hub_has_its_revision(whole: Path, monkeypatch: pytest.M
     assert list(usable_models(options, found)) == ["o/a", "o/b", "o/c"]
 
 
-def test_a_question_of_a_judge(tmp_path: Path) -> None:
+def test_a_question_of_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ask.md").write_text("{prompt} {completion} {gold}")
     usual = {"reward_funcs": ["judge"], "judge_prompt": str(tmp_path / "ask.md")}
     facts = Facts(columns=("question", "gold"))
-    assert with_judge(facts, config()).judge is None
     judge = with_judge(facts, config(**usual)).judge
     assert judge is not None and (judge.prompt_problem, judge.unknown, judge.regex_problem) == (
         None,
@@ -142,5 +143,10 @@ def test_a_question_of_a_judge(tmp_path: Path) -> None:
     for prompt, words in (("gone.md", "which is not there"), ("Rate it.", "no {completion}")):
         judge = with_judge(facts, config(**{**usual, "judge_prompt": prompt})).judge
         assert judge is not None and words in str(judge.prompt_problem)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    without = with_judge(facts, config(**usual))
+    assert without.missing_packages == (("reward_funcs", "openai"),)
+    (lacking,) = [p for p in checks(config(**usual), without) if p.code == "E116"]
+    assert "`pip install 'covey[judge]'`" in lacking.fixes[0].text
     judge = with_judge(facts, config(**usual, judge_regex="(")).judge
     assert judge is not None and "no regular expression" in str(judge.regex_problem)

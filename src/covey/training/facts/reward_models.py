@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,7 @@ def with_reward_models(facts: Facts, config: Config, *, offline: bool) -> Facts:
 
 
 def with_judge(facts: Facts, config: Config) -> Facts:
-    """The facts with those of the reward judge, where it is asked for."""
-    if JUDGE not in config.reward_funcs:
-        return facts
+    """The facts with those of the reward judge, which the run asks for."""
     prompt_problem, names = _prompt(config)
     known = {*_OF_A_ROW, *(facts.columns or ())}
     unknown = [n for n in names if n not in known] if facts.columns is not None else []
@@ -43,7 +42,8 @@ def with_judge(facts: Facts, config: Config) -> Facts:
     else:
         regex_problem = None
     judge = JudgeFacts(prompt_problem=prompt_problem, regex_problem=regex_problem, unknown=tuple(unknown))
-    return replace(facts, judge=judge)
+    missing = [] if importlib.util.find_spec("openai") is not None else [("reward_funcs", "openai")]
+    return replace(facts, judge=judge, missing_packages=(*facts.missing_packages, *missing))
 
 
 def usable_models(config: Config, facts: Facts) -> dict[str, ModelEntry]:
@@ -58,7 +58,8 @@ def usable_models(config: Config, facts: Facts) -> dict[str, ModelEntry]:
 def is_judge_usable(config: Config, facts: Facts) -> bool:
     """Whether nothing is wrong with what the judge is told."""
     numbers = config.judge_concurrency >= 1 and config.judge_retries >= 0 and config.judge_timeout_s > 0
-    return numbers and not judge_problems(config, facts)
+    is_there = ("reward_funcs", "openai") not in facts.missing_packages
+    return numbers and is_there and not judge_problems(config, facts)
 
 
 def fetch_reward_models(config: Config) -> None:

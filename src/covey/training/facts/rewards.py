@@ -46,7 +46,7 @@ def with_rewards(
     if not config.rewards or config.replay_rollouts is not None:
         return facts, None
     facts = with_code(facts, config, prompts)
-    facts = with_judge(with_reward_models(facts, config, offline=offline), config)
+    facts = with_reward_models(facts, config, offline=offline)
     models = usable_models(config, facts)
     refused = _refused(facts, config, models)
     entries = [name for name in dict.fromkeys(config.rewards) if name not in refused]
@@ -61,6 +61,10 @@ def with_rewards(
         prompt_is_messages=first is not None and first.messages is not None and "prompt" in columns,
         options=config.model_dump(),
     )
+    if JUDGE in config.reward_funcs and JUDGE in rewards.apart:
+        # A plugin's reward of this name takes its place.
+        facts = with_judge(facts, config)
+        refused |= set() if is_judge_usable(config, facts) else {JUDGE}
     faults = list(rewards.faults)
     if not faults and facts.columns is not None:
         faults = rewards.missing(_given_columns(columns))
@@ -71,7 +75,7 @@ def with_rewards(
     if not faults and first is not None and config.reward_trial and os.environ.get("RANK", "0") == "0":
         assert prompts is not None
         untried = _untried(facts, rewards, offline=offline)
-        faults = trial(rewards.without(untried), _trial_rows(first))
+        faults = trial(rewards.without([*untried, *refused]), _trial_rows(first))
         # Every further question costs money, and without all parts there is no total.
         is_whole = not untried and not refused and facts.judge is None
         unseen = _unseen(rewards, config, prompts) if is_whole and not faults else ()
@@ -94,8 +98,6 @@ def _refused(facts: Facts, config: Config, models: Mapping[str, ModelEntry]) -> 
     refused = {m.entry for m in facts.reward_models if m.entry not in models}
     if facts.sandbox is not None and facts.sandbox.lacks and not config.unsafe_exec:
         refused.add(CODE_REWARD)
-    if facts.judge is not None and not is_judge_usable(config, facts):
-        refused.add(JUDGE)
     return refused
 
 

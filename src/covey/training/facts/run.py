@@ -22,7 +22,6 @@ from covey.errors import CheckpointError
 from covey.plan.facts import Facts, OutputDirState, ResumeFacts
 from covey.plan.layout import Layout
 from covey.plan.versions import TRIED
-from covey.rewards.builtin import JUDGE
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
 from covey.training.facts.memory import free_memory
@@ -49,7 +48,6 @@ def run_facts(config: Config, num_processes: int) -> Facts:
         missing_packages=(
             *(("report_to", package) for _, package in missing_trackers(config.report_to)),
             *(_missing_kernels(config) if gpus else ()),
-            *_missing_client(config),
         ),
     )
 
@@ -94,11 +92,6 @@ def _missing_kernels(config: Config) -> list[tuple[str, str]]:
         for option, is_asked, module, distribution in asked
         if is_asked and importlib.util.find_spec(module) is None
     ]
-
-
-def _missing_client(config: Config) -> list[tuple[str, str]]:
-    is_asked = JUDGE in config.reward_funcs and not config.external_plugins
-    return [("reward_funcs", "openai")] if is_asked and importlib.util.find_spec("openai") is None else []
 
 
 def _num_gpus() -> int:
