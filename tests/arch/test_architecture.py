@@ -170,7 +170,7 @@ def test_nothing_foreign() -> None:
     for file in FILES:
         for name in imports(file):
             assert not name.startswith(FOREIGN), f"{module_name(file)} imports {name}"
-    for library in ("matplotlib", "datasets", "math_verify"):
+    for library in ("matplotlib", "datasets", "math_verify", "openai", "regex"):
         users = {module_name(f) for f in FILES if any(n.split(".")[0] == library for n in imports(f))}
         assert len(users) == 1, f"{library}: {users}"
 

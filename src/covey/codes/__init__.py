@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from covey.chinese.codes import titles_and_whys
 from covey.codes.configuration import CONFIGURATION
 from covey.codes.findings import FINDINGS
+from covey.codes.rewards import REWARDS
 from covey.codes.rows import ROWS
 from covey.codes.signs import HANGS, SIGNS
 
@@ -25,7 +26,8 @@ class Code:
 
 
 _TABLE = sorted(
-    (*CONFIGURATION, *ROWS, *FINDINGS, *SIGNS, *HANGS), key=lambda entry: ("EWF".index(entry[0][0]), entry[0])
+    (*CONFIGURATION, *REWARDS, *ROWS, *FINDINGS, *SIGNS, *HANGS),
+    key=lambda entry: ("EWF".index(entry[0][0]), entry[0]),
 )
 
 CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}

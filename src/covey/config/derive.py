@@ -115,7 +115,7 @@ def _learning_rate(options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _reward_weights(options: Mapping[str, Any]) -> tuple[Any, str]:
-    return [1.0] * len(options.get("reward_funcs", [])), "default"
+    return [1.0] * sum(len(options.get(name, [])) for name in ("reward_funcs", "reward_model")), "default"
 
 
 def _reward_workers(options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -161,7 +161,7 @@ RULES: Mapping[str, Rule] = {
     "epsilon_high": Rule(frozenset({"epsilon", "loss_type"}), _epsilon_high),
     "scale_rewards": Rule(frozenset({"advantage_estimator"}), _scale_rewards),
     "learning_rate": Rule(frozenset({"tuner_type"}), _learning_rate),
-    "reward_weights": Rule(frozenset({"reward_funcs"}), _reward_weights),
+    "reward_weights": Rule(frozenset({"reward_funcs", "reward_model"}), _reward_weights),
     "reward_workers": Rule(frozenset(), _reward_workers),
     "cosine_min_len_value_wrong": _cosine(trl=-1.0, ms_swift=-0.5),
     "cosine_max_len_value_wrong": _cosine(trl=-0.5, ms_swift=0.0),

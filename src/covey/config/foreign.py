@@ -28,7 +28,6 @@ _SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the e
 _REF = "The reference of the KL term is the model at the start and stays so."
 _QUANT = "Weights are held unquantised; this version does not quantise them."
 _MULTI = "A completion is one answer of the model; this version has no tools and no further turns."
-_MODEL_REWARD = "Rewards are functions (--reward_funcs); this version runs no reward models."
 _SPLIT = "The data set's name takes them: --dataset ID:SUBSET@SPLIT."
 _OURS = "A tracker takes it from its own environment variables; --report_to and --run_name are ours."
 _RESAMPLE = "Groups whose rewards are all equal stay in the batch, with advantage 0, and are counted."
@@ -59,6 +58,12 @@ MOOT: Mapping[str, Moot] = {
     "log_entropy": Moot("entropy is among the metrics."),
     "gc_collect_after_offload": Moot("It is always done where something is offloaded."),
     "model_type": Moot("The model's own config.json says what it is."),
+    "reward_model_type": Moot("The reward model's own config.json says what it is."),
+    "reward_model_plugin": Moot(
+        "A reward model's one logit is the reward. A model that writes its verdict is --reward_funcs judge; "
+        "anything else is a function of yours, FILE.py:NAME.",
+        ("default",),
+    ),
     "task_type": Moot("`covey train` is GRPO on a causal language model.", ("causal_lm",)),
     "padding_free": Moot("Rows are always packed where the model allows it.", ("true",)),
     "packing": Moot("Rows are always packed where the model allows it.", ("true",)),
@@ -131,10 +136,11 @@ REFUSED: Mapping[str, str] = {
     "custom_dataset_info": "A data set is named by its file or hub id, and --columns renames its columns.",
     "model_init_kwargs": "--torch_dtype, --model_revision and --trust_remote_code are options of their own.",
     "template": "The chat template is the tokenizer's own; --chat_template FILE replaces it.",
-    "reward_model": _MODEL_REWARD,
-    "reward_model_plugin": _MODEL_REWARD,
-    "reward_model_name_or_path": _MODEL_REWARD,
-    "reward_adapters": _MODEL_REWARD,
+    "reward_adapters": (
+        "An adapter is merged into its reward model first: `covey export` does it for policies, and peft's "
+        "merge_and_unload for classifiers; the directory that comes of it is --reward_model DIR."
+    ),
+    "reward_template": "A reward model reads with the chat template of its own directory.",
     "multi_turn_scheduler": _MULTI,
     "max_turns": _MULTI,
     "use_gym_env": _MULTI,

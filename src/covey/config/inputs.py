@@ -184,9 +184,21 @@ class InputOptions(BaseModel):
         "reward",
         ...,
         "One or more rewards: a built-in such as accuracy or format (docs/rewards.md has them all), "
-        "FILE.py:NAME, package.module.name, or a name of a plugin. A completion scores their weighted sum.",
+        "FILE.py:NAME, package.module.name, a name of a plugin, or a reward model. A completion scores their "
+        "weighted sum.",
     )
-    reward_weights: list[float] = option("reward", ..., "One weight per reward, in the same order.", "all 1")
+    reward_model: list[str] = option(
+        "reward",
+        [],
+        "Reward models: directories or ids on a hub of sequence classifiers with one label, whose logit is "
+        "the reward.",
+    )
+    reward_model_revision: list[str] = option(
+        "reward", [], "Branch, tag or commit of each reward_model on a hub. Not set: their main branches."
+    )
+    reward_weights: list[float] = option(
+        "reward", ..., "One weight per reward: those of reward_funcs, then those of reward_model.", "all 1"
+    )
     task_rewards: dict[str, list[str]] | None = option(
         "reward",
         None,
@@ -224,6 +236,28 @@ class InputOptions(BaseModel):
         "\n\n",
         "What ends a step of a completion, for rewards that give one number per step; \\n is a line break.",
     )
+    judge_base_url: str | None = option(
+        "reward", None, "Where the reward judge asks: an OpenAI-compatible service, http://HOST:PORT/v1."
+    )
+    judge_model: str | None = option("reward", None, "Name of the model that the reward judge asks for.")
+    judge_prompt: str | None = option(
+        "reward",
+        None,
+        "What the reward judge asks, text or a file: {prompt}, {completion} and names of columns in braces "
+        "are filled in.",
+    )
+    judge_regex: str = option(
+        "reward",
+        r"Reward:\s*([-+0-9.]+)",
+        "Finds the reward in the answer of a judge: what its one group has, the last time that it matches.",
+    )
+    judge_concurrency: int = option(
+        "reward", 16, "Questions that wait for their answers at a time, per training process."
+    )
+    judge_retries: int = option(
+        "reward", 3, "How often a question is asked again after 429, 5xx, a lost connection or a time-out."
+    )
+    judge_timeout_s: float = option("reward", 60.0, "Seconds that one answer of a judge may take.")
     cosine_min_len_value_wrong: float = option(
         "reward",
         ...,
@@ -263,3 +297,8 @@ class InputOptions(BaseModel):
         "Tokens before soft_max_length over which soft_overlong falls from 0 to -1.",
         "a fifth of soft_max_length, as in DAPO",
     )
+
+    @property
+    def rewards(self) -> list[str]:
+        """Every reward, in the order of the weights."""
+        return [*self.reward_funcs, *self.reward_model]

@@ -36,6 +36,7 @@ ALIASES: Mapping[str, str] = {
     "max_epochs": "num_train_epochs",
     "revision": "model_revision",
     "reward_functions": "reward_funcs",
+    "reward_model_name_or_path": "reward_model",
 }
 """Names that mean one of our options; `bf16` and `use_peft` take true or false, see `switch_value`."""
 

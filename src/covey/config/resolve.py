@@ -103,6 +103,8 @@ def _missing(typed: Mapping[str, Typed], faulty: set[str]) -> list[Problem]:
     for name in REQUIRED:
         if (name in typed and typed[name].value) or name in faulty:
             continue
+        if name == "reward_funcs" and "reward_model" in typed and typed["reward_model"].value:
+            continue
         example, words = _EXAMPLES[name]
         problems.append(
             Problem(

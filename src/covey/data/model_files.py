@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ _MEDIA_KEYS = re.compile(
     r"(vision|audio|visual|image|video|speech)(_config|_tower|_token_id|_token_index)|mm_\w+"
 )
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
+_CLASSIFIER, _USUAL_LABELS = "ForSequenceClassification", 2
 _NAMES = re.compile(r'"([\w.-]+)"\s*[,:]\s*"\w+Config"')
 
 
@@ -41,6 +42,19 @@ def model_problem(directory: Path, *, with_weights: bool = True) -> ModelProblem
     encoder_decoder, not_causal, slow_tokenizer, no_tokenizer, missing_shards, pickled_weights, no_weights.
     With `with_weights` false, as for a model located on a hub, the last three are not asked.
     """
+    return _problem(directory, _architecture_problem, with_weights=with_weights)
+
+
+def classifier_problem(directory: Path, *, with_weights: bool = True) -> ModelProblem | None:
+    """Why a directory is no sequence classifier with one label, as a reward model is; kinds as
+    `model_problem`, with causal, not_classifier and labels for what it is instead."""
+    return _problem(directory, _classifier_problem, with_weights=with_weights)
+
+
+_Asks = Callable[[Path, Mapping[str, Any]], ModelProblem | None]
+
+
+def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool) -> ModelProblem | None:
     if not directory.is_dir():
         return ModelProblem(kind="not_a_directory", words=f"{directory} is not a directory")
     if not (directory / "config.json").is_file():
@@ -54,7 +68,7 @@ def model_problem(directory: Path, *, with_weights: bool = True) -> ModelProblem
         if not is_object:
             return ModelProblem(kind="bad_config", words=f"{path} is no JSON object")
     config = read_json(directory / "config.json")
-    found = _model_type_problem(directory, config) or _architecture_problem(directory, config)
+    found = _model_type_problem(directory, config) or architecture_problem(directory, config)
     found = found or _tokenizer_problem(directory)
     return found or (_weights_problem(directory) if with_weights else None)
 
@@ -144,6 +158,27 @@ def _architecture_problem(directory: Path, config: Mapping[str, Any]) -> ModelPr
             kind="not_causal",
             words=f"{directory} is a {names[0]}, which writes no text: a model that can be trained is a "
             "…ForCausalLM",
+        )
+    return None
+
+
+def _classifier_problem(directory: Path, config: Mapping[str, Any]) -> ModelProblem | None:
+    names = [str(n) for n in config.get("architectures") or ["model that names no architecture"]]
+    if any(n.endswith(_CAUSAL) for n in names):
+        return ModelProblem(
+            kind="causal", words=f"{directory} is a {names[0]}, which writes text and gives no score"
+        )
+    if not any(n.endswith(_CLASSIFIER) for n in names):
+        return ModelProblem(
+            kind="not_classifier",
+            words=f"{directory} is a {names[0]}, and a reward model is a …{_CLASSIFIER} with one label",
+        )
+    labels = config.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else config.get("num_labels", _USUAL_LABELS)
+    if count != 1:
+        return ModelProblem(
+            kind="labels",
+            words=f"{directory} is a {names[0]} with {count} labels, and the reward is the logit of one",
         )
     return None
 

@@ -89,7 +89,7 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
 def _advantages(config: Config) -> list[Problem]:
     found = []
     is_over_batch = config.advantage_estimator == "reinforce_plus_plus"
-    if config.scale_rewards == "gdpo" and len(config.reward_funcs) == 1:
+    if config.scale_rewards == "gdpo" and len(config.rewards) == 1:
         found.append(
             _pointless(
                 "scale_rewards",

@@ -127,9 +127,11 @@ def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
     if not names:
         return []
     reward = min((name for name, options in readers.items() if names[0] in options), key=len)
-    weights = {"reward_weights": [*config.reward_weights, 1.0]} if "reward_weights" in typed else {}
+    num = len(config.reward_funcs)
+    more = [*config.reward_weights[:num], 1.0, *config.reward_weights[num:]]
+    weights = {"reward_weights": more} if "reward_weights" in typed else {}
     add = Fix(text=f"add {reward}", edits={"reward_funcs": [*config.reward_funcs, reward], **weights})
-    seen = f"{_set(config, names)}, and no reward of this run reads that: {', '.join(config.reward_funcs)}."
+    seen = f"{_set(config, names)}, and no reward of this run reads that: {', '.join(config.rewards)}."
     cause = "The reward that reads it was left out of --reward_funcs."
     return [warning("W108", names[0], seen, cause, add, _leave_out(names))]
 

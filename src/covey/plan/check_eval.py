@@ -110,7 +110,7 @@ def _metric(config: Config, facts: Facts) -> list[Problem]:
 def metric_names(config: Config, facts: Facts) -> list[str]:
     """Return the metrics that every evaluation of a configuration gives; pass@k where a reward is 0 or 1."""
     sets = [s.name for s in facts.eval_sets]
-    known = facts.reward_names or tuple(config.reward_funcs)
+    known = facts.reward_names or tuple(config.rewards)
     rewards = [f"rewards/{name}/{kind}" for name in known for kind in ("mean", "std")]
     size = config.num_generations_eval
     # One completion a prompt has neither a spread nor a choice.

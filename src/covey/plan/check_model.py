@@ -258,7 +258,10 @@ def _device(config: Config, facts: Facts) -> list[Problem]:
 
 
 # Of some packages more than the name: this one is built against the torch that is there.
-_INSTALL: Mapping[str, str] = {"flash-attn": "flash-attn --no-build-isolation"}
+_INSTALL: Mapping[str, str] = {
+    "flash-attn": "flash-attn --no-build-isolation",
+    "openai": "'covey[judge]'",
+}
 
 
 def _packages(facts: Facts) -> list[Problem]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from covey.config.names import nearest
 from covey.config.schema import Config
+from covey.plan.check_apart import context_warnings, judge_problems, reward_model_problems
 from covey.plan.facts import BlindReward, Facts, FaultyReward, GoldFacts, RewardFault
 from covey.plan.problem import problem, warning
 from covey.plan.shape import counted
@@ -74,6 +75,11 @@ _SPECIAL: Mapping[RewardFault, tuple[tuple[str, str, str], ...]] = {
             "return [[score(step) for step in steps] for steps in completion_steps], each a number",
         ),
         (
+            "RewardModel",
+            "Its files are not whole, or of another version of transformers.",
+            "AutoModelForSequenceClassification.from_pretrained(FILE) shows the same",
+        ),
+        (
             "value",
             "The function is given lists, one entry per completion, and gives one number for each.",
             "return [score(c) for c in completions]; None for a completion that it has no word on",
@@ -90,6 +96,18 @@ _SPECIAL: Mapping[RewardFault, tuple[tuple[str, str, str], ...]] = {
         ),
     ),
 }
+_OF_A_JUDGE = (
+    (
+        "the judge",
+        "The service is not there, knows no such model, or wants a key.",
+        "`curl JUDGE/models` shows whether it answers; the key is the environment's OPENAI_API_KEY",
+    ),
+    (
+        "judge_regex",
+        "The judge was not told how to write its verdict, or was cut before it.",
+        "have judge_prompt ask for what judge_regex finds, on a line at the end",
+    ),
+)
 _NOT_THERE = re.compile(r"demands (\w+), which is no column")
 _NEAREST_NAME = re.compile(r"has no \S+; the nearest name is (\w+)")
 _GOLD_NAMES = ("ground_truth", "gold", "label", "target", "reference", "answer", "solution")
@@ -98,6 +116,9 @@ _GOLD_NAMES = ("ground_truth", "gold", "label", "target", "reference", "answer",
 def reward_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts say against the rewards."""
     return [
+        *reward_model_problems(config, facts),
+        *context_warnings(config, facts),
+        *judge_problems(config, facts),
         *(_faulty(config, facts, fault) for fault in _once_each(facts.faulty_rewards)),
         *_twice(config),
         *_weights(config),
@@ -130,14 +151,17 @@ def _faulty(config: Config, facts: Facts, fault: FaultyReward) -> Problem:
     code, cause, advice = _FAULTS[fault.kind]
     name, words = _as_typed(config, fault)
     file = name.partition(".py:")[0] + ".py" if ".py:" in name else name
-    for needle, special, instead in _SPECIAL.get(fault.kind, ()):
+    of_a_judge = _OF_A_JUDGE if name == "judge" and fault.kind == "trial" else ()
+    for needle, special, instead in (*of_a_judge, *_SPECIAL.get(fault.kind, ())):
         if needle in words:
             directory = shlex.quote(os.path.dirname(file) or ".")
             cause, advice = special, instead.replace("DIRECTORY", directory).replace("FILE", file)
+            advice = advice.replace("JUDGE", config.judge_base_url or "")
             break
     fixes = [Fix(text=advice)]
     fixes[:0] = _typed_fixes(config, facts, fault)
-    option = "reward_funcs" if name in config.reward_funcs else "external_plugins"
+    places = ("reward_funcs", "reward_model", "external_plugins")
+    option = next((place for place in places if name in getattr(config, place)), "external_plugins")
     if fault.kind == "unknown":
         words = words.partition("; a function of yours")[0]
     is_named = name in words and not words.startswith("there is no file")
@@ -175,13 +199,16 @@ def _typed_fixes(config: Config, facts: Facts, fault: FaultyReward) -> list[Fix]
 
 
 def _twice(config: Config) -> list[Problem]:
-    names = list(dict.fromkeys(config.reward_funcs))
-    again = [name for name in names if config.reward_funcs.count(name) > 1]
+    names = list(dict.fromkeys(config.rewards))
+    again = [name for name in names if config.rewards.count(name) > 1]
     if not again:
         return []
-    edits: dict[str, Any] = {"reward_funcs": names}
-    if len(config.reward_weights) == len(config.reward_funcs):
-        pairs = list(zip(config.reward_funcs, config.reward_weights, strict=True))
+    funcs = list(dict.fromkeys(config.reward_funcs))
+    edits: dict[str, Any] = {"reward_funcs": funcs} if funcs else {}
+    if config.reward_model:
+        edits["reward_model"] = names[len(funcs) :]
+    if len(config.reward_weights) == len(config.rewards):
+        pairs = list(zip(config.rewards, config.reward_weights, strict=True))
         edits["reward_weights"] = [sum(w for n, w in pairs if n == name) for name in names]
     else:
         edits["reward_weights"] = [1.0] * len(names)
@@ -197,7 +224,7 @@ def _twice(config: Config) -> list[Problem]:
 
 
 def _weights(config: Config) -> list[Problem]:
-    funcs, weights = config.reward_funcs, config.reward_weights
+    funcs, weights = config.rewards, config.reward_weights
     if len(set(funcs)) < len(funcs) or not funcs:
         return []
     ones = Fix(text="every reward counts the same", edits={"reward_weights": [1.0] * len(funcs)})

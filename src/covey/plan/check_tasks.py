@@ -82,21 +82,21 @@ def _rewards(config: Config, facts: Facts) -> list[Problem]:
     if given is None:
         return []
     there = sorted({*facts.tasks, *facts.eval_tasks})
-    known = called(config.reward_funcs, facts.reward_names)
+    known = called(config.rewards, facts.reward_names)
     problems = [
         *(_unknown_reward(given, task, name, config) for task in given for name in given[task]
           if name not in known),
         *(_empty(task) for task, listed in given.items() if not listed),
     ]  # fmt: skip
     used = {known.get(name) for listed in given.values() for name in listed}
-    idle = [entry for entry in dict.fromkeys(config.reward_funcs) if entry not in used]
+    idle = [entry for entry in dict.fromkeys(config.rewards) if entry not in used]
     unlisted = [task for task in there if task not in given]
     if there:
         absent = {task: nearest(task, unlisted) for task in given if task not in there}
         problems += [_unknown_task(given, task, there, near) for task, near in absent.items()]
         # What a misspelt name stands for is said there.
         unlisted = [task for task in unlisted if task not in absent.values()]
-        problems += [_unlisted(given, task, idle or config.reward_funcs) for task in unlisted]
+        problems += [_unlisted(given, task, idle or config.rewards) for task in unlisted]
     if idle and not unlisted and all(name in known for listed in given.values() for name in listed):
         problems.append(_idle(given, idle))
     return problems
@@ -113,12 +113,12 @@ def _with(given: Mapping[str, Sequence[str]], changes: Mapping[str, Sequence[str
 
 
 def _unknown_reward(given: Mapping[str, Sequence[str]], task: str, name: str, config: Config) -> Problem:
-    near = nearest(name, config.reward_funcs)
-    fixes = [Fix(text=f"the rewards are {', '.join(config.reward_funcs)}")]
+    near = nearest(name, config.rewards)
+    fixes = [Fix(text=f"the rewards are {', '.join(config.rewards)}")]
     if near:
         names = [near if n == name else n for n in given[task]]
         fixes.insert(0, Fix(text="the nearest reward", edits=_with(given, {task: names})))
-    seen = f"The task {task} is to be scored by {name}, which is none of reward_funcs."
+    seen = f"The task {task} is to be scored by {name}, which is none of the rewards."
     return _entry(seen, "A misspelt name, or a reward that was left out of --reward_funcs.", *fixes)
 
 

@@ -79,6 +79,45 @@ class SandboxFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelFacts:
+    """A reward model as it was typed, and what its files say of it.
+
+    name          the name of its metric
+    directory     where its files lie, "" where they cannot be had
+    problem       why its logit is no reward, and `fault` what kind of thing it is instead; or None
+    parameters    weights
+    file_bytes    bytes of the files that hold them
+    hidden        width of a layer's output, and `intermediate` that of its MLP
+    context       positions, None where nobody says
+    has_template  whether it brings a chat template
+    is_here       whether its weights are on this machine
+    """
+
+    entry: str
+    name: str
+    directory: str = ""
+    problem: str | None = None
+    fault: str = ""
+    parameters: int = 0
+    file_bytes: int = 0
+    hidden: int = 0
+    intermediate: int = 0
+    context: int | None = None
+    has_template: bool = False
+    is_here: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeFacts:
+    """What is wrong with what the reward judge is told, in words: its prompt and its pattern; and the names
+    in the prompt that nothing has a value for."""
+
+    prompt_problem: str | None = None
+    regex_problem: str | None = None
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """Rows without a usable prompt, by reason: `LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11))`, row
     numbers from 1."""
@@ -241,6 +280,8 @@ class Facts:
     golds                  what the gold answers are, where a reward needs them
     sandbox                how programs of completions are shut off, where a reward runs them
     code_tests             what their tests are: as golds, with the reasons that one cannot be run
+    reward_models          the models among the rewards
+    judge                  what the reward judge is told, where a run asks for it
     faulty_rewards         rewards that cannot be loaded, called, or that failed their trial
     blind_rewards          rewards that read a gold column and do not tell its answers from others
     process_rewards        those that gave one number per step in their trial
@@ -304,6 +345,8 @@ class Facts:
     golds: GoldFacts | None = None
     sandbox: SandboxFacts | None = None
     code_tests: GoldFacts | None = None
+    reward_models: tuple[RewardModelFacts, ...] = ()
+    judge: JudgeFacts | None = None
     faulty_rewards: tuple[FaultyReward, ...] = ()
     blind_rewards: tuple[BlindReward, ...] = ()
     process_rewards: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ from covey.plan.activations import (
     working_bytes,
 )
 from covey.plan.disk import size
-from covey.plan.facts import Facts, ModelSizes
+from covey.plan.facts import Facts, ModelSizes, RewardModelFacts
 from covey.plan.layout import Layout
 from covey.plan.recompute import IN_WORDS, KINDS, Recompute, choose_recompute
 
@@ -62,6 +62,9 @@ _FRAGMENTED_FULL, _FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.42)
 # cuBLAS set aside, which with LIBRARIES makes the 1.5 GB at which reports begin.
 _BUCKET, _BUCKETS, _COMMUNICATION = 500_000_000, 2, 1_000_000_000
 _SHOWN = 0.02
+# Of a reward model's forward pass: its tokens (`covey.rewards.apart`), and the outputs of one layer that are
+# there at a time, as wide as the model and as its MLP.
+_REWARD_TOKENS, _WIDTHS, _MLP_WIDTHS = 8192, 6, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +212,9 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
         return ()
     layout = _layout(facts)
     weights = _weights(model, how)
-    held = _held(config, model, how, weights, layout)
-    phases = [Phase(name="load", parts=_load(model, how, held, layout))]
+    beside = _beside(facts)
+    held = _held(config, model, how, weights, layout) | beside
+    phases = [Phase(name="load", parts=_load(model, how, held, layout) | beside)]
     if facts.layout is not None and facts.num_processes > 1:
         held["communication"] = _COMMUNICATION
     cache, rollout = _rollout(config, facts, how, model, prompt, sum(held.values()))
@@ -241,6 +245,21 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
     whole = {"gathered tensor": FLOAT * model.vocabulary * model.hidden} if layout.zero_stage else {}
     phases.append(Phase(name="save", parts=held | whole))
     return tuple(phases)
+
+
+def reward_model_bytes(model: RewardModelFacts, *, cuda: bool) -> int:
+    """What the process of a reward model takes: libraries, weights, and its fullest forward pass."""
+    # Of a model that is still on a hub the bytes of its files are known, most often of 2 a weight.
+    weights = model.file_bytes if cuda else FLOAT * (model.parameters or model.file_bytes // _LOW)
+    element = weights // max(1, model.parameters)
+    width = _WIDTHS * model.hidden + _MLP_WIDTHS * model.intermediate
+    return LIBRARIES + weights + _REWARD_TOKENS * width * element
+
+
+def _beside(facts: Facts) -> dict[str, int]:
+    """The processes of reward models, which are there from the trial to the end."""
+    each = [reward_model_bytes(m, cuda=bool(facts.cuda)) for m in facts.reward_models if m.problem is None]
+    return {"reward models": sum(each)} if each else {}
 
 
 def _layout(facts: Facts) -> Layout:

@@ -25,7 +25,7 @@ SAME_WORK = (
     *("tuner_type", "lora_rank", "target_modules", "modules_to_save", "use_dora"),
     *("dataset", "columns", "system", "max_length", "truncation_strategy"),
     *("apply_chat_template", "chat_template", "enable_thinking", "chat_template_kwargs"),
-    *("reward_funcs", "external_plugins"),
+    *("reward_funcs", "reward_model", "external_plugins", "judge_base_url", "judge_model"),
     *("num_generations", "num_iterations", "max_completion_length", "temperature", "engine"),
     "replay_rollouts",
 )

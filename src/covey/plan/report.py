@@ -13,7 +13,7 @@ from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
 from covey.plan.layout import HOST_MARGIN, state_bytes
-from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.memory import MemoryPlan, memory_plan, reward_model_bytes
 from covey.plan.pace import pace
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
@@ -189,8 +189,23 @@ def _pass_rates(config: Config, facts: Facts) -> list[str]:
 
 
 def _rewards(config: Config, facts: Facts) -> list[str]:
-    pairs = zip(config.reward_funcs, config.reward_weights, strict=True)
-    return [" + ".join(f"{weight:g} x {name}" for name, weight in pairs), *facts.reward_notes]
+    pairs = zip(config.rewards, config.reward_weights, strict=True)
+    return [
+        " + ".join(f"{weight:g} x {name}" for name, weight in pairs),
+        *_models(facts),
+        *facts.reward_notes,
+    ]
+
+
+def _models(facts: Facts) -> list[str]:
+    """The reward models, each in a process of its own beside each training process."""
+    return [
+        f"reward model {m.name}: {_millions(m.parameters)} parameters"
+        + ("" if m.context is None else f", context {m.context} tokens")
+        + f"; a process of its own, about {size(reward_model_bytes(m, cuda=bool(facts.cuda)))}"
+        for m in facts.reward_models
+        if m.problem is None and m.is_here
+    ]
 
 
 def _splits(batch: BatchPlan) -> list[str]:

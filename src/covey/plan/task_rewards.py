@@ -14,9 +14,15 @@ def called(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     "kind": "judge.py:kind"}`.
     """
     if len(names) != len(entries):
-        names = [entry.rpartition(":")[2].rpartition(".")[2] for entry in entries]
+        names = [_name(entry) for entry in entries]
     short = {name: entry for name, entry in zip(names, entries, strict=True) if names.count(name) == 1}
     return {**short, **{entry: entry for entry in entries}}
+
+
+def _name(entry: str) -> str:
+    if ":" not in entry and "/" in entry:  # a reward model, called as its directory
+        return entry.rstrip("/").rpartition("/")[2]
+    return entry.rpartition(":")[2].rpartition(".")[2]
 
 
 def asked(

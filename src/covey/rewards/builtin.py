@@ -80,6 +80,14 @@ IN_WORKERS: Mapping[str, Target] = MappingProxyType(
     {"code_reward": Target(entry="code_reward", name="CodeReward", module="covey.rewards.code")}
 )
 
+JUDGE = "judge"
+"""The reward that asks a service; a plugin's of this name takes its place."""
+
+JUDGE_OPTIONS = (
+    *("judge_base_url", "judge_model", "judge_prompt", "judge_regex"),
+    *("judge_concurrency", "judge_retries", "judge_timeout_s"),
+)
+
 
 def built_in_name(entry: str) -> str | None:
     """The built-in that an entry of `reward_funcs` means; `trl.rewards.x` is TRL's way to write `x`."""

@@ -37,6 +37,13 @@ class Wants:
         return self.takes_all or name in self.names
 
 
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """What a reward of covey's own gives in place of a number where one row failed."""
+
+    words: str
+
+
 class Callee:
     """A callable and how it is called: keyword arguments, of which it gets what it names."""
 
@@ -147,6 +154,8 @@ def _rows(values: Any, count: int) -> list[list[Any]]:
 def _row(value: Any) -> list[Any]:
     if value is None:
         return [None, Status.OK.value, ""]
+    if isinstance(value, RowFault):
+        return [None, Status.ERROR.value, value.words]
     if isinstance(value, list | tuple) or getattr(value, "ndim", None):
         return _steps(list(value))
     number = _number(value)

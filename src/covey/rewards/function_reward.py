@@ -4,6 +4,7 @@ replies."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +17,8 @@ from covey.types import ScorePart, Status
 
 # Starts a call with these arguments on so many rows; the function that comes back waits for the reply.
 Ask = Callable[[Mapping[str, Sequence[Any]], int, TrainerState], Callable[[], Reply]]
+# The arguments of a call, where they are not what the function names.
+Arguments = Callable[[Sequence[Scored]], Mapping[str, Sequence[Any]]]
 
 
 class FunctionReward:
@@ -35,12 +38,15 @@ class FunctionReward:
         calls: int = 0,
         by_row: bool = False,
         step_separator: str = STEP_SEPARATOR,
+        arguments: Arguments | None = None,
     ) -> None:
         self.name = name
         self.is_here = calls == 0
         self._wants = wants
         self._ask = ask
-        self._form = form
+        self._arguments = arguments or partial(
+            arguments_of, form=form, wants=wants, step_separator=step_separator
+        )
         self._calls = calls
         self._by_row = by_row
         self._separator = step_separator
@@ -66,9 +72,7 @@ class FunctionReward:
         self, rows: Sequence[Scored], state: TrainerState
     ) -> tuple[Sequence[Scored], Callable[[], Reply]]:
         try:
-            return rows, self._ask(
-                arguments_of(rows, self._form, self._wants, self._separator), len(rows), state
-            )
+            return rows, self._ask(self._arguments(rows), len(rows), state)
         except Unsendable as error:
             reply: Reply = {"failed": str(error), "status": Status.ERROR.value}
             return rows, lambda: reply

@@ -72,14 +72,20 @@ class Pool:
         return awaited(self._threads.submit(self._load, target))
 
     def call(
-        self, number: int, arguments: Mapping[str, str], count: int, state: TrainerState
+        self,
+        number: int,
+        arguments: Mapping[str, str],
+        count: int,
+        state: TrainerState,
+        limit_s: float | None = None,
     ) -> Future[Reply]:
-        """Call a loaded function; its arguments are JSON already."""
+        """Call a loaded function; its arguments are JSON already. Without a limit that of the plan holds."""
+        limit_s = self.plan.timeout_s if limit_s is None else limit_s
         what = {"do": "call", "reward": number, "count": count, "state": asdict(state)}
-        head = json.dumps({**what, "limit_s": self.plan.timeout_s})
+        head = json.dumps({**what, "limit_s": limit_s})
         fields = ", ".join(f"{json.dumps(name)}: {text}" for name, text in arguments.items())
         threads = self._own_threads.get(number, self._threads)
-        return threads.submit(self._call, f'{head[:-1]}, "arguments": {{{fields}}}}}')
+        return threads.submit(self._call, f'{head[:-1]}, "arguments": {{{fields}}}}}', limit_s)
 
     def close(self) -> None:
         """End every worker; a call in progress ends as failed."""
@@ -119,10 +125,10 @@ class Pool:
         wants = Wants(names=tuple(told["names"]), demands=tuple(told["demands"]), takes_all=told["takes_all"])
         return Loaded(number=number, wants=wants, is_object=reply["is_object"])
 
-    def _call(self, request: str) -> Reply:
+    def _call(self, request: str, limit_s: float) -> Reply:
         try:
             worker = self._take()
-            reply = self._ask(worker, request, self.plan.timeout_s)
+            reply = self._ask(worker, request, limit_s)
         except WorkerGone as gone:
             return {"failed": str(gone), "status": gone.status.value}
         self._idle.put(worker)

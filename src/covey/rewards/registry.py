@@ -6,21 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.rewards.builtin import BUILT_IN, IN_WORKERS
+from covey.rewards.builtin import BUILT_IN, IN_WORKERS, JUDGE, JUDGE_OPTIONS, built_in_name
 from covey.rewards.protocol import Judged, Scored, TrainerState
 from covey.rewards.resolve import built_in, names_of
 from covey.rewards.reward_set import RewardSet
+from covey.rewards.targets import is_model, model_name, target_of
 from covey.types import Score, ScorePart, Status, StepSpans
 
 
 def available() -> tuple[str, ...]:
     """Names that `--reward_funcs` takes without a file of the user's."""
-    return tuple(sorted({*BUILT_IN, *IN_WORKERS}))
+    return tuple(sorted({*BUILT_IN, *IN_WORKERS, JUDGE}))
 
 
 def options_read() -> dict[str, tuple[str, ...]]:
     """The options of a run that each of them reads."""
-    return {name: BUILT_IN[name].options if name in BUILT_IN else () for name in available()}
+    read = {name: BUILT_IN[name].options if name in BUILT_IN else () for name in available()}
+    return {**read, JUDGE: JUDGE_OPTIONS}
+
+
+def metric_of(entry: str) -> str:
+    """The name under which an entry's scores are recorded, where no other reward has the same."""
+    target = target_of(entry)
+    plain = built_in_name(entry) or (None if target is None else target.metric)
+    return plain or (model_name(entry) if is_model(entry) else entry)
 
 
 def build(names: Sequence[str], options: Mapping[str, Any] | None = None) -> RewardSet:

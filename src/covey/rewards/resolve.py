@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from covey.config.names import nearest
 from covey.rewards.arguments import as_json
-from covey.rewards.builtin import BUILT_IN, GOLD_COLUMNS, IN_WORKERS, built_in_name
+from covey.rewards.builtin import BUILT_IN, GOLD_COLUMNS, IN_WORKERS, JUDGE, built_in_name
 from covey.rewards.callee import Callee, Wants
-from covey.rewards.function_reward import Ask, FunctionReward
+from covey.rewards.function_reward import Arguments, Ask, FunctionReward
 from covey.rewards.loading import Unloadable, callee_of
+from covey.rewards.own_worker import OwnWorker
 from covey.rewards.pool import Pool, awaited
 from covey.rewards.protocol import Form, RewardFault, TrainerState
 from covey.rewards.steps import STEP_SEPARATOR
@@ -27,7 +28,8 @@ Entry = str | Callable[..., Any]
 class Found:
     """A function and how it is asked; `source` tells it from others called `plain` (None: it keeps that
     name), `calls` is into how many calls rows are cut, 0 for a function that works while it is waited for;
-    `by_row` is whether each completion is a call of its own, with a time limit of its own."""
+    `by_row` is whether each completion is a call of its own, with a time limit of its own; `worker` is a
+    process that the reward has to itself, `arguments` what it is called with beside what it names."""
 
     plain: str
     source: str | None
@@ -37,6 +39,8 @@ class Found:
     calls: int
     note: str = ""
     by_row: bool = False
+    worker: OwnWorker | None = None
+    arguments: Arguments | None = None
 
     def reward(
         self,
@@ -57,6 +61,7 @@ class Found:
             calls=self.calls,
             by_row=self.by_row,
             step_separator=step_separator,
+            arguments=self.arguments,
         )
 
 
@@ -157,7 +162,7 @@ def _unknown(entry: str, orms: Sequence[str]) -> RewardFault:
     if entry.endswith(".py"):
         words = f"{entry} is a file; name the function in it: {entry}:my_reward"
         return RewardFault(reward=entry, kind="unknown", words=words)
-    names = sorted({*BUILT_IN, *IN_WORKERS, *orms})
+    names = sorted({*BUILT_IN, *IN_WORKERS, JUDGE, *orms})
     near = nearest(entry, names)
     hint = f"the nearest name is {near}" if near else f"there are {', '.join(names)}"
     words = f"there is no reward {entry}; {hint}; a function of yours is FILE.py:name or package.module.name"

@@ -9,6 +9,9 @@ from types import TracebackType
 from typing import Any
 
 from covey.config.names import nearest
+from covey.rewards.apart import ModelEntry, found_judge, found_model
+from covey.rewards.builtin import JUDGE
+from covey.rewards.own_worker import OwnWorker
 from covey.rewards.pool import Pool, PoolPlan
 from covey.rewards.protocol import (
     Form,
@@ -41,12 +44,14 @@ class RewardSet:
         rewards: Sequence[Reward],
         *,
         pool: Pool | None = None,
+        apart: Mapping[str, OwnWorker] | None = None,
         faults: Sequence[RewardFault] = (),
         notes: Sequence[str] = (),
         tasks: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self._rewards = tuple(rewards)
         self._pool = pool
+        self._apart = dict(apart or {})
         self.names = tuple(r.name for r in rewards)
         self.faults = tuple(faults)
         self.notes = tuple(notes)
@@ -55,7 +60,7 @@ class RewardSet:
     @classmethod
     def start(
         cls,
-        entries: Sequence[Entry],
+        entries: Sequence[Entry | ModelEntry],
         *,
         plugins: Sequence[str] = (),
         workers: int = 1,
@@ -82,20 +87,22 @@ class RewardSet:
         pool = Pool(plan)
         try:
             orms, faults = pool.run_plugins() if plugins else ((), ())
-            results = [find(entry, pool, orms) for entry in entries] if not faults else []
+            results = [_found(entry, pool, orms) for entry in entries] if not faults else []
         except BaseException:
             pool.close()
             raise
         found = [f for f in results if isinstance(f, Found)]
+        names = names_of(found)
         rewards = [
             f.reward(
                 name, completion_form, prompt_is_messages=prompt_is_messages, step_separator=step_separator
             )
-            for f, name in zip(found, names_of(found), strict=True)
+            for f, name in zip(found, names, strict=True)
         ]
         return cls(
             rewards,
             pool=pool,
+            apart={n: f.worker for n, f in zip(names, found, strict=True) if f.worker is not None},
             faults=(*faults, *(f for f in results if isinstance(f, RewardFault)), *_twice(entries)),
             notes=[f.note for f in found if f.note],
         )
@@ -103,12 +110,29 @@ class RewardSet:
     def of_tasks(self, tasks: Mapping[str, Collection[str]]) -> RewardSet:
         """The same rewards and workers, each called on the rows of its tasks alone; names of metrics by
         task."""
-        return RewardSet(self._rewards, pool=self._pool, faults=self.faults, notes=self.notes, tasks=tasks)
+        return RewardSet(
+            self._rewards,
+            pool=self._pool,
+            apart=self._apart,
+            faults=self.faults,
+            notes=self.notes,
+            tasks=tasks,
+        )
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The process numbers of the workers that run now."""
-        return self._pool.pids if self._pool is not None else ()
+        own = [pid for worker in self._apart.values() for pid in worker.pids]
+        return (*(self._pool.pids if self._pool is not None else ()), *own)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The names of those that have a worker of their own: models, and the judge."""
+        return tuple(self._apart)
+
+    def without(self, names: Sequence[str]) -> RewardSet:
+        """The others, in the same processes; closing it ends none."""
+        return RewardSet([r for r in self._rewards if r.name not in names], tasks=self.tasks)
 
     def missing(self, columns: Sequence[str]) -> list[RewardFault]:
         """A fault for every reward that demands what neither covey nor these columns of the data give."""
@@ -151,8 +175,9 @@ class RewardSet:
 
     def close(self) -> None:
         """End the workers."""
-        if self._pool is not None:
-            self._pool.close()
+        for closing in (self._pool, *self._apart.values()):
+            if closing is not None:
+                closing.close()
 
     def __enter__(self) -> RewardSet:
         return self
@@ -185,6 +210,14 @@ def _spread(judgement: Judgement | None, name: str, asked: Sequence[int], count:
     return Judgement(rows=tuple(words), metrics=judgement.metrics if judgement is not None else {})
 
 
+def _found(entry: Entry | ModelEntry, pool: Pool, orms: Sequence[str]) -> Found | RewardFault:
+    if isinstance(entry, ModelEntry):
+        return found_model(entry, pool.plan.timeout_s)
+    if entry == JUDGE and entry not in orms:
+        return found_judge(pool.plan.options)
+    return find(entry, pool, orms)
+
+
 def _metrics(judgements: Sequence[Judgement]) -> dict[str, Metric]:
     values: dict[str, list[float]] = {}
     for judgement in judgements:
@@ -193,7 +226,7 @@ def _metrics(judgements: Sequence[Judgement]) -> dict[str, Metric]:
     return {name: Metric(value=sum(given) / len(given), count=len(given)) for name, given in values.items()}
 
 
-def _twice(entries: Sequence[Entry]) -> list[RewardFault]:
+def _twice(entries: Sequence[Entry | ModelEntry]) -> list[RewardFault]:
     again = [e for i, e in enumerate(entries) if e in entries[:i]]
     words = "is named twice; a weight says how much it counts"
     return [RewardFault(reward=str(e), kind="twice", words=f"{e} {words}") for e in again]

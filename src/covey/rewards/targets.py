@@ -12,6 +12,7 @@ from typing import Any
 
 _FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+(?:\.\w+)*)")
 _COLON = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
+_HUBS = ("hf::", "ms::")
 _DOTTED = re.compile(r"(?P<module>\w+(?:\.\w+)*)\.(?P<name>\w+)")
 
 
@@ -46,6 +47,20 @@ def target_of(entry: str) -> Target | None:
             return None
         return Target(entry=entry, name=match["name"], module=match["module"])
     return None
+
+
+def is_model(entry: str) -> bool:
+    """Whether an entry that is no built-in is a model: a directory with a config.json, or as an id on a hub
+    is written, `owner/name`."""
+    if target_of(entry) is not None or entry.endswith(".py"):
+        return False
+    is_directory = (Path(entry).expanduser() / "config.json").is_file()
+    return is_directory or "/" in entry or entry.startswith(_HUBS)
+
+
+def model_name(entry: str) -> str:
+    """The last part of a model's path or id: `model_name("ms::me/tiny-rm")` is "tiny-rm"."""
+    return entry.rpartition("::")[2].rstrip("/").rpartition("/")[2] or entry
 
 
 def target_of_callable(function: Callable[..., Any]) -> Target | str:

@@ -52,7 +52,7 @@ def sampling(config: Config, codec: TextCodec, temperature: float) -> SamplingPa
 
 def reward_weights(config: Config) -> list[float]:
     """One weight per reward."""
-    return [float(w) for w in config.reward_weights or [1.0] * len(config.reward_funcs)]
+    return [float(w) for w in config.reward_weights or [1.0] * len(config.rewards)]
 
 
 def eval_times(config: Config, plan: BatchPlan) -> EvalTimes:

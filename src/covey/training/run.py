@@ -34,7 +34,7 @@ from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.memory import recompute_of
 from covey.plan.report import report_json
-from covey.rewards.registry import build
+from covey.rewards.registry import build, metric_of
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
@@ -360,7 +360,7 @@ def _source(
     if config.replay_rollouts is not None:
         return ReplaySource(
             Path(config.replay_rollouts),
-            dict(zip(config.reward_funcs, parts.reward_weights(config), strict=True)),
+            dict(zip(map(metric_of, config.rewards), parts.reward_weights(config), strict=True)),
         )
     assert found.codec is not None
     assert drawing is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from covey.config.schema import OPTIONS as CONFIG
-from covey.rewards.builtin import BUILT_IN
+from covey.rewards.builtin import BUILT_IN, JUDGE_OPTIONS
 from covey.rewards.formats import format_reward, think_format_reward
 from covey.rewards.registry import available, build, options_read, score_rows, total
 from covey.rewards.reward_set import RewardSet
@@ -70,8 +70,15 @@ def test_names():
     assert available() == (
         *("accuracy", "accuracy_reward", "code_format", "code_reward", "cosine", "format"),
         "get_cosine_scaled_reward",
-        *("get_repetition_penalty_reward", "get_soft_overlong_punishment", "json_valid", "react_format"),
-        *("reasoning_accuracy", "reasoning_accuracy_reward", "repetition", "soft_overlong", "tag_count"),
+        *("get_repetition_penalty_reward", "get_soft_overlong_punishment", "json_valid", "judge"),
+        *(
+            "react_format",
+            "reasoning_accuracy",
+            "reasoning_accuracy_reward",
+            "repetition",
+            "soft_overlong",
+            "tag_count",
+        ),
         *("think_format_reward", "toolbench", "xml_valid"),
     )
     assert build(["format", "accuracy"]).names == ("format", "accuracy")
@@ -129,6 +136,7 @@ def test_the_page_has_every_built_in_with_what_it_reads():
     names = [row[0].strip("| `") for row in rows]
     assert sorted(names) == sorted(available())
     read = {name: re.findall(r"`(\w+)`", row[2]) for name, row in zip(names, rows, strict=True)}
+    assert sorted(read.pop("judge")) == sorted(JUDGE_OPTIONS)
     assert read.pop("code_reward") == ["verification_info", "test_cases"]
     for name, words in read.items():
         others = {o for w in words if w in BUILT_IN for o in BUILT_IN[w].options}
@@ -138,7 +146,7 @@ def test_the_page_has_every_built_in_with_what_it_reads():
 
 
 def test_every_option_that_a_reward_reads_is_one_of_the_run():
-    assert {o for read in options_read().values() for o in read} == OPTIONS.keys() <= set(CONFIG)
+    assert {o for read in options_read().values() for o in read} == {*OPTIONS, *JUDGE_OPTIONS} <= set(CONFIG)
 
 
 def test_a_column_never_takes_the_place_of_an_option(scored):

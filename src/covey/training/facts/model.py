@@ -18,6 +18,7 @@ from covey.plan.checks import checks
 from covey.plan.facts import Facts, ModelFault, TargetFacts
 from covey.quickstart import task
 from covey.training.facts.memory import model_sizes
+from covey.training.facts.reward_models import fetch_reward_models
 from covey.training.facts.sizes import checkpoint_sizes
 
 QUICKSTART = "quickstart"
@@ -51,7 +52,8 @@ def model_dir(config: Config) -> Path:
 
 
 def fetch_model(config: Config) -> None:
-    """Bring the weights of a hub's model to this machine; ConfigError says why they cannot be had."""
+    """Bring the weights of a hub's models to this machine; ConfigError says why they cannot be had."""
+    fetch_reward_models(config)
     if config.model == QUICKSTART:
         return
     try:

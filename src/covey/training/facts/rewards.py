@@ -12,7 +12,8 @@ from covey.data.rows import PromptTable
 from covey.plan.facts import BlindReward, Facts, FaultyReward, GoldFacts
 from covey.plan.facts import RewardFault as Kind
 from covey.plan.task_rewards import asked
-from covey.rewards.builtin import built_in_of
+from covey.rewards.apart import ModelEntry
+from covey.rewards.builtin import JUDGE, built_in_of
 from covey.rewards.golds import check_golds
 from covey.rewards.protocol import RewardFault, Scored
 from covey.rewards.registry import available, options_read
@@ -20,6 +21,12 @@ from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered, blind, trial
 from covey.training.facts.code import CODE_REWARD, with_code
 from covey.training.facts.data import as_json, gold_of
+from covey.training.facts.reward_models import (
+    is_judge_usable,
+    usable_models,
+    with_judge,
+    with_reward_models,
+)
 from covey.training.facts.tasks import firsts, rows_of
 from covey.types import Prompt
 
@@ -31,24 +38,24 @@ Functions = Mapping[str, Callable[..., Any]]
 
 
 def with_rewards(
-    facts: Facts, config: Config, prompts: PromptTable | None, functions: Functions
+    facts: Facts, config: Config, prompts: PromptTable | None, functions: Functions, *, offline: bool
 ) -> tuple[Facts, RewardSet | None]:
-    """The facts with those of the rewards, and the rewards themselves, ready to score."""
+    """The facts with those of the rewards, and the rewards themselves, ready to score.
+
+    With `offline` no service is asked and no weights of reward models are read.
+    """
     facts = replace(facts, rewards_available=available(), reward_options=options_read())
-    if not config.reward_funcs or config.replay_rollouts is not None:
+    if not config.rewards or config.replay_rollouts is not None:
         return facts, None
-    if len(set(config.reward_funcs)) < len(config.reward_funcs):
-        entries = list(dict.fromkeys(config.reward_funcs))
-    else:
-        entries = list(config.reward_funcs)
     facts = with_code(facts, config, prompts)
-    if facts.sandbox is not None and facts.sandbox.lacks and not config.unsafe_exec:
-        # Refused with a word of its own; its worker would say the same once more.
-        entries.remove(CODE_REWARD)
+    facts = with_reward_models(facts, config, offline=offline)
+    models = usable_models(config, facts)
+    refused = _refused(facts, config, models)
+    entries = [name for name in dict.fromkeys(config.rewards) if name not in refused]
     columns = facts.columns or ()
     first = prompts.entries[0] if prompts is not None and prompts.entries else None
     rewards = RewardSet.start(
-        [functions.get(name, name) for name in entries],
+        [models[name] if name in models else functions.get(name, name) for name in entries],
         plugins=config.external_plugins,
         workers=config.reward_workers,
         timeout_s=config.reward_timeout_s,
@@ -59,6 +66,10 @@ def with_rewards(
     )
     if not rewards.faults and config.task_rewards is not None:
         rewards = rewards.of_tasks(asked(config.task_rewards, entries, rewards.names))
+    if JUDGE in config.reward_funcs and JUDGE in rewards.apart:
+        # A plugin's reward of this name takes its place.
+        facts = with_judge(facts, config)
+        refused |= set() if is_judge_usable(config, facts) else {JUDGE}
     faults = list(rewards.faults)
     if not faults and facts.columns is not None:
         faults = rewards.missing(_given_columns(columns))
@@ -69,20 +80,24 @@ def with_rewards(
     of_steps: tuple[str, ...] | None = None
     if not faults and first is not None and config.reward_trial and os.environ.get("RANK", "0") == "0":
         assert prompts is not None
-        tried = trial(rewards, [row for p in firsts(config, prompts.entries) for row in _trial_rows(p)])
+        untried = _untried(facts, rewards, offline=offline)
+        rows = [row for p in firsts(config, prompts.entries) for row in _trial_rows(p)]
+        tried = trial(rewards.without([*untried, *refused]), rows)
         faults, of_steps = tried.faults, tried.of_steps
-        unseen = () if faults else _unseen(rewards, config, prompts)
+        # Every further question costs money, and without all parts there is no total.
+        is_whole = not untried and not refused and facts.judge is None
+        unseen = _unseen(rewards, config, prompts) if is_whole and not faults else ()
     facts = replace(
         facts,
         faulty_rewards=tuple(_fault(f, config) for f in faults),
         blind_rewards=unseen,
         process_rewards=tuple(_typed(name, config) for name in of_steps or ()),
         reads_steps=_reads_steps(rewards, of_steps),
-        reward_names=rewards.names,
+        reward_names=() if refused else rewards.names,
         reward_notes=(*facts.reward_notes, *rewards.notes),
         golds=_golds(config, prompts),
     )
-    if faults or (CODE_REWARD in config.reward_funcs and CODE_REWARD not in entries):
+    if faults or refused:
         rewards.close()
         return facts, None
     return facts, rewards
@@ -93,6 +108,23 @@ def _reads_steps(rewards: RewardSet, of_steps: Sequence[str] | None) -> bool | N
     if of_steps or any(rewards.named(("completion_steps",))):
         return True
     return None if of_steps is None else False
+
+
+def _refused(facts: Facts, config: Config, models: Mapping[str, ModelEntry]) -> set[str]:
+    """The rewards that are refused with a word of their own; their workers would say the same once more."""
+    refused = {m.entry for m in facts.reward_models if m.entry not in models}
+    if facts.sandbox is not None and facts.sandbox.lacks and not config.unsafe_exec:
+        refused.add(CODE_REWARD)
+    return refused
+
+
+def _untried(facts: Facts, rewards: RewardSet, *, offline: bool) -> tuple[str, ...]:
+    """The rewards that the trial leaves out: models whose weights are still on a hub, and for a plan alone
+    everything that reads weights or asks a service."""
+    if offline:
+        return rewards.apart
+    absent = {m.name for m in facts.reward_models if not m.is_here}
+    return tuple(name for name in rewards.apart if name in absent)
 
 
 def _given_columns(columns: Sequence[str]) -> Sequence[str]:
@@ -106,9 +138,9 @@ def _fault(fault: RewardFault, config: Config) -> FaultyReward:
 
 def _typed(name: str, config: Config) -> str:
     """A trial knows rewards by their metric's name; people know them as they typed them."""
-    if name in config.reward_funcs:
+    if name in config.rewards:
         return name
-    return next((n for n in config.reward_funcs if n.endswith(name)), name)
+    return next((n for n in config.rewards if n.rstrip("/").endswith(name)), name)
 
 
 def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[BlindReward, ...]:

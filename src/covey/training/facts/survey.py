@@ -70,7 +70,7 @@ def survey(
     if config.replay_rollouts is not None:
         return Survey(facts=with_replay(facts, config, num_processes), codec=codec)
     facts, data = with_data(facts, config, codec, offline=offline)
-    facts, rewards = with_rewards(facts, config, data.sample, functions or {})
+    facts, rewards = with_rewards(facts, config, data.sample, functions or {}, offline=offline)
     return Survey(
         facts=facts,
         codec=codec,

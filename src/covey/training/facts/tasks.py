@@ -44,7 +44,7 @@ def rows_of(config: Config, entry: str, prompts: PromptTable) -> PromptTable:
     """The prompts that an entry of reward_funcs scores."""
     if config.task_rewards is None:
         return prompts
-    known = called(config.reward_funcs, ())
+    known = called(config.rewards, ())
     tasks = {t for t, listed in config.task_rewards.items() if entry in {known.get(n) for n in listed}}
     return replace(prompts, entries=tuple(p for p in prompts.entries if p.task in tasks))
 

@@ -1,0 +1,189 @@
+"""What is wrong with the rewards that are no functions: models that score, and the judge behind a service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from covey.config.names import nearest
+from covey.config.schema import Config, default_of
+from covey.plan.facts import Facts, RewardModelFacts
+from covey.plan.problem import problem, warning
+from covey.types import Fix, Problem
+
+_ASKS = (
+    "Rate the answer to the question from 0 to 10. Question: {prompt} Answer: {completion} End with Reward: N"
+)
+_TRAIN = "train one with TRL's RewardTrainer, or take one that ends in ForSequenceClassification"
+
+# By the kind of fault: what is likely, and what to do.
+_FAULTS: Mapping[str, tuple[str, str]] = {
+    "causal": (
+        "A policy or a judge in the place of a reward model; only a trained head gives a score.",
+        f"a judge that writes its verdict is --reward_funcs judge; else {_TRAIN}",
+    ),
+    "not_classifier": ("A model for another task, or one with a head of its own.", _TRAIN),
+    "labels": ("A classifier of several classes; a reward model has one.", _TRAIN),
+    "remote_code": ("A model that brings its own code.", "a reward model that transformers knows by itself"),
+    "hub": (
+        "A misspelt path or id, or no way to the hub.",
+        "`ls .` shows the directories here; `hf download ENTRY` fetches a hub's model where there is a "
+        "network",
+    ),
+    "pickled_weights": (
+        "An old model; such weights can run code when they are read.",
+        "convert them: AutoModelForSequenceClassification.from_pretrained(DIR).save_pretrained(DIR)",
+    ),
+    "no_tokenizer": (
+        "The weights were saved alone.",
+        "save the tokenizer beside them: AutoTokenizer.from_pretrained(ID).save_pretrained(DIR)",
+    ),
+}
+_MAIN = "main"
+_OTHERS = ("A misspelt path or id, or files that were not copied.", "`ls DIR` shows what is there")
+
+
+def reward_model_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what the facts say against the reward models."""
+    found = [_unusable(config, model) for model in facts.reward_models if model.problem is not None]
+    found += _revisions(config, facts)
+    whole = [model for model in facts.reward_models if model.problem is None]
+    if facts.prompts_are_text is False or config.apply_chat_template:
+        found += [_without_template(config, m) for m in whole if not m.has_template]
+    return found
+
+
+def context_warnings(config: Config, facts: Facts) -> list[Problem]:
+    """Return a warning for each reward model whose context is shorter than a row may be."""
+    if facts.longest_prompt is None:
+        return []
+    longest = facts.longest_prompt + config.max_completion_length
+    return [
+        warning(
+            "W125",
+            _option(config, model),
+            f"{model.entry} reads {model.context} tokens, and a prompt with its completion may have "
+            f"{longest}.",
+            "A reward model for shorter texts.",
+            Fix(
+                text="shorter completions",
+                edits={"max_completion_length": model.context - facts.longest_prompt},
+            )
+            if model.context > facts.longest_prompt
+            else Fix(text="a reward model with a longer context"),
+        )
+        for model in facts.reward_models
+        if model.problem is None and model.context is not None and model.context < longest
+    ]
+
+
+def judge_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what is wrong with what the reward judge is told."""
+    # A key in the address would stand in config.yaml whether or not anybody is asked.
+    judge, found = facts.judge, _address(config)
+    if judge is None:
+        return found
+    found += [*_lacking(config), *_prompt(config, facts)]
+    if judge.regex_problem is not None:
+        usual = Fix(text="the usual one", edits={"judge_regex": default_of("judge_regex")})
+        seen = f"judge_regex is {config.judge_regex!r}: {judge.regex_problem}."
+        found.append(problem("E342", "judge_regex", seen, "A bracket that is lost or not escaped.", usual))
+    return found
+
+
+def _option(config: Config, model: RewardModelFacts) -> str:
+    return "reward_model" if model.entry in config.reward_model else "reward_funcs"
+
+
+def _unusable(config: Config, model: RewardModelFacts) -> Problem:
+    cause, advice = _FAULTS.get(model.fault, _OTHERS)
+    fix = Fix(text=advice.replace("DIR", model.directory or model.entry).replace("ENTRY", model.entry))
+    return problem("E337", _option(config, model), f"{model.problem}.", cause, fix)
+
+
+def _revisions(config: Config, facts: Facts) -> list[Problem]:
+    models, revisions = config.reward_model, config.reward_model_revision
+    if not revisions:
+        return []
+    local = {m.entry for m in facts.reward_models if m.directory == os.path.expanduser(m.entry)}
+    if len(models) != len(revisions):
+        seen = f"reward_model_revision has {len(revisions)} and reward_model {len(models)}; each has its own."
+        cause = "A model was added or taken away, or one stands in --reward_funcs, which takes no revision."
+    elif ignored := [m for m, r in zip(models, revisions, strict=True) if m in local and r != _MAIN]:
+        seen = f"{', '.join(ignored)} is a directory, which has no revisions but {_MAIN}."
+        cause = "A revision of a hub's model beside a copy on this machine."
+    else:
+        return []
+    without = Fix(text="the main branches", edits={"reward_model_revision": []})
+    return [problem("E339", "reward_model_revision", seen, cause, without)]
+
+
+def _without_template(config: Config, model: RewardModelFacts) -> Problem:
+    return problem(
+        "E338",
+        _option(config, model),
+        f"{model.entry} has no chat template, and the prompts are messages.",
+        "A model that was trained on plain text, or whose template was not saved beside its tokenizer.",
+        Fix(text=f"put its chat_template.jinja into {model.directory}"),
+        Fix(text="prompts that are text, in a column prompt: both models then read the same words"),
+    )
+
+
+def _lacking(config: Config) -> list[Problem]:
+    lacking = [n for n in ("judge_base_url", "judge_model", "judge_prompt") if not getattr(config, n)]
+    if not lacking:
+        return []
+    examples = {"judge_base_url": "http://127.0.0.1:8000/v1", "judge_model": "NAME", "judge_prompt": _ASKS}
+    words = " ".join(f"--{n} '{examples[n]}'" for n in lacking)
+    seen = f"The reward judge is asked for, and not given: {', '.join(lacking)}."
+    cause = "An option that was left out; none of them has a default."
+    return [problem("E340", lacking[0], seen, cause, Fix(text=f"as in {words}"))]
+
+
+def _address(config: Config) -> list[Problem]:
+    url = config.judge_base_url
+    fault = _url_fault(url) if url else None
+    if fault is None:
+        return []
+    cause = "A part of the address was lost, or a key was put into it."
+    fix = Fix(text="as in --judge_base_url http://127.0.0.1:8000/v1; a key is OPENAI_API_KEY")
+    return [problem("E340", "judge_base_url", f"judge_base_url {fault}.", cause, fix)]
+
+
+def _url_fault(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"is no address: {error}"
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        # Its value is not repeated: a key may stand in it.
+        return "holds more than http(s)://HOST:PORT/PATH; keys and passwords have no place in it"
+    if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in url):
+        return f"is {url!r}, which is no address of the form http(s)://HOST:PORT/PATH"
+    return "has port 0" if port == 0 else None
+
+
+def _prompt(config: Config, facts: Facts) -> list[Problem]:
+    assert facts.judge is not None
+    if facts.judge.prompt_problem is not None:
+        cause = "The judge would be asked the same whatever the model writes, or a path is misspelt."
+        fix = Fix(text=f"as in --judge_prompt '{_ASKS}'")
+        return [problem("E341", "judge_prompt", f"{facts.judge.prompt_problem}.", cause, fix)]
+    names = [*(facts.columns or ()), "prompt", "completion"]
+    return [
+        problem(
+            "E341",
+            "judge_prompt",
+            f"judge_prompt has {{{name}}}, which is no column of the data; there are {', '.join(names)}.",
+            "A misspelt column, or one of another data set.",
+            Fix(
+                text=f"the nearest is {{{near}}}"
+                if (near := nearest(name, names))
+                else "a column of the data"
+            ),
+            Fix(text=f"{{{{{name}}}}} for the word in braces itself"),
+        )
+        for name in facts.judge.unknown
+    ]
