@@ -60,7 +60,7 @@ def row_credits(
     the rows' log probabilities less those of the reference, which their rewards pay for.
     """
     width = max(len(g.scores) for g in groups)
-    totals = [[_counted(scored, g) for g in range(width)] for scored in groups]
+    totals = [[counted(scored, g) for g in range(width)] for scored in groups]
     reward = torch.tensor([[total or 0.0 for total in row] for row in totals], dtype=torch.float64)
     valid = torch.tensor([[total is not None for total in row] for row in totals])
     for sample, divergence in zip(samples, divergences or (), strict=divergences is not None):
@@ -97,7 +97,7 @@ def _parts(groups: Sequence[ScoredGroup], width: int) -> Tensor:
     return torch.tensor(plain, dtype=torch.float64)
 
 
-def _counted(scored: ScoredGroup, sibling: int) -> float | None:
+def counted(scored: ScoredGroup, sibling: int) -> float | None:
     """The score of a sibling where it enters its group's statistics."""
     if sibling >= len(scored.scores) or sibling in scored.group.invalid:
         return None

@@ -136,11 +136,12 @@ def _keep(row: TrainSample, least: float | None) -> Tensor | None:
 
 
 def _has_signal(rows: Sequence[TrainSample], least: float | None) -> bool:
-    """Whether the advantages of some completion do not cancel over the rows that hold it."""
+    """Whether the advantages of some completion do not cancel over the rows that hold it; stale rows may be
+    clipped, so they tell nothing."""
     net: dict[tuple[int, tuple[int, ...]], float] = {}
     for row in rows:
         keep_N = _keep(row, least)
-        if keep_N is not None and not keep_N.any():
+        if row.annotated.sample.is_stale or (keep_N is not None and not keep_N.any()):
             continue
         key = (row.annotated.sample.group, row.annotated.sample.token_ids)
         net[key] = net.get(key, 0.0) + row.advantage
@@ -166,6 +167,7 @@ def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None
     samples = [r.annotated.sample for r in rows]
     stream = build_stream([_row(s) for s in samples], plan.stream)
     counts = [len(s.sampler_logprobs) for s in samples]
+    stale = [s.is_stale for s in samples]
     assert all(all(r.loss_mask) for r in rows), "rows with masked tokens are out of the forward pass"
     device = plan.device
 
@@ -188,6 +190,7 @@ def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None
         trained_count_S=torch.tensor(counts).to(device),
         group_S=torch.tensor([s.group for s in samples]).to(device),
         keep_N=_joined([_keep(r, least) for r in rows], device),
+        is_stale_S=torch.tensor(stale).to(device) if any(stale) else None,
     )
 
 

@@ -40,6 +40,7 @@ def algorithm_problems(config: Config, typed: Collection[str]) -> list[Problem]:
         *_divergence(config),
         *_entropy(config),
         *_corrections(config),
+        *_selection(config),
         *_levels(config),
         *_without_effect(config, typed),
     ]
@@ -174,6 +175,42 @@ def _corrections(config: Config) -> list[Problem]:
     return []
 
 
+def _selection(config: Config) -> list[Problem]:
+    """Where a group's spread says nothing of what its rows teach, or nothing is sampled."""
+    found = []
+    for name, off in (("dynamic_sample", False), ("replay_buffer_size", 0)):
+        value = getattr(config, name)
+        if value in (False, 0):
+            continue
+        seen, fixes = (
+            f"{name} is {str(value).lower()}, and ",
+            [Fix(text=f"leave out --{name}", edits={name: off})],
+        )
+        if config.replay_rollouts is not None:
+            seen += (
+                "rollouts are replayed: no prompt is drawn and nothing is sampled that could take a place."
+            )
+        elif config.advantage_estimator == "reinforce_plus_plus":
+            seen += (
+                "advantage_estimator is reinforce_plus_plus, which compares over the whole rollout: a group "
+            )
+            seen += "whose rewards are equal teaches as much as any other."
+            if config.num_generations > 1:
+                edits = {"advantage_estimator": "grpo", "scale_rewards": "group"}
+                fixes.append(Fix(text="compare within groups", edits=edits))
+        elif config.num_generations < 2:
+            seen += f"num_generations is {config.num_generations}: a single completion has no spread."
+        elif name == "dynamic_sample" and config.scale_rewards == "none":
+            seen += "scale_rewards is none, where a group already counts by its spread and the mean over all "
+            seen += "prompts is the gradient of the reward: leaving the equal ones out would undo both."
+            fixes.append(Fix(text="the spread of the group", edits={"scale_rewards": "group"}))
+        else:
+            continue
+        cause = "Groups are told apart by the spread of their rewards, and here that decides nothing."
+        found.append(problem("E333", name, seen, cause, *fixes))
+    return found
+
+
 def _levels(config: Config) -> list[Problem]:
     """Levels of the ratio that a loss is not meant with; the others warn of them too."""
     level, loss = config.importance_sampling_level, config.loss_type
@@ -203,6 +240,8 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
     why = dict.fromkeys(names, f"loss_type {config.loss_type} does not read it")
     if not config.use_adaptive_entropy:
         why |= {n: "use_adaptive_entropy is off" for n in _OF_ADAPTIVE if n in typed and _differs(config, n)}
+    if "max_resample_times" in typed and not config.dynamic_sample and _differs(config, "max_resample_times"):
+        why["max_resample_times"] = "dynamic_sample is off"
     for name in _CHANGING:
         course = f"{name}_schedule"
         if course in typed and getattr(config, f"{name}_end") is None and _differs(config, course):

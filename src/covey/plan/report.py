@@ -41,6 +41,7 @@ def report_lines(
         "data": _data(config, facts),
         "rewards": _rewards(config, facts),
         "batch": batch.in_words(),
+        "select": _selection(config, batch),
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
         "time": [] if time is None else time.in_words(),
@@ -164,6 +165,22 @@ def _data(config: Config, facts: Facts) -> list[str]:
 def _rewards(config: Config, facts: Facts) -> list[str]:
     pairs = zip(config.reward_funcs, config.reward_weights, strict=True)
     return [" + ".join(f"{weight:g} x {name}" for name, weight in pairs), *facts.reward_notes]
+
+
+def _selection(config: Config, batch: BatchPlan) -> list[str]:
+    """What takes the place of groups without signal, and what that costs at most."""
+    lines = []
+    if config.dynamic_sample:
+        planned, times = batch.completions_per_rollout, config.max_resample_times
+        lines.append(
+            f"groups without signal are sampled anew, up to {counted(times, 'time')}: a rollout samples "
+            f"{planned:,} to {planned * (1 + times):,} completions"
+        )
+    if config.replay_buffer_size:
+        kept = counted(config.replay_buffer_size, "group")
+        first = "what then lacks signal" if lines else "what lacks signal"
+        lines.append(f"{first} is replaced from the strongest {kept} of earlier rollouts")
+    return lines
 
 
 def _splits(batch: BatchPlan) -> list[str]:
