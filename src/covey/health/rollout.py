@@ -96,8 +96,9 @@ def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) ->
     versions = {v for s in written for v in s.versions}
     if facts.version is not None and sample.group in facts.stale:
         if max(versions, default=-1) >= facts.version:
-            seen = f"{name} is a replayed one, of policy version {max(versions)}; the policy is at "
-            seen += f"{facts.version}"
+            seen = (
+                f"{name}, replayed, was sampled by policy version {max(versions)}, and that is no older one"
+            )
             raise broken("F114", facts.step, seen, "A group of this rollout was taken for an older one.")
     elif facts.version is not None and versions - {facts.version}:
         seen = f"{name} was sampled by policy version {min(versions)}, the policy is at {facts.version}"

@@ -177,32 +177,28 @@ def _corrections(config: Config) -> list[Problem]:
 
 def _selection(config: Config) -> list[Problem]:
     """Where a group's spread says nothing of what its rows teach, or nothing is sampled."""
+    asked = {"dynamic_sample": config.dynamic_sample, "replay_buffer_size": config.replay_buffer_size > 0}
     found = []
-    for name, off in (("dynamic_sample", False), ("replay_buffer_size", 0)):
-        value = getattr(config, name)
-        if value in (False, 0):
-            continue
-        seen, fixes = (
-            f"{name} is {str(value).lower()}, and ",
-            [Fix(text=f"leave out --{name}", edits={name: off})],
-        )
+    for name in (n for n, is_on in asked.items() if is_on):
+        fixes = [Fix(text=f"leave out --{name}", edits={name: default_of(name)})]
         if config.replay_rollouts is not None:
-            seen += (
-                "rollouts are replayed: no prompt is drawn and nothing is sampled that could take a place."
-            )
+            seen = f"{name} is set and rollouts are replayed: nothing is sampled that could take a place."
         elif config.advantage_estimator == "reinforce_plus_plus":
-            seen += (
-                "advantage_estimator is reinforce_plus_plus, which compares over the whole rollout: a group "
+            seen = (
+                f"{name} is set and advantage_estimator is reinforce_plus_plus, which compares over the "
+                "whole rollout: a group whose rewards are equal teaches as much as any other."
             )
-            seen += "whose rewards are equal teaches as much as any other."
             if config.num_generations > 1:
                 edits = {"advantage_estimator": "grpo", "scale_rewards": "group"}
                 fixes.append(Fix(text="compare within groups", edits=edits))
         elif config.num_generations < 2:
-            seen += f"num_generations is {config.num_generations}: a single completion has no spread."
+            seen = f"{name} is set and num_generations is 1: a single completion has no spread."
         elif name == "dynamic_sample" and config.scale_rewards == "none":
-            seen += "scale_rewards is none, where a group already counts by its spread and the mean over all "
-            seen += "prompts is the gradient of the reward: leaving the equal ones out would undo both."
+            seen = (
+                "dynamic_sample is set and scale_rewards is none, with which a group counts by its spread: "
+                "the mean over all prompts is the gradient of the reward, and without the equal groups it "
+                "is not."
+            )
             fixes.append(Fix(text="the spread of the group", edits={"scale_rewards": "group"}))
         else:
             continue

@@ -173,13 +173,12 @@ def _selection(config: Config, batch: BatchPlan) -> list[str]:
     if config.dynamic_sample:
         planned, times = batch.completions_per_rollout, config.max_resample_times
         lines.append(
-            f"groups without signal are sampled anew, up to {counted(times, 'time')}: a rollout samples "
-            f"{planned:,} to {planned * (1 + times):,} completions"
+            f"groups without signal are replaced, in up to {counted(times, 'further draw')}: a rollout "
+            f"samples {planned:,} to {planned * (1 + times):,} completions"
         )
     if config.replay_buffer_size:
         kept = counted(config.replay_buffer_size, "group")
-        first = "what then lacks signal" if lines else "what lacks signal"
-        lines.append(f"{first} is replaced from the strongest {kept} of earlier rollouts")
+        lines.append(f"what then has no signal is replayed from the strongest {kept} of earlier rollouts")
     return lines
 
 
