@@ -64,7 +64,7 @@ class Replay:
 
     def add(self, groups: Sequence[ScoredGroup]) -> None:
         """Keep the strongest of these and of what is held."""
-        new = [(strength(g), g) for g in groups]
+        new = [(strength(g), _timeless(g)) for g in groups]
         found = sorted([*(n for n in new if n[0] > 0.0), *self.held], key=lambda pair: -pair[0])
         self.held = found[: self.size]
 
@@ -147,6 +147,13 @@ class SelectingSource:
         self._further.cursor = values["cursor"]
         held = [(score, groups_of(records)[0]) for score, records in values["held"]]
         self._replay.held = held[: self._replay.size]
+
+
+def _timeless(scored: ScoredGroup) -> ScoredGroup:
+    """The group without what a clock said: replaying it takes no sampling, and its state is that of any run
+    like this one."""
+    trajectories = tuple(replace(t, seconds=0.0) for t in scored.group.trajectories)
+    return replace(scored, group=replace(scored.group, trajectories=trajectories))
 
 
 def _silent(found: Sequence[Silence | None]) -> dict[int, Silence]:
