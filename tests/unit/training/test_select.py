@@ -8,16 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from covey.batching.credit import CreditConfig
 from covey.checkpoint.exact import JSON
+from covey.comm import LocalComm
 from covey.data.order import Order
+from covey.health.weights import WeightWatch
 from covey.rollout.collect import Collected
-from covey.training.select import Further, Replay, SelectingSource
+from covey.training.guards import Guards
+from covey.training.select import FURTHER, Further, Replay, SelectingSource
 from covey.types import (
+    Batch,
+    Denominators,
     Draw,
     Finish,
     Group,
+    MicroBatch,
     NoiseKey,
     Prompt,
     SamplingParams,
@@ -168,8 +175,6 @@ def test_data_that_have_no_others_give_the_same_again() -> None:
 
 
 def test_the_order_is_not_that_of_any_data_seed() -> None:
-    from covey.training.select import FURTHER
-
     orders = [
         Order(num_prompts=50, per_rollout=50, seed=s, shuffle=True).take(0)[1] for s in (1, 1 + FURTHER)
     ]
@@ -262,3 +267,53 @@ def test_a_smaller_buffer_takes_over_what_fits() -> None:
     small = source(Live({1}), 0, held=2)
     small.load_state(large.state())
     assert len(small.state().json["held"]) == 2  # type: ignore[arg-type]
+
+
+# -- what a guard asks of a step that has them -------------------------------------------------------------
+
+
+def micro(is_stale_S: torch.Tensor | None) -> MicroBatch:
+    nothing = torch.zeros(0)
+    return MicroBatch(
+        tokens_T=nothing,
+        positions_T=nothing,
+        segments=(),
+        num_rows=1,
+        predictor_N=nothing,
+        target_N=nothing,
+        sequence_N=nothing,
+        temperature_N=nothing,
+        sampler_logprob_N=nothing,
+        advantage_N=nothing,
+        old_logprob_N=None,
+        ref_logprob_N=None,
+        trained_count_S=nothing,
+        group_S=nothing,
+        is_stale_S=is_stale_S,
+    )
+
+
+@pytest.mark.parametrize(("stale", "wanted"), [(None, True), (torch.tensor([False, True]), False)])
+def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | None, wanted: bool) -> None:
+    batch = Batch(
+        micro_batches=(micro(None), micro(stale)),
+        has_signal=(True, False),
+        denominators=Denominators(num_sequences=2, num_tokens=2, max_completion_length=2),
+        dropped={},
+        groups=range(1),
+        rollout=0,
+        pass_index=0,
+    )
+    guards = Guards(
+        comm=LocalComm(),
+        num_generations=2,
+        num_rows=2,
+        scaled_by=None,
+        is_over_rollout=False,
+        plain_loss=None,
+        is_comparable=True,
+        is_low_precision=False,
+        peak_rate=1.0,
+        weights=WeightWatch(frozen={}, trained={}),
+    )
+    assert guards.wants_match(batch, is_fresh=True) is wanted
