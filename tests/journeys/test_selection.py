@@ -184,3 +184,15 @@ def test_a_stream_draws_its_further_prompts_too(tmp_path: Path) -> None:
     assert [m["frac_reward_zero_std"] for m in metrics] == [0.0] * 3
     for records in rollouts(tmp_path / "run"):
         assert len({r["prompt_id"] for r in records}) == 8
+
+
+def test_the_forecast_of_a_checkpoint_knows_the_groups_held(tmp_path: Path) -> None:
+    """Never less than there is; with the longest completions, not many times as much."""
+    output = tmp_path / "run"
+    train_and_watch(opts(output, replay_buffer_size=6))
+    planned = json.loads((output / "plan.json").read_text())["disk"]["checkpoint_bytes"]
+    files = (output / "checkpoint-3").rglob("*")
+    written = sum(f.stat().st_size for f in files if f.is_file())
+    state = json.loads((output / "checkpoint-3/trainer/state.json").read_text())
+    held = len(json.dumps(state["components"]["selection"]))
+    assert 0 < planned - written + 10_000 < 3 * held

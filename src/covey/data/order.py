@@ -4,7 +4,6 @@ next."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -36,9 +35,4 @@ class Order:
     def _permutation(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if not self.shuffle:
             return np.arange(self.num_prompts)
-        return _shuffled(self.num_prompts, self.seed, epoch)
-
-
-@lru_cache(maxsize=4)
-def _shuffled(num: int, seed: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num)
+        return np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.num_prompts)

@@ -54,7 +54,7 @@ from covey.training.process import SIGNAL_CODES, handlers, keep_freed_memory, ow
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring
-from covey.training.select import FURTHER, Further, Replay, SelectingSource
+from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
 from covey.training.source import (
     Drawing,
     LiveSource,
@@ -257,8 +257,7 @@ def _selecting(source: Source, config: Config, found: Survey, objective: Objecti
         further = StreamDrawing(stream=found.stream.reordered(seed), per_rollout=1)
     else:
         assert found.prompts is not None
-        order = Order(num_prompts=len(found.prompts.entries), per_rollout=1, seed=seed, shuffle=True)
-        further = TableDrawing(prompts=found.prompts, order=order)
+        further = OneByOne(found.prompts, seed)
     return SelectingSource(
         source,
         objective.credit,

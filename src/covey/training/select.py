@@ -11,14 +11,34 @@ import numpy as np
 from covey.batching.credit import CreditConfig
 from covey.batching.select import SILENCES, Silence, silences, strength
 from covey.checkpoint.registry import State
+from covey.data.order import Order
+from covey.data.rows import PromptTable
 from covey.rollout.collect import Collected, Selection
 from covey.rollout.records import groups_of, records_of
 from covey.training.source import Drawing, LiveSource
-from covey.types import Prompt, ScoredGroup
+from covey.types import Draw, Prompt, ScoredGroup
 
 # Added to data_seed for the order of further prompts: no data_seed that can be typed gives the same order.
 FURTHER = 2**63
 _REPLAY = 1
+
+
+class OneByOne:
+    """The prompts of a table one at a time, each epoch permuted by `seed`; it holds one epoch's order."""
+
+    def __init__(self, prompts: PromptTable, seed: int) -> None:
+        size = len(prompts.entries)
+        self._prompts = prompts
+        self._order = Order(num_prompts=size, per_rollout=size, seed=seed, shuffle=True)
+        self._epoch = -1
+        self._numbers: list[int] = []
+
+    def draw(self, place: int) -> list[Prompt]:
+        """The prompt at a place, counted on from epoch to epoch."""
+        epoch, index = divmod(place, self._order.num_prompts)
+        if epoch != self._epoch:
+            self._epoch, self._numbers = self._order.take(epoch)
+        return [self._prompts.take(self._numbers[index], Draw(epoch=epoch, rollout=-1))]
 
 
 class Further:

@@ -14,10 +14,11 @@ from covey.batching.credit import CreditConfig
 from covey.checkpoint.exact import JSON
 from covey.comm import LocalComm
 from covey.data.order import Order
+from covey.data.rows import PromptTable
 from covey.health.weights import WeightWatch
 from covey.rollout.collect import Collected
 from covey.training.guards import Guards
-from covey.training.select import FURTHER, Further, Replay, SelectingSource
+from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
 from covey.types import (
     Batch,
     Denominators,
@@ -71,15 +72,10 @@ def group(asked: Prompt, totals: Sequence[float], version: int = 0) -> ScoredGro
     return ScoredGroup(group=made, scores=tuple(Score(total=t, parts=()) for t in totals))
 
 
-@dataclass
-class Table:
-    """Prompts of ten rows in the order of a data set."""
-
-    order: Order
-
-    def draw(self, place: int) -> list[Prompt]:
-        epoch, numbers = self.order.take(place)
-        return [prompt(n, epoch) for n in numbers]
+def table(size: int) -> OneByOne:
+    """That many rows in an order of their own."""
+    entries = tuple(prompt(n) for n in range(size))
+    return OneByOne(PromptTable(entries=entries, left_out={}, columns=(), longest_in_data=1), 7)
 
 
 @dataclass
@@ -102,7 +98,7 @@ class Live:
 
 
 def further(size: int = 10) -> Further:
-    return Further(Table(Order(num_prompts=size, per_rollout=1, seed=7, shuffle=True)))
+    return Further(table(size))
 
 
 def source(live: Live, attempts: int, held: int = 0, size: int = 10) -> SelectingSource:
@@ -155,9 +151,10 @@ def test_what_stays_short_is_filled_with_the_first_ones() -> None:
 def test_the_places_of_further_prompts_are_gone_through_once() -> None:
     """None is drawn that is barred; the cursor goes on over what was passed by."""
     prompts = further()
-    order = [
-        Table(Order(num_prompts=10, per_rollout=1, seed=7, shuffle=True)).draw(i)[0].id for i in range(20)
-    ]
+    order = [p.id for place in range(20) for p in table(10).draw(place)]
+    held = table(10)
+    assert [held.draw(place)[0].id for place in range(20)] == order
+    assert [held.draw(place)[0].draw.epoch for place in (9, 10)] == [0, 1]
     assert sorted(order[:10]) == sorted(order[10:]) == list(range(10)) and order[:10] != order[10:]
     barred = {order[0], order[2]}
     taken = prompts.take(3, rollout=5, attempt=2, drawn=barred)
