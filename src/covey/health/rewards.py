@@ -49,7 +49,9 @@ class RewardWatch:
                 raise GuardStop(_failed(name, lost, seen, failed[0] if failed else parts[0], step))
             if failed and name not in self._has_failed:
                 self._has_failed.add(name)
-                where = self._where([p.status is not Status.OK for p in parts])
+                # Each further draw of a rollout was shared among the ranks anew.
+                is_one_draw = not any(g.group.prompt.draw.attempt for g in groups)
+                where = self._where([p.status is not Status.OK for p in parts]) if is_one_draw else ""
                 found = _failed(name, len(failed), len(parts), failed[0], step, where)
                 said.append(replace(found, severity=Severity.WARNING))
         first, self._is_first = self._is_first, False
