@@ -254,7 +254,8 @@ class Sample:
     `Sample(group=3, sibling=0, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False, False, True,
     True), sampler_logprobs=(-0.1, -0.2), versions=(4, 4), temperature=1.0, finish=Finish.STOP)`. `group`
     counts within the rollout. The first `prompt_length` tokens are the same for every sibling;
-    `sampler_logprobs` and `versions` have one entry per trained token.
+    `sampler_logprobs` and `versions` have one entry per trained token. `is_stale` says that an earlier policy
+    sampled it: its ratio is not 1 before the rollout's first update.
     """
 
     group: int
@@ -266,6 +267,7 @@ class Sample:
     versions: tuple[int, ...]
     temperature: float
     finish: Finish
+    is_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +323,8 @@ class MicroBatch:
     token of every sibling is predicted by the prompt's last position. `num_rows` is 1 for a stream; above 1
     the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
     of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
-    policy term of a token counts and 0 where it does not (None: all count).
+    policy term of a token counts and 0 where it does not (None: all count). `is_stale_S` is True for
+    sequences that an earlier policy sampled (None: for none).
     """
 
     tokens_T: Tensor
@@ -339,6 +342,7 @@ class MicroBatch:
     trained_count_S: Tensor
     group_S: Tensor
     keep_N: Tensor | None = None
+    is_stale_S: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +374,8 @@ class Batch:
     reason.
 
     `has_signal` says of each micro-batch whether its gradient cannot be 0 while the ratio is 1: equal
-    completions whose advantages cancel give none. `groups` are the numbers of the step's groups.
+    completions whose advantages cancel give none, and stale ones may be clipped. `groups` are the numbers of
+    the step's groups.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -426,8 +431,8 @@ class StepResult:
     """What one update gave, reduced over ranks.
 
     `silent` counts micro-batches whose backward pass changed no gradient, and `ratio_gap` is the largest
-    |logprob - old logprob| (None where there are no old ones). `match` is there where the gradient was
-    computed twice.
+    |logprob - old logprob| of rows that are not stale (None where there are no old ones). `match` is there
+    where the gradient was computed twice.
     """
 
     stats: StepStats | None

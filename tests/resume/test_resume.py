@@ -77,6 +77,13 @@ def assert_same_run(actual: Path, expected: Path, step: int) -> None:
     assert ids[0] == ids[1]
 
 
+SELECTED = {
+    "dynamic_sample": True,
+    "max_resample_times": 1,
+    "replay_buffer_size": 3,
+    "reward_funcs": ["accuracy"],
+    "learning_rate": 1e-3,
+}
 CASES = {
     "end of a rollout": {},
     "middle of a rollout": {"num_iterations": 2, "beta": 0.02},
@@ -92,6 +99,12 @@ CASES = {
         "entropy_coef": 0.02,
         "entropy_target": 0.2,
         "top_entropy_quantile": 0.5,
+    },
+    "groups without signal replaced": {**SELECTED, "per_device_train_batch_size": 32},
+    "the same in the middle of a rollout": {
+        **SELECTED,
+        "per_device_train_batch_size": 32,
+        "num_iterations": 2,
     },
 }
 
@@ -119,11 +132,32 @@ def test_what_changes_on_the_way_does(tmp_path: Path) -> None:
     assert turns == sorted(turns) and len(set(turns)) == 2, f"down, and then up: {coefs}"
 
 
+def test_prompts_are_drawn_and_groups_replayed_on_both_sides(tmp_path: Path) -> None:
+    """The case above is not blind: before and after the stop, groups are drawn, replayed and left flat."""
+    run = tmp_path / "run"
+    train_and_watch(opts(run, **CASES["groups without signal replaced"]))
+    for half in (records(run)[1:3], records(run)[3:]):
+        assert all(sum(r[f"select/{name}"] for r in half) > 0 for name in ("attempts", "replayed"))
+
+
+def test_a_resume_may_leave_the_selection_out_or_take_it_up(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    short = {**CASES["groups without signal replaced"], "max_steps": 3, "save_steps": 1}
+    off = {"dynamic_sample": False, "replay_buffer_size": 0, "max_resample_times": 3}
+    train_and_watch(opts(run, **short, stop_after_steps=1))
+    change = {"resume_from_checkpoint": "latest", "allow_changes": True}
+    train_and_watch(opts(run, **{**short, **off}, **change, stop_after_steps=2))
+    train_and_watch(opts(run, **short, **change))
+    assert ["select/attempts" in r for r in records(run)] == [True, False, True]
+
+
 @pytest.mark.multi
-@pytest.mark.parametrize("case", ["end of a rollout", "middle of a rollout"])
+@pytest.mark.parametrize(
+    "case", ["end of a rollout", "middle of a rollout", "groups without signal replaced"]
+)
 def test_two_processes(case: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    changes = {"per_device_train_batch_size": 8, **CASES[case]}
+    changes = {**CASES[case], "per_device_train_batch_size": 8}
     train_in_processes([opts(whole, **changes), opts(cut, stop_after_steps=3, **changes)], tmp_path / "first")
     assert len(records(cut)) == 3
     train_in_processes([opts(cut, resume_from_checkpoint="latest", **changes)], tmp_path / "second")

@@ -69,7 +69,7 @@ def row_credits(
         (p, g): score
         for p, scored in enumerate(groups)
         for g, score in enumerate(scored.scores)
-        if _is_counted(scored, g)
+        if is_counted(scored, g)
     }
     totals = [[_outcome(counted.get((p, g))) for g in range(width)] for p in range(len(groups))]
     reward = torch.tensor([[total or 0.0 for total in row] for row in totals], dtype=torch.float64)
@@ -126,7 +126,7 @@ def _parts(groups: Sequence[ScoredGroup], width: int) -> Tensor:
     return torch.tensor(plain, dtype=torch.float64)
 
 
-def _is_counted(scored: ScoredGroup, sibling: int) -> bool:
+def is_counted(scored: ScoredGroup, sibling: int) -> bool:
     """Whether a sibling enters its group's statistics: some reward spoke of it, and none failed."""
     score = scored.scores[sibling]
     spoke = score.total is not None or score.steps is not None

@@ -136,7 +136,9 @@ def _keep(row: TrainSample, least: float | None) -> Tensor | None:
 
 
 def _has_signal(rows: Sequence[TrainSample], least: float | None) -> bool:
-    """Whether the advantages of some completion do not cancel over the rows that hold it."""
+    """Whether the advantages of some completion do not cancel over the rows that hold it; stale rows may be
+    clipped, so they tell nothing."""
+    rows = [row for row in rows if not row.annotated.sample.is_stale]
     if any(row.token_advantages is not None for row in rows):
         return _has_token_signal(rows, least)
     net: dict[tuple[int, tuple[int, ...]], float] = {}
@@ -187,6 +189,7 @@ def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None
     samples = [r.annotated.sample for r in rows]
     stream = build_stream([_row(s) for s in samples], plan.stream)
     counts = [len(s.sampler_logprobs) for s in samples]
+    stale = [s.is_stale for s in samples]
     assert all(all(r.loss_mask) for r in rows), "rows with masked tokens are out of the forward pass"
     device = plan.device
 
@@ -209,6 +212,7 @@ def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None
         trained_count_S=torch.tensor(counts).to(device),
         group_S=torch.tensor([s.group for s in samples]).to(device),
         keep_N=_joined([_keep(r, least) for r in rows], device),
+        is_stale_S=torch.tensor(stale).to(device) if any(stale) else None,
     )
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from covey.types import Sample, ScoredGroup, Source, Trajectory
 
 
-def to_samples(groups: Sequence[ScoredGroup]) -> list[Sample]:
+def to_samples(groups: Sequence[ScoredGroup], stale: Collection[int] = ()) -> list[Sample]:
     """One sample a trajectory, group by group and in sibling order; what is trained is the very ids
-    sampled."""
+    sampled.
+
+    `stale` are the numbers of groups that an earlier policy sampled.
+    """
     return [
-        _sample(trajectory, group=number, sibling=sibling)
+        _sample(trajectory, group=number, sibling=sibling, is_stale=number in stale)
         for number, scored in enumerate(groups)
         for sibling, trajectory in enumerate(scored.group.trajectories)
     ]
 
 
-def _sample(trajectory: Trajectory, *, group: int, sibling: int) -> Sample:
+def _sample(trajectory: Trajectory, *, group: int, sibling: int, is_stale: bool) -> Sample:
     token_ids: list[int] = []
     is_trained: list[bool] = []
     logprobs: list[float] = []
@@ -39,4 +42,5 @@ def _sample(trajectory: Trajectory, *, group: int, sibling: int) -> Sample:
         versions=tuple(versions),
         temperature=trajectory.sampling.temperature,
         finish=trajectory.finish,
+        is_stale=is_stale,
     )

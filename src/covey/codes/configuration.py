@@ -349,6 +349,12 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "cispo multiplies every token with its ratio, at most epsilon_high. A cap below 1 cuts the weight of "
         "every token alike and leaves nothing of the ratio.",
     ),
+    (
+        "E333",
+        "Selection of groups where their spread decides nothing",
+        "Groups whose rewards are equal are left out because they teach nothing. Where they do, or where "
+        "nothing can take their place, leaving them out would train something else than was asked for.",
+    ),
     # -- output and resume
     (
         "E401",

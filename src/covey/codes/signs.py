@@ -98,6 +98,11 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
         "No completion ends by itself",
         "A completion that runs into the limit has no end to learn, and mostly no answer to score.",
     ),
+    (
+        "F220",
+        "Groups without signal stay in the batch",
+        "Completions were sampled in vain, and the step learns from fewer prompts than planned.",
+    ),
 )
 
 HANGS: tuple[tuple[str, str, str], ...] = (

@@ -192,6 +192,23 @@ class AlgorithmOptions(InputOptions):
     mask_truncated_completions: bool = option(
         "algorithm", False, "Leave completions cut at max_completion_length out of the loss."
     )
+    dynamic_sample: bool = option(
+        "algorithm",
+        False,
+        "Replace groups without signal, whose rewards are all equal, by groups of further prompts. Groups "
+        "with signal stay.",
+    )
+    max_resample_times: int = option(
+        "algorithm",
+        3,
+        "How often dynamic_sample draws further prompts for a rollout, each time as many as are missing.",
+    )
+    replay_buffer_size: int = option(
+        "algorithm",
+        0,
+        "Groups with the most signal to keep of earlier rollouts, which then replace groups without any. 0 "
+        "keeps none.",
+    )
     off_policy_sequence_mask_delta: float | None = option(
         "algorithm",
         None,

@@ -30,7 +30,6 @@ _QUANT = "Weights are held unquantised; this version does not quantise them."
 _MULTI = "A completion is one answer of the model; this version has no tools and no further turns."
 _SPLIT = "The data set's name takes them: --dataset ID:SUBSET@SPLIT."
 _OURS = "A tracker takes it from its own environment variables; --report_to and --run_name are ours."
-_RESAMPLE = "Groups whose rewards are all equal stay in the batch, with advantage 0, and are counted."
 _NO_LOADERS = "Prompts are read before the run starts, so there are no loaders to set."
 _EVERY_COLUMN = "Every column of the data set goes to the rewards."
 _UPLOAD = "This version uploads nothing."
@@ -89,7 +88,6 @@ MOOT: Mapping[str, Moot] = {
     "repetition_penalty": Moot(_WHOLE, ("1", "1.0")),
     "num_beams": Moot(_WHOLE, ("1",)),
     "do_sample": Moot("Completions are always sampled; --temperature sets how.", ("true",)),
-    "dynamic_sample": Moot(_RESAMPLE, ("false",)),
     "sync_ref_model": Moot(_REF, ("false",)),
     "multi_objective_aggregation": Moot(
         "Rewards are added with --reward_weights before they are compared.",
@@ -147,7 +145,6 @@ REFUSED: Mapping[str, str] = {
     "gym_env": _MULTI,
     "tools": _MULTI,
     "max_tool_calling_iterations": _MULTI,
-    "max_resample_times": _RESAMPLE,
     "ref_model": _REF,
     "ref_model_sync_steps": _REF,
     "ref_model_mixup_alpha": _REF,

@@ -63,6 +63,18 @@ class PromptStream:
         """The first 1,024 rows as a table: what can be known of the data before the run."""
         return self._table(list(islice(self._rows(), BLOCK)), 0)
 
+    def reordered(self, seed: int) -> PromptStream:
+        """The same prompts, read on their own and permuted by another seed."""
+        return PromptStream(
+            self._rows,
+            self._codec,
+            max_length=self._max_length,
+            options=self._options,
+            seed=seed,
+            shuffle=True,
+            columns=self._columns,
+        )
+
     def take(self, rollout: int, per_rollout: int) -> list[Prompt]:
         """The prompts of a rollout, marked with the epoch in which the first of them stands."""
         start = rollout * per_rollout

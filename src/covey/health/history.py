@@ -13,6 +13,7 @@ from covey.types import Fix, StepRecord
 
 _KEPT = 200
 _OF_PROCESS = ("memory", "time/", "throughput/")
+SAMPLED = "sampled/"
 ENTROPY = ("entropy", "entropy/mean", "entropy_sampled")
 
 
@@ -99,8 +100,16 @@ class History:
 
     def parts(self) -> dict[str, Series]:
         """The series of the mean of each reward, by the name of the reward."""
-        names = [n for n in self.series if n.startswith("rewards/") and n.endswith("/mean")]
-        return {n.removeprefix("rewards/").removesuffix("/mean"): self.series[n] for n in names}
+        start = self.sampled("rewards/")
+        names = [n for n in self.series if n.startswith(start) and n.endswith("/mean")]
+        return {n.removeprefix(start).removesuffix("/mean"): self.series[n] for n in names}
+
+    def sampled(self, name: str) -> str:
+        """The name of a metric over everything that was sampled, where that is not what is learnt from.
+
+        Groups that were chosen by their rewards do not say how good the policy is.
+        """
+        return f"{SAMPLED}{name}" if self.value(f"{SAMPLED}reward") is not None else name
 
     def state(self) -> dict[str, Any]:
         """What a resumed run goes on from, as JSON.
@@ -130,10 +139,10 @@ class History:
 
     def has_risen(self) -> bool:
         """Whether the reward is above that of the start by a quarter of the spread within groups."""
-        reward = self.get("reward")
+        reward = self.get(self.sampled("reward"))
         if reward is None or reward.start is None:
             return False
-        spread = self.series.get("reward_std")
+        spread = self.series.get(self.sampled("reward_std"))
         scale = median(v.value for v in spread.first) if spread is not None and spread.first else 0.0
         return reward.now > reward.start + max(limit("risen_spreads") * scale, 1e-9)
 
@@ -194,10 +203,11 @@ def chance_of_no_spread(share: float, size: float) -> float:
 def binary_means(history: History) -> Sequence[float]:
     """The newest mean of each reward whose spread is that of values 0 and 1."""
     found = []
-    for name in history.parts():
-        mean, spread = history.value(f"rewards/{name}/mean"), history.value(f"rewards/{name}/std")
+    start = history.sampled("rewards/")
+    for name, series in history.parts().items():
+        mean, spread = history.value(f"{start}{name}/mean"), history.value(f"{start}{name}/std")
         if mean is None or spread is None or not 0 <= mean <= 1:
             continue
         if abs(spread - math.sqrt(mean * (1 - mean))) <= 0.05:
-            found.append(history.series[f"rewards/{name}/mean"].now)
+            found.append(series.now)
     return found

@@ -46,7 +46,7 @@ def hacking(h: History) -> Sign | None:
 
 def held_out_falls(h: History) -> Sign | None:
     """F208: three evaluations in a row are clearly below the best one, and the training reward is above."""
-    series, reward = h.get("eval_reward"), h.get("reward")
+    series, reward = h.get("eval_reward"), h.get(h.sampled("reward"))
     wanted = int(limit("eval_fall_values"))
     if series is None or reward is None or series.last[-1].step != h.step or len(series.last) <= wanted:
         return None
@@ -147,7 +147,7 @@ def no_signal(h: History) -> Sign | None:
 
 def _is_constant(h: History) -> bool:
     """Whether the reward has the same value, not 0, in every rollout so far."""
-    series = h.get("reward")
+    series = h.get(h.sampled("reward"))
     values = {v.value for v in (*series.first, *series.last)} if series is not None else set()
     return len(values) == 1 and values != {0.0}
 
@@ -172,7 +172,7 @@ def _tail(series: Series, value: float) -> list[Value]:
 
 def _why_equal(h: History) -> str:
     unparsed, cut = h.value(UNPARSED), h.value("completions/clipped_ratio")
-    reward, series = h.value("reward"), h.get("reward")
+    reward, series = h.value(h.sampled("reward")), h.get(h.sampled("reward"))
     if (h.value(IDENTICAL) or 0.0) > limit("identical_groups"):
         return "The completions of a prompt are the same text: sampling is greedy or has a fixed seed."
     if unparsed is not None and unparsed > 0.5:
@@ -202,7 +202,7 @@ def little_signal(h: History) -> Sign | None:
             fixes=(Fix(text="sample", edits={"temperature": 1.0}),),
             badness=1.0,
         )
-    series, size = h.get(_NO_SPREAD), h.option("num_generations")
+    series, size = h.get(h.sampled(_NO_SPREAD)), h.option("num_generations")
     window = int(limit("little_signal_rollouts"))
     if series is None or not size or len(series.last) < window or has_no_signal(h):
         return None
@@ -227,6 +227,27 @@ def little_signal(h: History) -> Sign | None:
             Fix(text="look at siblings in rollouts/: the same text means that sampling is at fault"),
         ),
         badness=share / limit("little_signal"),
+    )
+
+
+def short_of_signal(h: History) -> Sign | None:
+    """F220: groups without signal are left, after every further draw and what was held of earlier
+    rollouts."""
+    left, tried = h.value("select/without_signal"), h.value("select/attempts")
+    if not left or not tried or h.record is None:
+        return None
+    replayed, groups = h.value("select/replayed") or 0.0, h.record.metrics["select/replayed"].count
+    fixes = [_other_prompts(), h.larger_groups()]
+    times = h.option("max_resample_times")
+    if times and tried >= times:
+        text = "more draws, each of which takes as long as it samples"
+        fixes.append(Fix(text=text, edits={"max_resample_times": int(2 * times)}))
+    return Sign(
+        seen=f"{left:.0f} of {groups} groups have no signal after {tried:.0f} further draws and "
+        f"{replayed:.0f} replayed groups, and stay",
+        cause="Many prompts are always solved or never, or the reward has few values.",
+        fixes=tuple(fixes),
+        badness=left / groups,
     )
 
 

@@ -27,8 +27,8 @@ class RolloutFacts:
     """What a rollout is held to.
 
     The step that it is for, siblings of a prompt, rows in all, whether advantages are in units of the spread
-    of their group or of the rollout, whether they are compared over the whole rollout, and the policy version
-    of every token (None: replayed).
+    of their group or of the rollout, whether they are compared over the whole rollout, the policy version
+    of every token (None: replayed), and the numbers of the groups that an earlier policy sampled.
     """
 
     step: int
@@ -37,6 +37,7 @@ class RolloutFacts:
     scaled_by: Literal["group", "rollout"] | None
     is_over_rollout: bool
     version: int | None
+    stale: frozenset[int] = frozenset()
 
 
 def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], facts: RolloutFacts) -> None:
@@ -93,7 +94,13 @@ def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) ->
             "F111", facts.step, seen, "A mask is shorter than its completion; most often EOS is out."
         )
     versions = {v for s in written for v in s.versions}
-    if facts.version is not None and versions - {facts.version}:
+    if facts.version is not None and sample.group in facts.stale:
+        if max(versions, default=-1) >= facts.version:
+            seen = (
+                f"{name}, replayed, was sampled by policy version {max(versions)}, and that is no older one"
+            )
+            raise broken("F114", facts.step, seen, "A group of this rollout was taken for an older one.")
+    elif facts.version is not None and versions - {facts.version}:
         seen = f"{name} was sampled by policy version {min(versions)}, the policy is at {facts.version}"
         cause = "The weights were not published to the engine after the last optimizer step."
         raise broken("F114", facts.step, seen, cause)

@@ -54,6 +54,7 @@ RULES: tuple[Rule, ...] = (
         check=collapse.truncated_from_the_start,
         streak=int(limit("truncated_at_start_values")),
     ),
+    Rule(code="F220", check=movement.short_of_signal),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -24,18 +24,26 @@ def learn(
     needs: Needs,
     plan: PackPlan,
     comm: Comm,
+    stale: Collection[int] = (),
 ) -> list[TrainSample]:
     """Annotate and credit every sample of a rollout; every rank gets all of them.
 
     The forward passes that annotate are the ones that train: the same rows in the same order, so that before
-    an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0.
+    an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0. The groups `stale` were
+    sampled by an earlier policy, so their old logprobs are their sampler's; the others need theirs then too.
     """
     comm.place.enter("annotate")
-    samples = to_samples(groups)
+    samples = to_samples(groups, stale)
     credits = row_credits(groups, samples, credit)
     forward = [needs_forward(c, may_skip_rows=needs.may_skip_rows) for c in credits]
-    wanted: list[Annotation] = [w for w, on in (("old", needs.old), ("reference", needs.reference)) if on]  # type: ignore[misc]
+    has_old = needs.old or len(stale) > 0
+    wanted: list[Annotation] = [w for w, on in (("old", has_old), ("reference", needs.reference)) if on]  # type: ignore[misc]
     values = {which: annotate(samples, forward, backend, which, plan, comm) for which in wanted}
+    if stale:
+        values["old"] = [
+            torch.tensor(s.sampler_logprobs) if s.is_stale else old
+            for s, old in zip(samples, values["old"], strict=True)
+        ]
     if needs.kl_in_reward:
         gaps = [float((old - ref).sum()) for old, ref in zip(values["old"], values["reference"], strict=True)]
         credits = row_credits(groups, samples, credit, gaps)

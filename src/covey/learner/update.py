@@ -44,8 +44,12 @@ class _Sums:
             self.values[name] = self.values[name] + value if name in self.values else value
         self.tokens += int(micro.target_N.shape[0])
         self.sequences += int(micro.trained_count_S.shape[0]) if micro.target_N.shape[0] else 0
-        if micro.old_logprob_N is not None and micro.target_N.shape[0]:
-            self.gaps.append((logprob_N - micro.old_logprob_N).abs().max())
+        if micro.old_logprob_N is not None:
+            moved_N = (logprob_N - micro.old_logprob_N).abs()
+            if micro.is_stale_S is not None:
+                moved_N = moved_N[~micro.is_stale_S[micro.sequence_N]]
+            if moved_N.numel():
+                self.gaps.append(moved_N.max())
 
 
 def update(

@@ -47,6 +47,7 @@ def algorithm_problems(config: Config, num_processes: int, typed: Collection[str
         *_divergence(config),
         *_entropy(config),
         *_corrections(config),
+        *_selection(config),
         *_levels(config),
         *_without_effect(config, typed),
     ]
@@ -181,6 +182,38 @@ def _corrections(config: Config) -> list[Problem]:
     return []
 
 
+def _selection(config: Config) -> list[Problem]:
+    """Where a group's spread says nothing of what its rows teach, or nothing is sampled."""
+    asked = {"dynamic_sample": config.dynamic_sample, "replay_buffer_size": config.replay_buffer_size > 0}
+    found = []
+    for name in (n for n, is_on in asked.items() if is_on):
+        fixes = [Fix(text=f"leave out --{name}", edits={name: default_of(name)})]
+        if config.replay_rollouts is not None:
+            seen = f"{name} is set and rollouts are replayed: nothing is sampled that could take a place."
+        elif config.advantage_estimator == "reinforce_plus_plus":
+            seen = (
+                f"{name} is set and advantage_estimator is reinforce_plus_plus, which compares over the "
+                "whole rollout: a group whose rewards are equal teaches as much as any other."
+            )
+            if config.num_generations > 1:
+                edits = {"advantage_estimator": "grpo", "scale_rewards": "group"}
+                fixes.append(Fix(text="compare within groups", edits=edits))
+        elif config.num_generations < 2:
+            seen = f"{name} is set and num_generations is 1: a single completion has no spread."
+        elif name == "dynamic_sample" and config.scale_rewards == "none":
+            seen = (
+                "dynamic_sample is set and scale_rewards is none, with which a group counts by its spread: "
+                "the mean over all prompts is the gradient of the reward, and without the equal groups it "
+                "is not."
+            )
+            fixes.append(Fix(text="the spread of the group", edits={"scale_rewards": "group"}))
+        else:
+            continue
+        cause = "Groups are told apart by the spread of their rewards, and here that decides nothing."
+        found.append(problem("E333", name, seen, cause, *fixes))
+    return found
+
+
 def _levels(config: Config) -> list[Problem]:
     """Levels of the ratio that a loss is not meant with; the others warn of them too."""
     level, loss = config.importance_sampling_level, config.loss_type
@@ -210,6 +243,8 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
     why = dict.fromkeys(names, f"loss_type {config.loss_type} does not read it")
     if not config.use_adaptive_entropy:
         why |= {n: "use_adaptive_entropy is off" for n in _OF_ADAPTIVE if n in typed and _differs(config, n)}
+    if "max_resample_times" in typed and not config.dynamic_sample and _differs(config, "max_resample_times"):
+        why["max_resample_times"] = "dynamic_sample is off"
     for name in _CHANGING:
         course = f"{name}_schedule"
         if course in typed and getattr(config, f"{name}_end") is None and _differs(config, course):

@@ -95,6 +95,8 @@ _RANGES: dict[str, Range] = {
         why="It is a share of the tokens.",
         usual=1.0,
     ),
+    "max_resample_times": _at_least(1, "Without a further draw nothing is replaced.", 3),
+    "replay_buffer_size": _at_least(0, "It is a number of groups; 0 keeps none.", 0),
     "off_policy_sequence_mask_delta": _above(0, "It is a mean of lost log probability.", None),
     "rollout_importance_sampling_threshold": _above(0, "It bounds a ratio of probabilities.", 2.0),
     "vllm_importance_sampling_clip_max": _above(0, "It bounds a ratio of probabilities.", 3.0),

@@ -27,7 +27,7 @@ SAME_WORK = (
     *("apply_chat_template", "chat_template", "enable_thinking", "chat_template_kwargs"),
     *("reward_funcs", "reward_model", "external_plugins", "judge_base_url", "judge_model"),
     *("num_generations", "num_iterations", "max_completion_length", "temperature", "engine"),
-    "replay_rollouts",
+    *("dynamic_sample", "max_resample_times", "replay_buffer_size", "replay_rollouts"),
 )
 """Options that a completion's time follows from; a reference (`beta` above 0) is looked at beside them."""
 

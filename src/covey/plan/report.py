@@ -44,6 +44,7 @@ def report_lines(
         "rates": _pass_rates(config, facts),
         "rewards": _rewards(config, facts),
         "batch": batch.in_words(),
+        "select": _selection(config, batch),
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
         "time": [] if time is None else time.in_words(),
@@ -206,6 +207,21 @@ def _models(facts: Facts) -> list[str]:
         for m in facts.reward_models
         if m.problem is None and m.is_here
     ]
+
+
+def _selection(config: Config, batch: BatchPlan) -> list[str]:
+    """What takes the place of groups without signal, and what that costs at most."""
+    lines = []
+    if config.dynamic_sample:
+        planned, times = batch.completions_per_rollout, config.max_resample_times
+        lines.append(
+            f"groups without signal are replaced, in up to {counted(times, 'further draw')}: a rollout "
+            f"samples {planned:,} to {planned * (1 + times):,} completions"
+        )
+    if config.replay_buffer_size:
+        kept = counted(config.replay_buffer_size, "group")
+        lines.append(f"what then has no signal is replayed from the strongest {kept} of earlier rollouts")
+    return lines
 
 
 def _splits(batch: BatchPlan) -> list[str]:

@@ -46,11 +46,28 @@ class CollectPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What became of a rollout's groups before they are learnt from.
+
+    `sampled` are all that were sampled for it, in `attempts` draws beside the first. `dropped` has the ids of
+    the prompts whose groups were left out, by reason; `num_silent` groups without signal stay for want of
+    others.
+    """
+
+    sampled: tuple[ScoredGroup, ...]
+    attempts: int
+    dropped: Mapping[str, tuple[int, ...]]
+    num_silent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
     """The groups of a rollout, known to every rank, and what this rank took for its share in seconds.
 
     `is_replayed` says that they were read from files: sampled by some policy, with some G. `tasks` are those
-    of the whole data set, each with the names of the rewards that score it, none for all of them.
+    of the whole data set, each with the names of the rewards that score it, none for all of them. `stale` are
+    the numbers of groups that were sampled for an earlier rollout. `selection` is None where every group
+    stays.
     """
 
     groups: tuple[ScoredGroup, ...]
@@ -58,6 +75,13 @@ class Collected:
     reward_s: float
     is_replayed: bool = False
     tasks: Mapping[str, Collection[str]] = field(default_factory=dict)
+    stale: frozenset[int] = frozenset()
+    selection: Selection | None = None
+
+    @property
+    def sampled(self) -> tuple[ScoredGroup, ...]:
+        """What the newest policy sampled, before anything was left out."""
+        return self.groups if self.selection is None else self.selection.sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class Guards:
             scaled_by=self.scaled_by,
             is_over_rollout=self.is_over_rollout,
             version=None if collected.is_replayed else version,
+            stale=collected.stale,
         )
         self._together(lambda: check_rollout(collected.groups, rows, facts))
 
@@ -81,7 +82,9 @@ class Guards:
         """Look at the tensors of a rollout's steps before the first of them is taken."""
         self._together(lambda: check_batches(batches, rows, plan, steps_done + 1))
         first = [rows[i] for i in step_slices(len(rows), plan)[0]]
-        if self.plain_loss is not None:
+        # The ratios of stale rows are known to no plan.
+        self._planned_loss = None
+        if self.plain_loss is not None and not any(r.annotated.sample.is_stale for r in first):
             self._planned_loss = planned_loss(first, self.plain_loss, plan.max_completion_length)
 
     def wants_match(self, batch: Batch, *, is_fresh: bool) -> bool:
@@ -89,7 +92,9 @@ class Guards:
         whose rows have signal. Collective."""
         if self._is_matched or not (is_fresh and self.is_comparable):
             return False
-        return any(self.comm.max([float(any(batch.has_signal))]))
+        stale = any(m.is_stale_S is not None for m in batch.micro_batches)
+        has_signal, has_stale = self.comm.max([float(any(batch.has_signal)), float(stale)])
+        return bool(has_signal) and not has_stale
 
     def step(self, batch: Batch, result: StepResult, step: int, *, is_fresh: bool) -> None:
         """Look at an optimizer step that has been taken; `is_fresh` says that it is its rollout's first."""

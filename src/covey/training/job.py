@@ -108,7 +108,7 @@ class Job:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         self.guards.rollout(collected, rows, self.progress.step)
         metrics = rollout_metrics(collected, rows, self.progress.step)
-        self._report(self.watch.look(collected.groups, self.progress.step))
+        self._report(self.watch.look(collected.sampled, self.progress.step))
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
 
         def records() -> list[dict[str, Any]]:
@@ -116,9 +116,28 @@ class Job:
             for record, row in zip(found, rows, strict=True):
                 record["advantage"] = row.advantage
                 record["masked"] = row.masked
+                if row.annotated.sample.is_stale:
+                    record["is_stale"] = True
             return found
 
         self.recorder.rollout(self.progress.rollout, records)
+        self._record_selection(collected)
+
+    def _record_selection(self, collected: Collected) -> None:
+        """Write which rows of the data had groups that were left out, and why; the step is the first that
+        learns from the others."""
+        found = collected.selection
+        if found is None or not (found.attempts or collected.stale or found.num_silent):
+            return
+        self.recorder.event(
+            "groups_selected",
+            step=self.progress.step + 1,
+            rollout=self.progress.rollout,
+            attempts=found.attempts,
+            dropped={why: list(rows) for why, rows in found.dropped.items()},
+            replayed=len(collected.stale),
+            without_signal=found.num_silent,
+        )
 
     def remaining_batches(self) -> list[Batch]:
         """The batches of the current rollout whose steps are not yet taken."""

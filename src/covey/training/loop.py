@@ -23,6 +23,7 @@ def run(job: Job) -> None:
                 needs=job.needs,
                 plan=job.pack_plan,
                 comm=job.comm,
+                stale=collected.stale,
             )
             job.take_in(collected, rows)
         for batch in job.remaining_batches():

@@ -37,6 +37,30 @@ def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: 
         "rows/skipped": Metric(value=sum(not r.needs_forward for r in rows), count=len(rows)),
         "time/rollout_s": Metric(value=collected.rollout_s),
         "time/reward_s": Metric(value=collected.reward_s),
+        **_selection_metrics(collected, version),
+    }
+
+
+def _selection_metrics(collected: Collected, version: int) -> dict[str, Metric]:
+    """What was sampled and left out, where groups are selected: the metrics of rewards are of those that are
+    learnt from, and under sampled/ of all that the newest policy has sampled."""
+    selection = collected.selection
+    if selection is None:
+        return {}
+    num, stale = len(collected.groups), collected.stale
+    ages = [
+        version - min(chain.from_iterable(s.versions for t in g.group.trajectories for s in t.segments))
+        for i, g in enumerate(collected.groups)
+        if i in stale
+    ]
+    counts = {f"select/dropped_{why}": len(ids) for why, ids in selection.dropped.items()}
+    counts |= {"select/attempts": selection.attempts, "select/without_signal": selection.num_silent}
+    return {
+        **{f"sampled/{name}": metric for name, metric in reward_metrics(selection.sampled).items()},
+        **{name: Metric(value=value, count=len(selection.sampled)) for name, value in counts.items()},
+        "select/frac_signal": Metric(value=1 - (selection.num_silent + len(stale)) / num, count=num),
+        "select/replayed": Metric(value=len(stale), count=num),
+        "select/replayed_age": _mean(ages),
     }
 
 

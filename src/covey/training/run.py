@@ -57,7 +57,16 @@ from covey.training.process import SIGNAL_CODES, handlers, keep_freed_memory, ow
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring, step_tokens
-from covey.training.source import LiveSource, ReplaySource, Source, StreamDrawing, TableDrawing, upcoming
+from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
+from covey.training.source import (
+    Drawing,
+    LiveSource,
+    ReplaySource,
+    Source,
+    StreamDrawing,
+    TableDrawing,
+    upcoming,
+)
 from covey.training.state import (
     Health,
     OptimizerState,
@@ -149,10 +158,10 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     source = _source(config, found, drawing, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
     objective = parts.objective(config, total_steps)
-    source = _changing(source, objective, plan)
+    source = _selecting(_changing(source, objective, plan), config, found, objective)
     health = _health(config, plan, backend, comm, scoring.rewards.tasks)
     states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
-    registry = _registry(states, health)
+    registry = _registry(states, health, source)
     files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
@@ -205,13 +214,15 @@ def _health(
     return Health(rules=Rules(config.model_dump()), watch=watch, guards=guards)
 
 
-def _registry(components: Iterable[Stateful | None], health: Health) -> Registry:
+def _registry(components: Iterable[Stateful | None], health: Health, source: Source) -> Registry:
     """What a checkpoint keeps; None is of a component that the run does not have."""
     registry = Registry()
     for component in components:
         if component is not None:
             registry.register(component)
     registry.register(health, is_later=True)
+    if isinstance(source, SelectingSource):
+        registry.register(source, is_later=True)
     registry.expect(("progress", "rollout", "optimizer", "rng", "best", "health"))
     return registry
 
@@ -249,11 +260,34 @@ def _changing(source: Source, objective: Objective, plan: BatchPlan) -> Source:
     return replace(source, temperature=lambda n: objective.temperature_at(n * plan.steps_per_rollout))
 
 
+def _selecting(source: Source, config: Config, found: Survey, objective: Objective) -> Source:
+    """The source with groups without signal replaced, where that is asked for."""
+    if not isinstance(source, LiveSource) or not (config.dynamic_sample or config.replay_buffer_size):
+        return source
+    seed = config.data_seed + FURTHER
+    further: Drawing
+    if found.stream is not None:
+        further = StreamDrawing(stream=found.stream.reordered(seed), per_rollout=1)
+    else:
+        assert found.prompts is not None
+        further = OneByOne(found.prompts, seed)
+    return SelectingSource(
+        source,
+        objective.credit,
+        Further(further),
+        Replay(config.replay_buffer_size, config.seed),
+        attempts=config.max_resample_times if config.dynamic_sample else 0,
+    )
+
+
 def _restore(
     registry: Registry, resume: Path, progress: Progress, buffer: RolloutBuffer, files: RunFiles | None
 ) -> None:
     """Give every component its state back, and put aside what was recorded after it."""
-    registry.load(read_states(resume))
+    # A run that no longer selects goes on without what a selection would need.
+    states = read_states(resume)
+    kept = {n: s for n, s in states.items() if n in registry.names or n != SelectingSource.name}
+    registry.load(kept)
     check_place(progress, buffer)
     if files is not None:
         # A rollout that is in the buffer has its file already.

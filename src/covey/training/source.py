@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,8 +83,11 @@ class LiveSource:
 
     def next(self, rollout: int) -> Collected:
         """Sample and score rollout number `rollout`."""
+        return self.sample(self.drawing.draw(rollout), rollout)
+
+    def sample(self, prompts: Sequence[Prompt], rollout: int) -> Collected:
+        """Sample and score these prompts, at the temperature of that rollout. Collective."""
         self.comm.begin("rollout")
-        prompts = self.drawing.draw(rollout)
         view: AbstractContextManager[object] = self.backend.rollout_view()
         plan, temperature = self.plan, self.temperature(rollout)
         if temperature is not None:
@@ -128,8 +131,17 @@ class ReplaySource:
 
     def next(self, rollout: int) -> Collected:
         """The rollout at this place of the directory's order."""
-        groups = tuple(self._weighted(g) for g in groups_of(self._rollouts[rollout]))
-        return Collected(groups=groups, rollout_s=0.0, reward_s=0.0, is_replayed=True, tasks=self._tasks)
+        records = self._rollouts[rollout]
+        groups = tuple(self._weighted(g) for g in groups_of(records))
+        order = sorted({r["group"] for r in records})
+        return Collected(
+            groups=groups,
+            rollout_s=0.0,
+            reward_s=0.0,
+            is_replayed=True,
+            tasks=self._tasks,
+            stale=frozenset(order.index(r["group"]) for r in records if r.get("is_stale")),
+        )
 
     def _weighted(self, scored: ScoredGroup) -> ScoredGroup:
         return replace(scored, scores=tuple(self._total(s) for s in scored.scores))

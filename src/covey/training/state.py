@@ -225,6 +225,7 @@ def _row_json(row: TrainSample) -> dict[str, Any]:
         "versions": list(sample.versions),
         "temperature": sample.temperature,
         "finish": str(sample.finish),
+        **({"is_stale": True} if sample.is_stale else {}),
         "advantage": row.advantage,
         "loss_mask": [int(x) for x in row.loss_mask],
         "masked": row.masked,
@@ -244,6 +245,7 @@ def _row(values: dict[str, Any], annotations: dict[str, Tensor | None]) -> Train
         versions=tuple(values["versions"]),
         temperature=values["temperature"],
         finish=Finish(values["finish"]),
+        is_stale=values.get("is_stale", False),
     )
     tokens = values.get("token_advantages")
     return TrainSample(

@@ -97,6 +97,15 @@ def test_epochs_and_seeds_differ(stream):
     assert ids(stream(seed=4).take(0, 1841)) != first
 
 
+def test_the_same_prompts_in_another_order(stream):
+    """Read on its own: what the first has drawn stays where it is."""
+    first = stream(shuffle=False)
+    begun = ids(first.take(0, 10))
+    again = first.reordered(5)
+    assert ids(again.take(0, len(USABLE))) == ids(stream(seed=5).take(0, len(USABLE))) != USABLE
+    assert begun + ids(first.take(1, 10)) == USABLE[:20]
+
+
 def test_what_is_left_out_is_counted_once(stream):
     drawn = stream(max_length=3)
     drawn.take(0, 10)

@@ -42,7 +42,7 @@ HEALTHY: dict[str, Curve | float] = {
     "loss": wave(0.0, 0.01, 9.0),
     "memory/peak_gib": 10.0,
 }
-COUNTS = {"frac_reward_zero_std": 8, "reward_std": 8}
+COUNTS = {"frac_reward_zero_std": 8, "reward_std": 8, "sampled/frac_reward_zero_std": 8}
 
 
 def record(step: int, curves: Mapping[str, Curve | float], steps_per_rollout: int = 1) -> StepRecord:
@@ -166,6 +166,12 @@ CASES: list[tuple[str, dict[str, Curve | float], int, dict[str, Curve | float]]]
         3,
         {"completions/clipped_ratio": lambda s: 1.0 if s < 3 else 0.9},
     ),
+    (
+        "F220",
+        {"select/without_signal": after(40, 2.0, 0.0), "select/attempts": 3.0, "select/replayed": 0.0},
+        41,
+        {"select/without_signal": 2.0, "select/attempts": 0.0, "select/replayed": 0.0},
+    ),
 ]
 
 
@@ -176,6 +182,26 @@ def test_a_rule_speaks_at_its_step(
     assert said(step, change)[-1:] == [(code, step)]
     assert code not in [c for c, _ in said(step - 1, change)]
     assert code not in [c for c, _ in said(max(step + 60, 130), near_miss)]
+
+
+def test_selected_groups_do_not_say_how_good_the_policy_is() -> None:
+    """The rules go by what was sampled: a reward that rises there has risen, groups that are flat there are
+    few or many, and a reward that is learnt from may stay where it is."""
+    short: Curve = lambda s: 200 if s < 60 else 40  # noqa: E731
+    chosen: dict[str, Curve | float] = {"completions/mean_terminated_length": short, "reward": 0.5}
+    whole: dict[str, Curve | float] = {
+        "sampled/reward": lambda s: 0.2 + 0.005 * s,
+        "sampled/reward_std": 0.4,
+        "sampled/rewards/accuracy/mean": 0.3,
+        "sampled/rewards/accuracy/std": 0.4583,
+        "sampled/frac_reward_zero_std": 0.1,
+    }
+    assert "F204" in [code for code, _ in said(120, chosen)]
+    assert said(120, {**chosen, **whole}) == []
+    # At a pass rate of 0.3 chance leaves 6 % of groups of 8 flat; few of them are learnt from.
+    flat = {**whole, "sampled/frac_reward_zero_std": 0.95, "sampled/reward": 0.3, "frac_reward_zero_std": 0.0}
+    assert "F212" in [code for code, _ in said(60, flat)]
+    assert said(60, {**flat, "sampled/frac_reward_zero_std": 0.1}) == []
 
 
 def test_held_out_reward_that_falls_while_training_rises() -> None:

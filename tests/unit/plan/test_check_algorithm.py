@@ -24,6 +24,11 @@ def unusual(option: str, words: str, options: dict[str, Any]) -> Case:
     return Case(code="W122", option=option, words=words, options=options)
 
 
+def silent(words: str, options: dict[str, Any]) -> Case:
+    option = "dynamic_sample" if "dynamic_sample" in options else "replay_buffer_size"
+    return Case(code="E333", option=option, words=words, options=options)
+
+
 CASES = [
     Case(code="E332", option="epsilon_high", words="epsilon_high is 0.28 with loss_type cispo",
          options={"loss_type": "cispo", "epsilon_high": 0.28}),
@@ -53,6 +58,13 @@ CASES = [
               {**MASK, "vllm_importance_sampling_mode": "sequence_mask"}),
     unusual("kl_estimator", "kl_estimator is k1 in the loss", {"kl_estimator": "k1", "beta": 0.1}),
     unusual("kl_estimator", "kl_estimator is k1 in the loss", {"kl_estimator": "k1", "beta_end": 0.1}),
+    *(silent("scale_rewards is none", {"dynamic_sample": True, **options})
+      for options in ({"scale_rewards": "none"}, {"advantage_estimator": "rloo"})),
+    *(silent("compares over the whole rollout", {**options, "advantage_estimator": PLUS, **more})
+      for options in ({"dynamic_sample": True}, {"replay_buffer_size": 4})
+      for more in ({}, {"num_generations": 1})),
+    *(silent("rollouts are replayed", {**options, "replay_rollouts": "runs/b/rollouts"})
+      for options in ({"dynamic_sample": True}, {"replay_buffer_size": 4})),
     *(unusual("loss_type", f"loss_type is {loss}, which averages over tokens",
               {"loss_type": loss, "importance_sampling_level": "sequence"})
       for loss in ("bnpo", "dr_grpo", "dapo", "cispo", "fipo")),
@@ -96,6 +108,11 @@ def test_fixes_mend(case: Case) -> None:
         MASK,
         {"vllm_importance_sampling_mode": "sequence_mask"},
         {"top_entropy_quantile": 0.2, "off_policy_sequence_mask_delta": 0.5},
+        {"dynamic_sample": True, "replay_buffer_size": 64},
+        {"dynamic_sample": True, "max_resample_times": 1, "scale_rewards": "batch"},
+        {"dynamic_sample": True, "advantage_estimator": "rloo", "scale_rewards": "group"},
+        {**TWO, "dynamic_sample": True, "scale_rewards": "gdpo"},
+        {"replay_buffer_size": 1, "scale_rewards": "none"},
     ],
     ids=str,
 )
@@ -185,6 +202,7 @@ WITHOUT_EFFECT = [
      "rollout_importance_sampling_mode is not set"),
     *(({name: 1.5}, name, "vllm_importance_sampling_mode is not set")
       for name in ("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min")),
+    ({"max_resample_times": 5}, "max_resample_times", "dynamic_sample is off"),
 ]  # fmt: skip
 
 

@@ -224,3 +224,13 @@ def test_states_that_are_all_offloaded() -> None:
         text = "\n".join(report_lines(asked, elsewhere(layout), batch_plan(asked, 8, 1000)))
         assert words in text
         assert "0 kB" not in text and ("load nothing, rollout " in text) == (layout is OFFLOADED)
+
+
+def test_what_takes_the_place_of_groups_without_signal() -> None:
+    """64 completions a rollout, and at most four times as many."""
+    assert section("select") == []
+    (drawn,) = section("select", dynamic_sample=True)
+    assert drawn.endswith("in up to 3 further draws: a rollout samples 64 to 256 completions")
+    drawn, replayed = section("select", dynamic_sample=True, max_resample_times=1, replay_buffer_size=1)
+    assert drawn.endswith("in up to 1 further draw: a rollout samples 64 to 128 completions")
+    assert replayed == "what then has no signal is replayed from the strongest 1 group of earlier rollouts"

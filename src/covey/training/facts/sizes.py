@@ -19,6 +19,9 @@ _STATE_FILES = 5_200
 _GENERATOR_BYTES = 10_130
 # Of a tensor a header has the name, and some 60 bytes of dtype, shape and place.
 _ENTRY_BYTES = 62
+# A replayed group's completion as a record: what stands once, and a token's id, logprob, mask and version.
+_RECORD_BYTES = 1_500
+_TOKEN_BYTES = 40
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
 
 
@@ -63,8 +66,10 @@ def checkpoint_sizes(
     keys = [f"{kind}/model.{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in trained_names]
     state = _ADAM_BYTES * trained + _FLOAT_BYTES * (low + len(trained_names)) + _header(keys)
     listed = sum(len(key) + 4 for key in keys)
+    record = _RECORD_BYTES + _TOKEN_BYTES * config.max_completion_length
+    replayed = config.replay_buffer_size * config.num_generations * record
     return CheckpointSizes(
-        whole=model + state + listed + _STATE_FILES + num_processes * _GENERATOR_BYTES, model=model
+        whole=model + state + listed + replayed + _STATE_FILES + num_processes * _GENERATOR_BYTES, model=model
     )
 
 

@@ -1,0 +1,51 @@
+"""Select: which groups of a rollout have something to tell the learner, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Literal, get_args
+
+from covey.algorithm.advantages import STD_EPSILON
+from covey.batching.credit import CreditConfig, is_counted, needs_forward, row_credits
+from covey.batching.samples import to_samples
+from covey.types import ScoredGroup
+
+Silence = Literal["equal", "invalid", "masked"]
+SILENCES: tuple[Silence, ...] = get_args(Silence)
+
+
+def silences(groups: Sequence[ScoredGroup], config: CreditConfig) -> list[Silence | None]:
+    """Why each group has no signal; None where it has one.
+
+    `equal`: every advantage is 0. `invalid`: fewer than two completions have a reward. `masked`: those with
+    an advantage are out of the loss. Only rewards are looked at, not a divergence that they pay for.
+    """
+    if not groups:
+        return []
+    rows = iter(row_credits(groups, to_samples(groups), config))
+    found: list[Silence | None] = []
+    for scored in groups:
+        members = [next(rows) for _ in scored.scores]
+        if any(needs_forward(m, may_skip_rows=True) for m in members):
+            found.append(None)
+        elif sum(m.masked != "invalid" for m in members) < 2:
+            found.append("invalid")
+        else:
+            found.append("masked" if any(m.advantage for m in members) else "equal")
+    return found
+
+
+def strength(scored: ScoredGroup) -> float:
+    """The sum of |advantage| of a group times the standard deviation of its rewards: TRL's score of a stored
+    group.
+
+    Advantages are in units of the group's own spread, so that groups of different rollouts compare. Rewards
+    of 1, 1, 0, 0 give 2, those of 1, 0, 0, 0 give 1.5.
+    """
+    counted = [s.total for i, s in enumerate(scored.scores) if is_counted(scored, i)]
+    values = [total for total in counted if total is not None]
+    if len(values) < 2:
+        return 0.0
+    mean, spread = fmean(values), stdev(values)
+    return sum(abs(v - mean) for v in values) / (spread + STD_EPSILON) * spread

@@ -1,0 +1,182 @@
+"""Groups without signal, replaced: by further prompts, and by groups of earlier rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from covey.batching.credit import CreditConfig
+from covey.batching.select import SILENCES, Silence, silences, strength
+from covey.checkpoint.registry import State
+from covey.data.order import Order
+from covey.data.rows import PromptTable
+from covey.rollout.collect import Collected, Selection
+from covey.rollout.records import groups_of, records_of
+from covey.training.source import Drawing, LiveSource
+from covey.types import Draw, Prompt, ScoredGroup
+
+# Added to data_seed for the order of further prompts: no data_seed that can be typed gives the same order.
+FURTHER = 2**63
+_REPLAY = 1
+
+
+class OneByOne:
+    """The prompts of a table one at a time, each epoch permuted by `seed`; it holds one epoch's order."""
+
+    def __init__(self, prompts: PromptTable, seed: int) -> None:
+        size = len(prompts.entries)
+        self._prompts = prompts
+        self._order = Order(num_prompts=size, per_rollout=size, seed=seed, shuffle=True)
+        self._epoch = -1
+        self._numbers: list[int] = []
+
+    def draw(self, place: int) -> list[Prompt]:
+        """The prompt at a place, counted on from epoch to epoch."""
+        epoch, index = divmod(place, self._order.num_prompts)
+        if epoch != self._epoch:
+            self._epoch, self._numbers = self._order.take(epoch)
+        return [self._prompts.take(self._numbers[index], Draw(epoch=epoch, rollout=-1))]
+
+
+class Further:
+    """Prompts beside the run's own order, one after the other; `cursor` counts those that were looked at.
+
+    `drawing` gives them one at a time by their place.
+    """
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+        self.cursor = 0
+
+    def take(self, count: int, rollout: int, attempt: int, drawn: Collection[int]) -> list[Prompt]:
+        """The next `count` prompts that are not among `drawn`, by their ids.
+
+        Where the data hold too few others, those of this rollout come again, and one twice in a draw last.
+        """
+        taken: list[Prompt] = []
+        first: int | None = None
+        while len(taken) < count:
+            (prompt,) = self._drawing.draw(self.cursor)
+            self.cursor += 1
+            epoch = prompt.draw.epoch
+            first = epoch if first is None else first
+            own = {p.id for p in taken} if epoch - first < 4 else set()
+            if prompt.id in own or (epoch - first < 2 and prompt.id in drawn):
+                continue
+            taken.append(replace(prompt, draw=replace(prompt.draw, rollout=rollout, attempt=attempt)))
+        return taken
+
+
+class Replay:
+    """The groups of earlier rollouts that had most to tell, at most `size`, the strongest first.
+
+    Of equally strong ones the newer stay. Which are replayed is a function of `seed`, the rollout's number
+    and what is held: each group at most once, those of more strength more often, as in TRL.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size = size
+        self._seed = seed
+        self.held: list[tuple[float, ScoredGroup]] = []
+
+    def add(self, groups: Sequence[ScoredGroup]) -> None:
+        """Keep the strongest of these and of what is held."""
+        new = [(strength(g), _timeless(g)) for g in groups]
+        found = sorted([*(n for n in new if n[0] > 0.0), *self.held], key=lambda pair: -pair[0])
+        self.held = found[: self.size]
+
+    def draw(self, count: int, rollout: int) -> list[ScoredGroup]:
+        """At most `count` of the groups held, drawn without replacement by strength; they stay held."""
+        # The largest log(strength) + Gumbel noise: a draw in proportion to strength, one after the other.
+        random = np.random.Generator(np.random.PCG64([self._seed, rollout, _REPLAY]))
+        noise = random.gumbel(size=len(self.held))
+        keys = [float(np.log(s)) + float(g) for (s, _), g in zip(self.held, noise, strict=True)]
+        best = sorted(range(len(keys)), key=lambda i: -keys[i])[:count]
+        return [self.held[i][1] for i in best]
+
+
+class SelectingSource:
+    """A live source whose groups without signal are replaced, so that a rollout stays as large as planned.
+
+    They are sampled anew with further prompts up to `attempts` times, each time as many as are missing; what
+    has signal stays. What is missing then is replayed, and where nothing is held the first ones stay. Every
+    rank knows every group, so all of them decide alike.
+    """
+
+    name = "selection"
+
+    def __init__(
+        self, live: LiveSource, credit: CreditConfig, further: Further, replay: Replay, attempts: int
+    ) -> None:
+        self._live = live
+        self._credit = credit
+        self._further = further
+        self._replay = replay
+        self._attempts = attempts
+
+    def next(self, rollout: int) -> Collected:
+        """Sample, score and select rollout number `rollout`. Collective."""
+        parts = [self._live.next(rollout)]
+        groups = list(parts[0].groups)
+        silent = _silent(silences(groups, self._credit))
+        dropped: dict[str, list[int]] = {why: [] for why in SILENCES}
+        for attempt in range(1, self._attempts + 1):
+            if not silent:
+                break
+            drawn = {g.group.prompt.id for part in parts for g in part.groups}
+            prompts = self._further.take(len(silent), rollout, attempt, drawn)
+            parts.append(self._live.sample(prompts, rollout))
+            found = parts[-1].groups
+            for scored, why in zip(found, silences(found, self._credit), strict=True):
+                if why is None:
+                    place = min(silent)
+                    why = silent.pop(place)
+                    groups[place], scored = scored, groups[place]
+                dropped[why].append(scored.group.prompt.id)
+        stored = self._replay.draw(len(silent), rollout)
+        fresh = [g for i, g in enumerate(groups) if i not in silent]
+        stale = sorted(silent)[: len(stored)]
+        for place, scored in zip(stale, stored, strict=True):
+            dropped[silent.pop(place)].append(groups[place].group.prompt.id)
+            groups[place] = scored
+        self._replay.add(fresh)
+        return Collected(
+            groups=tuple(groups),
+            rollout_s=sum(p.rollout_s for p in parts),
+            reward_s=sum(p.reward_s for p in parts),
+            tasks=parts[0].tasks,
+            stale=frozenset(stale),
+            selection=Selection(
+                sampled=tuple(g for p in parts for g in p.groups),
+                attempts=len(parts) - 1,
+                dropped={why: tuple(ids) for why, ids in dropped.items()},
+                num_silent=len(silent),
+            ),
+        )
+
+    def state(self) -> State:
+        """Where the further prompts go on, and the groups held as records."""
+        held: Any = [[score, records_of([group])] for score, group in self._replay.held]
+        return State(json={"cursor": self._further.cursor, "held": held})
+
+    def load_state(self, state: State) -> None:
+        """Go on from there; of the groups as many as this run holds."""
+        values: Any = state.json
+        self._further.cursor = values["cursor"]
+        held = [(score, groups_of(records)[0]) for score, records in values["held"]]
+        self._replay.held = held[: self._replay.size]
+
+
+def _timeless(scored: ScoredGroup) -> ScoredGroup:
+    """The group without what a clock said: replaying it takes no sampling, and its state is that of any run
+    like this one."""
+    trajectories = tuple(replace(t, seconds=0.0) for t in scored.group.trajectories)
+    return replace(scored, group=replace(scored.group, trajectories=trajectories))
+
+
+def _silent(found: Sequence[Silence | None]) -> dict[int, Silence]:
+    """The places without signal, and why they have none."""
+    return {place: why for place, why in enumerate(found) if why is not None}

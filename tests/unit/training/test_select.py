@@ -1,0 +1,316 @@
+"""Groups without signal are replaced in their places; the others stay, whatever is drawn after them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from covey.batching.credit import CreditConfig
+from covey.checkpoint.exact import JSON
+from covey.comm import LocalComm
+from covey.data.order import Order
+from covey.data.rows import PromptTable
+from covey.health.weights import WeightWatch
+from covey.rollout.collect import Collected
+from covey.training.guards import Guards
+from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
+from covey.types import (
+    Batch,
+    Denominators,
+    Draw,
+    Finish,
+    Group,
+    MicroBatch,
+    NoiseKey,
+    Prompt,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    Segment,
+    Source,
+    Trajectory,
+)
+
+CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
+FLAT, LOUD = (1.0, 1.0, 1.0, 1.0), (1.0, 0.0, 0.0, 0.0)
+
+
+def prompt(number: int, epoch: int = 0, rollout: int = 0) -> Prompt:
+    return Prompt(
+        id=number,
+        messages=None,
+        text=f"row {number}",
+        token_ids=(number,),
+        columns={},
+        draw=Draw(epoch=epoch, rollout=rollout),
+    )
+
+
+def group(asked: Prompt, totals: Sequence[float], version: int = 0) -> ScoredGroup:
+    key = {"seed": 0, "split": "train", "rollout": asked.draw.rollout, "attempt": asked.draw.attempt}
+    trajectories = tuple(
+        Trajectory(
+            segments=(
+                Segment(token_ids=asked.token_ids, source=Source.PROMPT, trained=False),
+                Segment(
+                    token_ids=(i,), source=Source.MODEL, trained=True, logprobs=(-0.5,), versions=(version,)
+                ),
+            ),
+            sampling=SamplingParams(temperature=1.0, max_new_tokens=4, stop_token_ids=(2,)),
+            noise_key=NoiseKey(prompt_id=asked.id, sibling=i, **key),
+            finish=Finish.STOP,
+            text="",
+        )
+        for i in range(len(totals))
+    )
+    made = Group(prompt=asked, trajectories=trajectories, planned=len(totals))
+    return ScoredGroup(group=made, scores=tuple(Score(total=t, parts=()) for t in totals))
+
+
+def table(size: int) -> OneByOne:
+    """That many rows in an order of their own."""
+    entries = tuple(prompt(n) for n in range(size))
+    return OneByOne(PromptTable(entries=entries, left_out={}, columns=(), longest_in_data=1), 7)
+
+
+@dataclass
+class Live:
+    """Samples prompts 0, 1, 2, ... for each rollout; the rows of `flat` have no signal."""
+
+    flat: set[int]
+    asked: list[list[int]] = field(default_factory=list)
+    attempts: list[set[int]] = field(default_factory=list)
+
+    def next(self, rollout: int) -> Collected:
+        return self.sample([prompt(n, rollout=rollout) for n in range(4)], rollout)
+
+    def sample(self, prompts: Sequence[Prompt], rollout: int) -> Collected:
+        assert all(p.draw.rollout == rollout for p in prompts)
+        self.asked.append([p.id for p in prompts])
+        self.attempts.append({p.draw.attempt for p in prompts})
+        groups = tuple(group(p, FLAT if p.id in self.flat else LOUD, rollout) for p in prompts)
+        return Collected(groups=groups, rollout_s=1.0, reward_s=0.5)
+
+
+def further(size: int = 10) -> Further:
+    return Further(table(size))
+
+
+def source(live: Live, attempts: int, held: int = 0, size: int = 10) -> SelectingSource:
+    return SelectingSource(live, CREDIT, further(size), Replay(held, 3), attempts=attempts)  # type: ignore[arg-type]
+
+
+def ids(collected: Collected) -> list[int]:
+    return [g.group.prompt.id for g in collected.groups]
+
+
+def test_what_has_signal_stays_and_the_rest_is_drawn_anew() -> None:
+    """Rows 1 and 3 are flat. The first draw beside takes two prompts, the next as many as it left flat."""
+    live = Live({1, 3, 6, 7})
+    found = source(live, attempts=8).next(0)
+    assert found.selection is not None
+    assert ids(found)[::2] == [0, 2]
+    assert set(ids(found)[1::2]) <= {4, 5, 8, 9} and len(set(ids(found))) == 4
+    missing = [2]
+    for asked in live.asked[1:]:
+        assert len(asked) == missing[-1]
+        missing.append(missing[-1] - sum(n not in live.flat for n in asked))
+    assert missing[-1] == 0
+    assert live.attempts == [{n} for n in range(len(live.asked))]
+    assert found.selection.attempts == len(live.asked) - 1
+    drawn = [n for asked in live.asked for n in asked]
+    assert [g.group.prompt.id for g in found.selection.sampled] == drawn
+    assert sorted(found.selection.dropped["equal"]) == sorted(n for n in drawn if n in live.flat)
+    assert found.selection.num_silent == 0
+    assert (found.rollout_s, found.reward_s) == (len(live.asked), 0.5 * len(live.asked))
+
+
+def test_a_rollout_with_signal_draws_nothing() -> None:
+    live = Live(set())
+    found = source(live, attempts=3, held=4).next(0)
+    assert live.asked == [[0, 1, 2, 3]] and ids(found) == [0, 1, 2, 3]
+    assert found.selection is not None and found.selection.attempts == 0 and not found.stale
+
+
+def test_what_stays_short_is_filled_with_the_first_ones() -> None:
+    """Everything but row 0 is flat: after two draws the places still hold what was drawn for them."""
+    live = Live(set(range(1, 10)))
+    found = source(live, attempts=2).next(0)
+    assert ids(found) == [0, 1, 2, 3]
+    assert found.selection is not None
+    assert (found.selection.attempts, found.selection.num_silent) == (2, 3)
+    # Ten rows: four of the rollout, three, and the other three.
+    assert sorted(found.selection.dropped["equal"]) == [4, 5, 6, 7, 8, 9]
+
+
+def test_the_places_of_further_prompts_are_gone_through_once() -> None:
+    """None is drawn that is barred; the cursor goes on over what was passed by."""
+    prompts = further()
+    order = [p.id for place in range(20) for p in table(10).draw(place)]
+    held = table(10)
+    assert [held.draw(place)[0].id for place in range(20)] == order
+    assert [held.draw(place)[0].draw.epoch for place in (9, 10)] == [0, 1]
+    assert sorted(order[:10]) == sorted(order[10:]) == list(range(10)) and order[:10] != order[10:]
+    barred = {order[0], order[2]}
+    taken = prompts.take(3, rollout=5, attempt=2, drawn=barred)
+    assert [p.id for p in taken] == [order[1], order[3], order[4]]
+    assert prompts.cursor == 5
+    assert {(p.draw.rollout, p.draw.attempt) for p in taken} == {(5, 2)}
+    assert [p.id for p in prompts.take(2, 5, 3, set())] == order[5:7]
+
+
+def test_data_that_have_no_others_give_the_same_again() -> None:
+    """Four rows, all of them of this rollout; still none stands twice in a draw."""
+    taken = further(4).take(4, rollout=0, attempt=1, drawn={0, 1, 2, 3})
+    assert sorted(p.id for p in taken) == [0, 1, 2, 3]
+    assert len(further(2).take(5, rollout=0, attempt=1, drawn=set())) == 5
+
+
+def test_the_order_is_not_that_of_any_data_seed() -> None:
+    orders = [
+        Order(num_prompts=50, per_rollout=50, seed=s, shuffle=True).take(0)[1] for s in (1, 1 + FURTHER)
+    ]
+    assert orders[0] != orders[1] and FURTHER >= 2**63
+
+
+# -- groups of earlier rollouts ----------------------------------------------------------------------------
+
+
+def test_stored_groups_take_what_is_still_missing() -> None:
+    """The first rollout has nothing to replay; the second replays rows 0 and 2 of the first."""
+    live = Live({1, 3})
+    both = source(live, attempts=0, held=4)
+    first = both.next(0)
+    assert (ids(first), first.stale) == ([0, 1, 2, 3], frozenset())
+    second = both.next(1)
+    assert second.stale == {1, 3} and ids(second)[::2] == [0, 2] and set(ids(second)[1::2]) == {0, 2}
+    versions = [g.group.trajectories[0].segments[1].versions for g in second.groups]
+    assert versions == [(1,), (0,), (1,), (0,)]
+    assert second.selection is not None
+    assert second.selection.dropped["equal"] == (1, 3) and second.selection.num_silent == 0
+    assert [g.group.prompt.id for g in second.selection.sampled] == [0, 1, 2, 3]
+
+
+def test_prompts_are_drawn_before_groups_are_replayed() -> None:
+    """Of ten rows 8 and 9 alone have signal beside 0; what the draw does not find is replayed."""
+    live = Live({1, 2, 3, 4, 5, 6, 7})
+    both = source(live, attempts=1, held=8)
+    first, second = both.next(0), both.next(1)
+    assert first.selection is not None and second.selection is not None
+    loud = [n for n in live.asked[1] if n not in live.flat]
+    assert first.selection.num_silent == 3 - len(loud)
+    assert second.selection.attempts == 1
+    fresh = 1 + sum(n not in live.flat for n in live.asked[3])
+    held = 1 + len(loud)
+    assert len(second.stale) == min(held, 4 - fresh) > 0
+    assert second.selection.num_silent == 4 - fresh - len(second.stale)
+
+
+def test_the_strongest_are_held_and_the_newer_of_equal_ones() -> None:
+    replay = Replay(2, 0)
+    replay.add([group(prompt(0), LOUD), group(prompt(1), (1.0, 1.0, 0.0, 0.0)), group(prompt(2), FLAT)])
+    assert [g.group.prompt.id for _, g in replay.held] == [1, 0]
+    replay.add([group(prompt(3), LOUD)])
+    assert [g.group.prompt.id for _, g in replay.held] == [1, 3]
+    replay.add([group(prompt(4), (9.0, 0.0, 0.0, 0.0))])
+    assert [g.group.prompt.id for _, g in replay.held] == [4, 1]
+
+
+def test_a_draw_is_by_strength_without_replacement_and_of_the_rollout_alone() -> None:
+    """Strengths 1.5 and 13.5 (but for the 1e-4 beside the spread): the stronger comes first in 9 of 10."""
+    replay = Replay(8, 11)
+    replay.add([group(prompt(0), LOUD), group(prompt(1), (9.0, 0.0, 0.0, 0.0))])
+    first = [replay.draw(1, rollout)[0].group.prompt.id for rollout in range(4000)]
+    assert 0.885 < sum(first) / len(first) < 0.915
+    assert [replay.draw(1, r)[0].group.prompt.id for r in range(100)] == first[:100]
+    assert sorted(g.group.prompt.id for g in replay.draw(5, 0)) == [0, 1]
+    assert Replay(8, 11).draw(3, 0) == [] and len(replay.held) == 2
+
+
+@pytest.mark.parametrize("held", [0, 4])
+def test_another_process_goes_on_where_the_state_says(held: int) -> None:
+    flat = {1, 3, 5, 7}
+    whole, cut = source(Live(flat), 2, held), source(Live(flat), 2, held)
+    for rollout in range(2):
+        whole.next(rollout)
+        cut.next(rollout)
+    state = cut.state()
+    stored: JSON = json.loads(json.dumps(state.json))
+    again = source(Live(flat), 2, held)
+    again.load_state(type(state)(json=stored))  # type: ignore[arg-type]
+    for rollout in range(2, 5):
+        found, expected = again.next(rollout), whole.next(rollout)
+        assert ids(found) == ids(expected) and found.stale == expected.stale
+        assert tokens(found) == tokens(expected)
+    assert again.state() == whole.state()
+
+
+def tokens(collected: Collected) -> list[Any]:
+    return [
+        (t.segments, t.noise_key, s.total)
+        for g in collected.groups
+        for t, s in zip(g.group.trajectories, g.scores, strict=True)
+    ]
+
+
+def test_a_smaller_buffer_takes_over_what_fits() -> None:
+    large = source(Live({1}), 0, held=4)
+    large.next(0)
+    small = source(Live({1}), 0, held=2)
+    small.load_state(large.state())
+    assert len(small.state().json["held"]) == 2  # type: ignore[arg-type]
+
+
+# -- what a guard asks of a step that has them -------------------------------------------------------------
+
+
+def micro(is_stale_S: torch.Tensor | None) -> MicroBatch:
+    nothing = torch.zeros(0)
+    return MicroBatch(
+        tokens_T=nothing,
+        positions_T=nothing,
+        segments=(),
+        num_rows=1,
+        predictor_N=nothing,
+        target_N=nothing,
+        sequence_N=nothing,
+        temperature_N=nothing,
+        sampler_logprob_N=nothing,
+        advantage_N=nothing,
+        old_logprob_N=None,
+        ref_logprob_N=None,
+        trained_count_S=nothing,
+        group_S=nothing,
+        is_stale_S=is_stale_S,
+    )
+
+
+@pytest.mark.parametrize(("stale", "wanted"), [(None, True), (torch.tensor([False, True]), False)])
+def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | None, wanted: bool) -> None:
+    batch = Batch(
+        micro_batches=(micro(None), micro(stale)),
+        has_signal=(True, False),
+        denominators=Denominators(num_sequences=2, num_tokens=2, max_completion_length=2),
+        dropped={},
+        groups=range(1),
+        rollout=0,
+        pass_index=0,
+    )
+    guards = Guards(
+        comm=LocalComm(),
+        num_generations=2,
+        num_rows=2,
+        scaled_by=None,
+        is_over_rollout=False,
+        plain_loss=None,
+        is_comparable=True,
+        is_low_precision=False,
+        peak_rate=1.0,
+        weights=WeightWatch(frozen={}, trained={}),
+    )
+    assert guards.wants_match(batch, is_fresh=True) is wanted
