@@ -484,4 +484,10 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "The two are from different recipes. What they do together is well defined, and what their authors "
         "did not test.",
     ),
+    (
+        "W124",
+        "Reference that moves after the run",
+        "The reference of the KL divergence is to follow the policy, and the run ends before it has moved: "
+        "it is the run without that option.",
+    ),
 )

@@ -62,6 +62,8 @@ _FRAGMENTED_FULL, _FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.42)
 # cuBLAS set aside, which with LIBRARIES makes the 1.5 GB at which reports begin.
 _BUCKET, _BUCKETS, _COMMUNICATION = 500_000_000, 2, 1_000_000_000
 _SHOWN = 0.02
+# What goes with the weights where these are offloaded.
+_OFFLOADED = ("weights", "adapters", "reference", "reference in float32", "reference adapter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +301,7 @@ def _host_bytes(config: Config, facts: Facts, how: Training) -> int:
     held = _held(config, model, how, weights, replace(layout, offload="none", zero_stage=0))
     found = 0
     if layout.is_offloaded("weights"):
-        found += sum(held.get(name, 0) for name in ("weights", "adapters", "reference"))
+        found += sum(held.get(name, 0) for name in _OFFLOADED)
     if layout.is_offloaded("gradients"):
         found += FLOAT * weights.trained
     if layout.is_offloaded("optimizer"):
@@ -322,10 +324,22 @@ def _held(
         held["adapters"] = layout.on_gpu(adapters, "weights")
     if weights.low:
         held["masters"] = layout.on_gpu(FLOAT * weights.low, "optimizer")
-    # A policy with an adapter is its own reference.
+    # A policy with an adapter is its own reference, unless that follows the policy: then it has an adapter.
     if config.beta != 0.0 and how.full:
         held["reference"] = layout.on_gpu(how.element * model.parameters, "weights")
+    if config.sync_ref_model and (config.beta or config.beta_end):
+        held |= _moving(how, weights, layout)
     return held
+
+
+def _moving(how: Training, weights: _Weights, layout: Layout) -> dict[str, int]:
+    """What a reference that follows the policy keeps: float32 of all that is trained, which in full training
+    in float32 the reference is."""
+    if how.full:
+        low = FLOAT * weights.low
+        return {"reference in float32": layout.on_gpu(low, "weights")} if low else {}
+    adapters = FLOAT * weights.trained + how.element * weights.low
+    return {"reference adapter": layout.on_gpu(adapters, "weights")}
 
 
 def _steps_per_rollout(config: Config) -> int:

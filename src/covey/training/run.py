@@ -24,6 +24,7 @@ from covey.health.weights import WeightWatch
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
+from covey.learner.reference import MovingReference
 from covey.models.load import choose_kernels, choose_stream, load_adapted, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
@@ -60,6 +61,7 @@ from covey.training.state import (
     OptimizerState,
     Progress,
     RandomState,
+    ReferenceState,
     RolloutBuffer,
     check_place,
 )
@@ -150,7 +152,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     source = _changing(source, objective, plan)
     health = _health(config, plan, backend, comm)
     states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
-    registry = _registry(states, health)
+    registry = _registry(states, backend.moving, health)
     files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
@@ -193,19 +195,24 @@ def _health(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> He
     return Health(rules=Rules(config.model_dump()), watch=RewardWatch(comm.world), guards=guards)
 
 
-def _registry(components: Iterable[Stateful | None], health: Health) -> Registry:
+def _registry(
+    components: Iterable[Stateful | None], moving: MovingReference | None, health: Health
+) -> Registry:
     """What a checkpoint keeps; None is of a component that the run does not have."""
     registry = Registry()
     for component in components:
         if component is not None:
             registry.register(component)
+    if moving is not None:
+        registry.register(ReferenceState(moving))
     registry.register(health, is_later=True)
     registry.expect(("progress", "rollout", "optimizer", "rng", "best", "health"))
     return registry
 
 
 def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Guards:
-    policies = {"": backend.policy, "reference ": backend.reference}
+    still = backend.reference if backend.moving is None else None
+    policies = {"": backend.policy, "reference ": still}
     weights = [
         (f"{of}{n}", p) for of, m in policies.items() if m is not None for n, p in m.named_parameters()
     ]
@@ -221,10 +228,12 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         plain_loss=parts.plain_loss(config),
         is_comparable=parts.is_comparable(config),
         may_be_silent=parts.may_be_silent(config),
+        sync_every=0 if backend.moving is None else config.ref_model_sync_steps,
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(
             frozen={n: p for n, p in weights if not p.requires_grad},
             trained={n: p for n, p in weights if p.requires_grad},
+            moving={} if backend.moving is None else backend.moving.tensors(),
         ),
     )
 
@@ -287,12 +296,15 @@ def _backend(config: Config, facts: Facts, device: torch.device, comm: Comm, *, 
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
     settings = parts.optimizer(config)
     # A policy with an adapter is its own reference: the same weights with the adapter off.
-    frozen = _reference(config, device, dtype) if reference and lora is None else None
+    frozen = _reference(config, device) if reference and lora is None else None
+    moving = parts.moving_reference(config, policy, frozen, dtype) if reference else None
+    if frozen is not None:
+        _ready(frozen, config, dtype)
     kind = DDPBackend if comm.world > 1 else SingleBackend
-    return kind(policy, settings, compute_dtype=dtype, reference=frozen)
+    return kind(policy, settings, compute_dtype=dtype, reference=frozen, moving=moving)
 
 
-def _reference(config: Config, device: torch.device, dtype: torch.dtype) -> Policy:
+def _reference(config: Config, device: torch.device) -> Policy:
     """A frozen copy of the model that the run started from, a resumed run too."""
     policy = load_policy(
         model_dir(config),
@@ -302,12 +314,15 @@ def _reference(config: Config, device: torch.device, dtype: torch.dtype) -> Poli
         trust_remote_code=config.trust_remote_code,
     )
     policy.requires_grad_(False)
-    policy.eval()
+    return policy.eval()
+
+
+def _ready(policy: Policy, config: Config, dtype: torch.dtype) -> None:
+    """Cast a reference and let it compute as the policy does."""
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)
     choose_kernels(policy, config.use_liger_kernel)
     choose_stream(policy, config.attn_impl)
-    return policy
 
 
 def engine_for(config: Config, policy: Policy) -> Engine:
