@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from covey.batching import pack, samples
-from covey.learner import learn, optimizer, update
+from covey.learner import learn, optimizer, reference, update
 from covey.learner.backends import single
 from covey.models.policy import Policy
 from covey.rollout import collect
@@ -395,9 +395,21 @@ def unmerged_inexactly(patch: Patch) -> None:
     patch.setattr(single, "merged", merged)
 
 
+def _does_not_move(patch: Patch) -> None:
+    patch.setattr(reference.MovingReference, "move", lambda self, step, masters: True)
+
+
+def _moves_at_other_steps(patch: Patch) -> None:
+    real = reference.MovingReference.move
+    patch.setattr(
+        reference.MovingReference, "move", lambda self, step, masters: real(self, step + 1, masters)
+    )
+
+
 LORA = {"tuner_type": "lora", "lora_rank": 4}
 TWICE = {"num_iterations": 2}
 KL = {"beta": 0.1}
+MOVING = {**KL, "sync_ref_model": True, "ref_model_sync_steps": 2}
 MANY = {"per_device_train_batch_size": 32}
 
 MUTANTS = (
@@ -500,4 +512,7 @@ MUTANTS = (
     Mutant("reference that is not the start", "F117", 1, _annotation("reference", lambda x: x - 0.3), KL),
     Mutant("loses a group on the way", "F122", 1, changed(collect, "_assemble", lambda g, *a: g[:-1])),
     Mutant("adapter not taken out exactly", "F119", 1, unmerged_inexactly, LORA),
+    Mutant("moving reference not moved", "F119", 2, _does_not_move, MOVING),
+    Mutant("moving adapter not moved", "F119", 2, _does_not_move, {**MOVING, **LORA}),
+    Mutant("moves the reference too early", "F119", 1, _moves_at_other_steps, MOVING),
 )
