@@ -228,7 +228,7 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
         held |= cache
     gathered = _gathered_layer(model, how, layout)
     passes = pass_sizes(config, facts, prompt)
-    if config.beta != 0.0 or _steps_per_rollout(config) > 1:
+    if _has_kl(config) or _steps_per_rollout(config) > 1:
         work = max((_annotation(model, p, how) for p in passes), key=lambda parts: sum(parts.values()))
         phases.append(Phase(name="annotate", parts=held | gathered | work))
     if facts.num_processes > 1:
@@ -325,11 +325,15 @@ def _held(
     if weights.low:
         held["masters"] = layout.on_gpu(FLOAT * weights.low, "optimizer")
     # A policy with an adapter is its own reference, unless that follows the policy: then it has an adapter.
-    if config.beta != 0.0 and how.full:
+    if _has_kl(config) and how.full:
         held["reference"] = layout.on_gpu(how.element * model.parameters, "weights")
-    if config.sync_ref_model and (config.beta or config.beta_end):
+    if config.sync_ref_model and _has_kl(config):
         held |= _moving(how, weights, layout)
     return held
+
+
+def _has_kl(config: Config) -> bool:
+    return bool(config.beta or config.beta_end)
 
 
 def _moving(how: Training, weights: _Weights, layout: Layout) -> dict[str, int]:

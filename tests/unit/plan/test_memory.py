@@ -306,6 +306,7 @@ def test_a_reference_is_held_where_the_loss_has_one() -> None:
     assert found["load"] == {"weights in float32": 4000, "reference in float32": 4000, "probe": 3200}
     assert "annotate" in found
     assert all(found[name]["reference"] == 4000 for name in ("rollout", "annotate", "update", "step", "save"))
+    assert phases(beta=0.0, beta_end=0.04) == found
     assert "reference" not in phases(beta=0.04, tuner_type="lora")["save"]
 
 
