@@ -5,7 +5,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow mutants bench lint types format model clean
+.PHONY: help install test-install quickstart test test-slow mutants bench learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -50,6 +50,9 @@ test-slow: test-install ## the tests that take minutes: learning curves, wheel i
 bench: test-install .bench/trl/.installed .bench/swift/.installed ## write docs/performance.md: covey, TRL and ms-swift in turns (over an hour)
 	@$(VENV)/bin/python bench/compare --trl .bench/trl/bin/python --swift .bench/swift/bin/python \
 		--write docs/performance.md
+
+learning-curves: test-install ## train with every algorithm; write the table and figure of docs/learning-curves.md
+	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python bench/learning_curves.py
 
 lint: test-install ## ruff: rules and format
 	@$(VENV)/bin/ruff check .

@@ -22,11 +22,15 @@ from journeys.helpers import (
 from support.models import save_model
 
 LORA: dict[str, Any] = {"tuner_type": "lora", "lora_rank": 8}
+MOVING: dict[str, Any] = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1}
 KINDS: dict[str, dict[str, Any]] = {
     "full, float32": {"torch_dtype": "float32"},
     "full, bfloat16": {"torch_dtype": "bfloat16"},
     "LoRA": LORA,
     "LoRA, bfloat16": {**LORA, "torch_dtype": "bfloat16"},
+    "moving reference": {"torch_dtype": "float32", **MOVING},
+    "moving reference, bfloat16": {"torch_dtype": "bfloat16", **MOVING},
+    "moving reference, LoRA": {**LORA, **MOVING},
     "DoRA": {**LORA, "use_dora": True},
     "LoRA on one module": {**LORA, "target_modules": ["q_proj"]},
     "LoRA and a whole head": {**LORA, "modules_to_save": ["lm_head"]},

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from covey.batching import pack, samples
-from covey.learner import learn, optimizer, update
+from covey.learner import learn, optimizer, reference, update
 from covey.learner.backends import single
 from covey.models.policy import Policy
 from covey.rollout import collect
 from covey.rollout.native import engine
-from covey.training import run, scoring
+from covey.training import backend, scoring
 from covey.types import Score, TokenStats
 from mutants.harness import Mutant
 
@@ -154,14 +154,14 @@ def _zeroes(part: str) -> Plant:
 
 
 def _freezes_a_tensor(patch: Patch) -> None:
-    real = run.load_policy
+    real = backend.load_policy
 
     def load(*args: Any, **kwargs: Any) -> Policy:
         policy = real(*args, **kwargs)
         next(p for n, p in policy.named_parameters() if "down_proj" in n).requires_grad_(False)
         return policy
 
-    patch.setattr(run, "load_policy", load)
+    patch.setattr(backend, "load_policy", load)
 
 
 def bf16_masters(patch: Patch) -> None:
@@ -395,9 +395,21 @@ def unmerged_inexactly(patch: Patch) -> None:
     patch.setattr(single, "merged", merged)
 
 
+def _does_not_move(patch: Patch) -> None:
+    patch.setattr(reference.MovingReference, "move", lambda self, step, masters: True)
+
+
+def _moves_at_other_steps(patch: Patch) -> None:
+    real = reference.MovingReference.move
+    patch.setattr(
+        reference.MovingReference, "move", lambda self, step, masters: real(self, step + 1, masters)
+    )
+
+
 LORA = {"tuner_type": "lora", "lora_rank": 4}
 TWICE = {"num_iterations": 2}
 KL = {"beta": 0.1}
+MOVING = {**KL, "sync_ref_model": True, "ref_model_sync_steps": 2}
 MANY = {"per_device_train_batch_size": 32}
 
 MUTANTS = (
@@ -433,7 +445,7 @@ MUTANTS = (
             Policy, "forward", lambda self, m: (self, replace(m, temperature_N=m.temperature_N * math.nan))
         ),
     ),
-    Mutant("NaN in the loaded weights", "F118", 1, changed(run, "load_policy", _nan_in_loaded_weights)),
+    Mutant("NaN in the loaded weights", "F118", 1, changed(backend, "load_policy", _nan_in_loaded_weights)),
     Mutant("NaN in a weight after a step", "F118", 2, _spoils(lambda m: m.masters[3])),
     Mutant("NaN in a weight after the last step", "F128", 3, _spoils(lambda m: m.masters[3], after=3)),
     Mutant(
@@ -501,4 +513,7 @@ MUTANTS = (
     Mutant("reference that is not the start", "F117", 1, _annotation("reference", lambda x: x - 0.3), KL),
     Mutant("loses a group on the way", "F122", 1, changed(collect, "_assemble", lambda g, *a: g[:-1])),
     Mutant("adapter not taken out exactly", "F119", 1, unmerged_inexactly, LORA),
+    Mutant("moving reference not moved", "F119", 2, _does_not_move, MOVING),
+    Mutant("moving adapter not moved", "F119", 2, _does_not_move, {**MOVING, **LORA}),
+    Mutant("moves the reference too early", "F119", 1, _moves_at_other_steps, MOVING),
 )

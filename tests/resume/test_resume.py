@@ -84,10 +84,15 @@ SELECTED = {
     "reward_funcs": ["accuracy"],
     "learning_rate": 1e-3,
 }
+MOVING = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2}
 CASES = {
     "end of a rollout": {},
     "middle of a rollout": {"num_iterations": 2, "beta": 0.02},
     "linear schedule and warm-up": {"lr_scheduler_type": "linear", "warmup_steps": 2},
+    # Saved one step after a sync, in float32, in bfloat16 and as an adapter.
+    "moving reference": {**MOVING, "num_iterations": 2},
+    "moving reference in bfloat16": {**MOVING, "torch_dtype": "bfloat16"},
+    "moving reference of an adapter": {**MOVING, "tuner_type": "lora", "lora_rank": 4, "learning_rate": 1e-3},
     # In the middle of a rollout too: two passes, of which the first is over at step 3.
     "courses and an adaptive bonus": {
         "num_iterations": 2,

@@ -306,36 +306,6 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "token at its start. After another beginning it writes on for the user, or opens the turn itself, "
         "and the run trains that.",
     ),
-    (
-        "E324",
-        "Penalty for length that is longer than the length",
-        "soft_overlong falls over the last soft_cache_length of soft_max_length tokens; it cannot begin "
-        "before the first.",
-    ),
-    (
-        "E325",
-        "Penalty for length that no completion reaches",
-        "A reward that is 0 whatever the model writes teaches nothing; long completions would cost nothing "
-        "although somebody asked for it.",
-    ),
-    (
-        "E328",
-        "Programs that nothing shuts off",
-        "A model may write anything, and its program would run with your rights: it could read your keys, "
-        "send your data away or end the run.",
-    ),
-    (
-        "E329",
-        "Tests that cannot be run",
-        "A program is scored by the tests of its row. A row without tests that can be run scores nothing, so "
-        "the model learns nothing from it.",
-    ),
-    (
-        "E353",
-        "Rewards of steps beside a part that needs one per completion",
-        "Each token gets the advantage of its own step. What takes the advantage of a completion as a whole "
-        "would learn something that neither recipe says.",
-    ),
     # -- algorithm
     (
         "E331",
@@ -462,12 +432,6 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "versions.",
     ),
     (
-        "W116",
-        "Reward that does not see the gold answer",
-        "A reward that scores a right answer no higher than a wrong one teaches nothing, or the opposite, "
-        "and its curve does not say so.",
-    ),
-    (
         "W117",
         "DeepSpeed setting left out of the forecast",
         "It changes what a GPU or the machine's memory holds, and the forecast counts without it.",
@@ -479,21 +443,15 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "learns to write it goes on behind it up to the longest length.",
     ),
     (
-        "W120",
-        "Wrong answers that score as much as right ones",
-        "With cosine the length decides beside the answer. Where the best wrong answer scores no less than "
-        "the worst right one, some groups push the model towards wrong answers.",
-    ),
-    (
-        "W121",
-        "Programs that run unprotected",
-        "Programs that a model wrote run with rights on this machine, by your word. Whatever they can reach "
-        "may be read, changed or sent away.",
-    ),
-    (
         "W122",
         "Unusual pair of options",
         "The two are from different recipes. What they do together is well defined, and what their authors "
         "did not test.",
+    ),
+    (
+        "W124",
+        "Reference that moves after the run",
+        "The reference of the KL divergence is to follow the policy, and the run ends before it has moved: "
+        "it is the run without that option.",
     ),
 )

@@ -100,9 +100,10 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "F119",
-        "Frozen weights changed",
+        "Frozen weights changed, or a moving reference did not",
         "Weights that are not trained must be the same bits at the end as at the start; an adapter is "
-        "trained for the base that it was given.",
+        "trained for the base that it was given. A reference that follows the policy changes at its syncs "
+        "and only there; elsewhere the KL is to another model than the options say.",
     ),
     (
         "F120",

@@ -1,4 +1,4 @@
-"""Codes of what is wrong with rewards that are models, or a judge behind a service."""
+"""Codes of what is wrong with rewards: of length, steps, code; models and judges; those that see nothing."""
 
 from __future__ import annotations
 
@@ -42,5 +42,53 @@ REWARDS: tuple[tuple[str, str, str], ...] = (
         "Reward model with a short context",
         "A text that is longer than the reward model's context gets no score: it is invalid and counted, and "
         "more than 1 % of them stop the run.",
+    ),
+    (
+        "E324",
+        "Penalty for length that is longer than the length",
+        "soft_overlong falls over the last soft_cache_length of soft_max_length tokens; it cannot begin "
+        "before the first.",
+    ),
+    (
+        "E325",
+        "Penalty for length that no completion reaches",
+        "A reward that is 0 whatever the model writes teaches nothing; long completions would cost nothing "
+        "although somebody asked for it.",
+    ),
+    (
+        "E328",
+        "Programs that nothing shuts off",
+        "A model may write anything, and its program would run with your rights: it could read your keys, "
+        "send your data away or end the run.",
+    ),
+    (
+        "E329",
+        "Tests that cannot be run",
+        "A program is scored by the tests of its row. A row without tests that can be run scores nothing, so "
+        "the model learns nothing from it.",
+    ),
+    (
+        "E353",
+        "Rewards of steps beside a part that needs one per completion",
+        "Each token gets the advantage of its own step. What takes the advantage of a completion as a whole "
+        "would learn something that neither recipe says.",
+    ),
+    (
+        "W116",
+        "Reward that does not see the gold answer",
+        "A reward that scores a right answer no higher than a wrong one teaches nothing, or the opposite, "
+        "and its curve does not say so.",
+    ),
+    (
+        "W120",
+        "Wrong answers that score as much as right ones",
+        "With cosine the length decides beside the answer. Where the best wrong answer scores no less than "
+        "the worst right one, some groups push the model towards wrong answers.",
+    ),
+    (
+        "W121",
+        "Programs that run unprotected",
+        "Programs that a model wrote run with rights on this machine, by your word. Whatever they can reach "
+        "may be read, changed or sent away.",
     ),
 )

@@ -165,6 +165,18 @@ class AlgorithmOptions(InputOptions):
     use_bias_correction_kl: bool = option(
         "algorithm", True, "Multiply the KL term by the probability ratio. Without effect at beta 0."
     )
+    sync_ref_model: bool = option(
+        "algorithm",
+        False,
+        "Let the reference of the KL divergence follow the policy: every ref_model_sync_steps optimizer "
+        "steps it becomes ref_model_mixup_alpha x policy + (1 - ref_model_mixup_alpha) x reference.",
+    )
+    ref_model_sync_steps: int = option(
+        "algorithm", 512, "Optimizer steps between two moves of the reference."
+    )
+    ref_model_mixup_alpha: float = option(
+        "algorithm", 0.6, "The policy's part in a move of the reference, above 0; 1 copies the policy."
+    )
     entropy_coef: float = option(
         "algorithm", 0.0, "Weight of the entropy bonus: the mean entropy of the step's tokens."
     )

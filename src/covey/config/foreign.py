@@ -25,7 +25,7 @@ _WHOLE = "This version samples from the model's whole distribution, so that the 
 _SHARD = "Each process holds the whole model; this version does not shard it."
 _ROLLOUTS = "Every completion is written to rollouts/ in output_dir; --rollout_log says how many."
 _SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the end."
-_REF = "The reference of the KL term is the model at the start and stays so."
+_REF = "The reference of the KL term is the model at the start; --sync_ref_model lets it follow the policy."
 _QUANT = "Weights are held unquantised; this version does not quantise them."
 _MULTI = "A completion is one answer of the model; this version has no tools and no further turns."
 _SPLIT = "The data set's name takes them: --dataset ID:SUBSET@SPLIT."
@@ -88,7 +88,6 @@ MOOT: Mapping[str, Moot] = {
     "repetition_penalty": Moot(_WHOLE, ("1", "1.0")),
     "num_beams": Moot(_WHOLE, ("1",)),
     "do_sample": Moot("Completions are always sampled; --temperature sets how.", ("true",)),
-    "sync_ref_model": Moot(_REF, ("false",)),
     "multi_objective_aggregation": Moot(
         "Rewards are added with --reward_weights before they are compared.",
         ("sum_then_normalize",),
@@ -146,8 +145,6 @@ REFUSED: Mapping[str, str] = {
     "tools": _MULTI,
     "max_tool_calling_iterations": _MULTI,
     "ref_model": _REF,
-    "ref_model_sync_steps": _REF,
-    "ref_model_mixup_alpha": _REF,
     "lr_scheduler_kwargs": (
         "--lr_scheduler_type, --warmup_steps and --warmup_ratio are all there is to the schedule."
     ),

@@ -73,7 +73,7 @@ def held_out_falls(h: History) -> Sign | None:
 
 
 def kl_blow_up(h: History) -> Sign | None:
-    """F209: the KL to the model of the start is very large, or has grown a hundredfold in 20 values."""
+    """F209: the KL to the reference is very large, or has grown a hundredfold in 20 values."""
     series = h.get("kl")
     if series is None:
         return None
@@ -90,7 +90,7 @@ def kl_blow_up(h: History) -> Sign | None:
     beta = h.option("beta")
     edits = {"beta": float(f"{2 * beta:.2g}")} if beta else {}
     return Sign(
-        seen=f"KL to the model of the start is {newest:.3g} nats a token{since}",
+        seen=f"KL to the reference is {newest:.3g} nats a token{since}",
         cause="Steps that are too large, or too many of them on one rollout.",
         fixes=(h.slower(), Fix(text="a stronger pull back: a larger beta", edits=edits)),
         badness=newest / limit("kl_growth_least"),
@@ -374,7 +374,7 @@ def dead_gradient(h: History) -> Sign | None:
 
 
 def dead_kl(h: History) -> Sign | None:
-    """F217: the KL to the model of the start stays exactly 0 while steps are taken."""
+    """F217: the KL to the reference stays exactly 0 while steps are taken."""
     if h.value("kl") != 0.0 or (h.value("learning_rate") or 0.0) <= 1e-12 or h.option("beta") == 0.0:
         return None
     if h.num_records < 2 or has_no_signal(h):

@@ -19,12 +19,38 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class WeightWatch:
-    """Checksums of frozen tensors at the start of a run, and comparisons of trained ones between ranks."""
+    """Checksums of frozen tensors at the start of a run, and comparisons of trained ones between ranks.
 
-    def __init__(self, frozen: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
-        self._frozen = dict(frozen)
+    `moving` is a reference that follows the policy: frozen from one sync to the next.
+    """
+
+    def __init__(
+        self,
+        frozen: Mapping[str, Tensor],
+        trained: Mapping[str, Tensor],
+        moving: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._moving = {f"reference {name}": tensor for name, tensor in (moving or {}).items()}
+        self._frozen = {**frozen, **self._moving}
         self._trained = dict(trained)
         self._start = {name: checksum(tensor) for name, tensor in self._frozen.items()}
+
+    def settle(self) -> bool:
+        """Hold the moving reference to what it is now; says whether it was something else before."""
+        now = {name: checksum(tensor) for name, tensor in self._moving.items()}
+        has_changed = any(self._start[name] != value for name, value in now.items())
+        self._start |= now
+        return has_changed
+
+    def moved(self, step: int, comm: Comm, *, is_behind: bool) -> None:
+        """Take note of a sync that is due after this step. Raise GuardStop (F119) where the reference, which
+        `is_behind` the policy, kept its bits."""
+        stayed = not self.settle() and is_behind
+        if any(comm.max([float(stayed)])):
+            seen = "the reference was to be drawn to the policy, and kept its bits"
+            cause = "A sync was left out, or ref_model_mixup_alpha is so small that float32 rounds it away."
+            fix = Fix(text="copy the policy at a sync", edits={"ref_model_mixup_alpha": 1.0})
+            raise broken("F119", step, seen, cause, fix)
 
     def look(self, step: int, comm: Comm) -> None:
         """Raise GuardStop (F119: a frozen tensor has changed; F121: ranks hold other weights)."""
@@ -32,6 +58,8 @@ class WeightWatch:
         if any(comm.max([float(len(changed))])):
             seen = f"frozen weights have changed: {', '.join(changed[:3]) or 'on another rank'}"
             cause = "An adapter was merged for a rollout and not taken out exactly."
+            if changed and changed[0] in self._moving:
+                cause = "The reference was moved between two syncs."
             raise broken("F119", step, seen, cause)
         if comm.world == 1:
             return

@@ -141,6 +141,8 @@ def _divergence(config: Config) -> list[Problem]:
                 Fix(text="one spread for all rewards", edits={"scale_rewards": "group"}),
             )
         )
+    if config.sync_ref_model:
+        found += _moving_reference(config, has_kl=has_kl)
     if has_kl and not config.kl_in_reward and config.kl_estimator == "k1":
         found.append(
             warning(
@@ -153,6 +155,20 @@ def _divergence(config: Config) -> list[Problem]:
             )
         )
     return found
+
+
+def _moving_reference(config: Config, *, has_kl: bool) -> list[Problem]:
+    still = Fix(text="leave the reference as it is", edits={"sync_ref_model": False})
+    if not has_kl:
+        seen = "sync_ref_model is on and beta is 0: there is no reference that could move."
+        return [_pointless("sync_ref_model", seen, Fix(text="a KL term", edits={"beta": 0.04}), still)]
+    steps = config.num_iterations * config.steps_per_generation // max(1, config.gradient_accumulation_steps)
+    every = max(1, config.ref_model_sync_steps)
+    if config.ref_model_mixup_alpha == 1.0 and steps % every == 0 and (steps == 1 or config.kl_in_reward):
+        seen = f"ref_model_mixup_alpha is 1 and ref_model_sync_steps is {every}: every rollout's KL is 0."
+        rare = Fix(text="move it less often", edits={"ref_model_sync_steps": max(512, steps + 1)})
+        return [_pointless("ref_model_sync_steps", seen, rare, still)]
+    return []
 
 
 def _entropy(config: Config) -> list[Problem]:
@@ -252,6 +268,9 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
     for mode, bounds in _OF_CORRECTIONS.items():
         if getattr(config, mode) is None:
             why |= {n: f"{mode} is not set" for n in bounds if n in typed and _differs(config, n)}
+    if not config.sync_ref_model:
+        names = [n for n in ("ref_model_sync_steps", "ref_model_mixup_alpha") if n in typed]
+        why |= {n: "sync_ref_model is off" for n in names if _differs(config, n)}
     if "kl_in_reward" in typed and config.kl_in_reward and not (config.beta or config.beta_end):
         why["kl_in_reward"] = "beta is 0"
     return [

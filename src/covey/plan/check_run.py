@@ -79,7 +79,7 @@ def _no_step(config: Config, facts: Facts) -> list[Problem]:
         return []
     plan = plan_of(shape, facts.num_prompts, config.num_train_epochs, config.max_steps)
     if plan.total_steps:
-        return _long_warmup(config, plan.total_steps)
+        return [*_long_warmup(config, plan.total_steps), *_no_sync(config, plan.total_steps)]
     return [
         problem(
             "E210",
@@ -108,6 +108,24 @@ def _long_warmup(config: Config, total_steps: int) -> list[Problem]:
             f"{counted(total_steps, 'optimizer step')}.",
             "A run shortened to try things out.",
             Fix(text="a tenth of the run", edits={"warmup_steps": total_steps // 10}),
+        )
+    ]
+
+
+def _no_sync(config: Config, total_steps: int) -> list[Problem]:
+    every = config.ref_model_sync_steps
+    if not config.sync_ref_model or every < total_steps:
+        return []
+    fix = Fix(text="a move every fifth of the run", edits={"ref_model_sync_steps": max(1, total_steps // 5)})
+    return [
+        warning(
+            "W124",
+            "ref_model_sync_steps",
+            f"sync_ref_model is on, the reference moves every {every} optimizer steps, and the run has "
+            f"{counted(total_steps, 'optimizer step')}.",
+            "The default of 512 steps, in a run shortened to try things out.",
+            *((fix,) if total_steps > 1 else ()),
+            Fix(text="leave the reference as it is", edits={"sync_ref_model": False}),
         )
     ]
 

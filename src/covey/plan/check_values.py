@@ -102,6 +102,13 @@ _RANGES: dict[str, Range] = {
     "vllm_importance_sampling_clip_max": _above(0, "It bounds a ratio of probabilities.", 3.0),
     "vllm_importance_sampling_clip_min": _at_least(0, "It bounds a ratio of probabilities.", None),
     "beta": _at_least(0, "Below 0 the KL term would reward drifting away from the first model.", 0.0),
+    "ref_model_sync_steps": _at_least(1, "It is a number of optimizer steps.", 512),
+    "ref_model_mixup_alpha": Range(
+        accepts=lambda v: 0 < v <= 1,
+        words="above 0 and at most 1",
+        why="It is the policy's part in a mean; at 0 the reference never moves.",
+        usual=0.6,
+    ),
     "learning_rate": _at_least(0, "Below 0 the optimizer makes good completions less likely.", 1e-6),
     "warmup_steps": _at_least(0, "It is a number of steps.", 0),
     "warmup_ratio": _share("It is a share of all steps.", 0.0, closed=True),

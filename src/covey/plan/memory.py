@@ -65,6 +65,8 @@ _SHOWN = 0.02
 # Of a reward model's forward pass: its tokens (`covey.rewards.apart`), and the outputs of one layer that are
 # there at a time, as wide as the model and as its MLP.
 _REWARD_TOKENS, _WIDTHS, _MLP_WIDTHS = 8192, 6, 3
+# What goes with the weights where these are offloaded.
+_OFFLOADED = ("weights", "adapters", "reference", "reference in float32", "reference adapter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +232,7 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
         held |= cache
     gathered = _gathered_layer(model, how, layout)
     passes = pass_sizes(config, facts, prompt)
-    if config.beta != 0.0 or _steps_per_rollout(config) > 1:
+    if _has_kl(config) or _steps_per_rollout(config) > 1:
         work = max((_annotation(model, p, how) for p in passes), key=lambda parts: sum(parts.values()))
         phases.append(Phase(name="annotate", parts=held | gathered | work))
     if facts.num_processes > 1:
@@ -318,7 +320,7 @@ def _host_bytes(config: Config, facts: Facts, how: Training) -> int:
     held = _held(config, model, how, weights, replace(layout, offload="none", zero_stage=0))
     found = 0
     if layout.is_offloaded("weights"):
-        found += sum(held.get(name, 0) for name in ("weights", "adapters", "reference"))
+        found += sum(held.get(name, 0) for name in _OFFLOADED)
     if layout.is_offloaded("gradients"):
         found += FLOAT * weights.trained
     if layout.is_offloaded("optimizer"):
@@ -341,10 +343,26 @@ def _held(
         held["adapters"] = layout.on_gpu(adapters, "weights")
     if weights.low:
         held["masters"] = layout.on_gpu(FLOAT * weights.low, "optimizer")
-    # A policy with an adapter is its own reference.
-    if config.beta != 0.0 and how.full:
+    # A policy with an adapter is its own reference, unless that follows the policy: then it has an adapter.
+    if _has_kl(config) and how.full:
         held["reference"] = layout.on_gpu(how.element * model.parameters, "weights")
+    if config.sync_ref_model and _has_kl(config):
+        held |= _moving(how, weights, layout)
     return held
+
+
+def _has_kl(config: Config) -> bool:
+    return bool(config.beta or config.beta_end)
+
+
+def _moving(how: Training, weights: _Weights, layout: Layout) -> dict[str, int]:
+    """What a reference that follows the policy keeps: float32 of all that is trained, which in full training
+    in float32 the reference is."""
+    if how.full:
+        low = FLOAT * weights.low
+        return {"reference in float32": layout.on_gpu(low, "weights")} if low else {}
+    adapters = FLOAT * weights.trained + how.element * weights.low
+    return {"reference adapter": layout.on_gpu(adapters, "weights")}
 
 
 def _steps_per_rollout(config: Config) -> int:

@@ -46,11 +46,13 @@ class Guards:
     is_low_precision: bool
     peak_rate: float
     weights: WeightWatch
+    sync_every: int = 0
     untrained: tuple[str, ...] = ()
     step_refusals: tuple[StepRefusal, ...] = ()
     may_be_silent: bool = False
     _is_replayed: bool = True
     _has_moved: bool = False
+    _is_behind: bool = False
     _planned_loss: tuple[float, float] | None = None
     _is_matched: bool = False
 
@@ -114,6 +116,10 @@ class Guards:
         self._is_matched |= result.match is not None
         stats = result.stats
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
+        self._is_behind |= stats is not None and stats.frac_params_changed > 0.0
+        if self.sync_every and step % self.sync_every == 0:
+            self.weights.moved(step, self.comm, is_behind=self._is_behind)
+            self._is_behind = False
         self.weights.look(step, self.comm)
 
     def save(self, step: int) -> None:
@@ -122,11 +128,14 @@ class Guards:
 
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON."""
-        return {"has_moved": self._has_moved, "is_replayed": self._is_replayed}
+        found = {"has_moved": self._has_moved, "is_replayed": self._is_replayed}
+        return {**found, "is_behind": self._is_behind} if self.sync_every else found
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Hold the run to what held for the stopped one."""
         self._has_moved, self._is_replayed = values["has_moved"], values["is_replayed"]
+        self._is_behind = values.get("is_behind", False)
+        self.weights.settle()
 
     def _together(self, check: Callable[[], None]) -> None:
         """What one rank finds stops all of them; the first rank's finding is everyone's."""

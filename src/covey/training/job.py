@@ -157,6 +157,8 @@ class Job:
         self.comm.place.step = self.progress.step
         self.comm.place.enter("publish")
         self.engine.publish(self.backend.named_weights(), self.progress.step)
+        if self.backend.move_reference(self.progress.step):
+            self.recorder.event("reference_moved", step=self.progress.step)
         self._agree_to_end()
         seconds = time.perf_counter() - self._clock
         evaluated, is_best = self._evaluate_if_due()
@@ -196,6 +198,9 @@ class Job:
             "memory/peak_gib": Metric(value=peak_memory_gib(self.backend.policy.device)),
             **evaluated,
         }
+        if self.backend.moving is not None:
+            last = self.backend.moving.last_sync(self.progress.step)
+            metrics["reference/last_sync"] = Metric(value=last)
         return StepRecord(
             step=self.progress.step,
             rollout=batch.rollout,

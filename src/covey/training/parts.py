@@ -19,6 +19,7 @@ from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.data.text import TextCodec
 from covey.learner.optimizer import OptimizerConfig
+from covey.learner.reference import MovingReference
 from covey.learner.schedule import Schedule
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan
@@ -121,6 +122,16 @@ def needs(config: Config, steps_per_rollout: int) -> Needs:
         has_entropy_bonus=_has_entropy_term(config),
         top_entropy_quantile=config.top_entropy_quantile,
     )
+
+
+def moving_reference(
+    config: Config, policy: Policy, reference: Policy | None, dtype: torch.dtype
+) -> MovingReference | None:
+    """The reference that follows the policy, where one is asked for; of weights in float32."""
+    if not config.sync_ref_model:
+        return None
+    every, alpha = config.ref_model_sync_steps, config.ref_model_mixup_alpha
+    return MovingReference(policy, reference, every=every, alpha=alpha, dtype=dtype)
 
 
 def objective(config: Config, total_steps: int) -> Objective:

@@ -23,22 +23,18 @@ from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.health.weights import WeightWatch
 from covey.learner.backends.base import Backend
-from covey.learner.backends.ddp import DDPBackend
-from covey.learner.backends.single import SingleBackend
-from covey.models.load import choose_kernels, choose_stream, load_adapted, load_policy, save_policy
+from covey.learner.reference import MovingReference
+from covey.models.load import choose_stream, save_policy
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
 from covey.plan.check_steps import step_refusals
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
-from covey.plan.memory import recompute_of
 from covey.plan.report import report_json
 from covey.rewards.registry import build, metric_of
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
-from covey.rollout.generate import GenerateEngine
-from covey.rollout.native.engine import NativeEngine
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.plot import plot_rewards
@@ -46,9 +42,9 @@ from covey.telemetry.rollouts import RolloutLimits
 from covey.telemetry.trackers.factory import start as start_trackers
 from covey.training import parts
 from covey.training.announce import closing, opening
+from covey.training.backend import backend_for, engine_for
 from covey.training.evaluate import Best, EvalPrompts, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir, survey
-from covey.training.facts.model import lora_settings
 from covey.training.guards import Guards
 from covey.training.job import Job
 from covey.training.loop import run
@@ -72,6 +68,7 @@ from covey.training.state import (
     OptimizerState,
     Progress,
     RandomState,
+    ReferenceState,
     RolloutBuffer,
     check_place,
 )
@@ -147,7 +144,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     settled = parts.needs(config, plan.steps_per_rollout)
     device = own_device()
     keep_freed_memory(device)
-    backend = _backend(config, facts, device, comm, reference=settled.reference)
+    backend = backend_for(config, facts, device, comm, reference=settled.reference)
     policy = backend.policy
     choose_stream(policy, config.attn_impl)
     engine = engine_for(config, policy)
@@ -161,7 +158,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     source = _selecting(_changing(source, objective, plan), config, found, objective)
     health = _health(config, plan, backend, comm, scoring.rewards.tasks)
     states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
-    registry = _registry(states, health, source)
+    registry = _registry(states, backend.moving, health, source)
     files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
@@ -214,12 +211,16 @@ def _health(
     return Health(rules=Rules(config.model_dump()), watch=watch, guards=guards)
 
 
-def _registry(components: Iterable[Stateful | None], health: Health, source: Source) -> Registry:
+def _registry(
+    components: Iterable[Stateful | None], moving: MovingReference | None, health: Health, source: Source
+) -> Registry:
     """What a checkpoint keeps; None is of a component that the run does not have."""
     registry = Registry()
     for component in components:
         if component is not None:
             registry.register(component)
+    if moving is not None:
+        registry.register(ReferenceState(moving))
     registry.register(health, is_later=True)
     if isinstance(source, SelectingSource):
         registry.register(source, is_later=True)
@@ -228,7 +229,8 @@ def _registry(components: Iterable[Stateful | None], health: Health, source: Sou
 
 
 def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Guards:
-    policies = {"": backend.policy, "reference ": backend.reference}
+    still = backend.reference if backend.moving is None else None
+    policies = {"": backend.policy, "reference ": still}
     weights = [
         (f"{of}{n}", p) for of, m in policies.items() if m is not None for n, p in m.named_parameters()
     ]
@@ -245,10 +247,12 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         plain_loss=parts.plain_loss(config),
         is_comparable=parts.is_comparable(config),
         may_be_silent=parts.may_be_silent(config),
+        sync_every=0 if backend.moving is None else config.ref_model_sync_steps,
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(
             frozen={n: p for n, p in weights if not p.requires_grad},
             trained={n: p for n, p in weights if p.requires_grad},
+            moving={} if backend.moving is None else backend.moving.tensors(),
         ),
     )
 
@@ -304,65 +308,6 @@ def _recorder(config: Config, files: RunFiles | None, total_steps: int) -> Recor
         total_steps=total_steps,
         num_shown=config.log_completions,
     )
-
-
-def _backend(config: Config, facts: Facts, device: torch.device, comm: Comm, *, reference: bool) -> Backend:
-    resume = None if facts.resume is None else Path(facts.resume.path)
-    dtype = parts.compute_dtype(config, device)
-    lora = lora_settings(config)
-    if lora is None:
-        policy = load_policy(
-            resume or model_dir(config),
-            device=device,
-            disable_dropout=config.disable_dropout,
-            gradient_checkpointing=False,
-            trust_remote_code=config.trust_remote_code,
-        )
-    else:
-        policy = load_adapted(
-            model_dir(config),
-            lora,
-            adapter=resume,
-            seed=config.seed,
-            compute_dtype=dtype,
-            device=device,
-            disable_dropout=config.disable_dropout,
-            gradient_checkpointing=False,
-            trust_remote_code=config.trust_remote_code,
-        )
-    choose_kernels(policy, config.use_liger_kernel)
-    policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
-    settings = parts.optimizer(config)
-    # A policy with an adapter is its own reference: the same weights with the adapter off.
-    frozen = _reference(config, device, dtype) if reference and lora is None else None
-    kind = DDPBackend if comm.world > 1 else SingleBackend
-    return kind(policy, settings, compute_dtype=dtype, reference=frozen)
-
-
-def _reference(config: Config, device: torch.device, dtype: torch.dtype) -> Policy:
-    """A frozen copy of the model that the run started from, a resumed run too."""
-    policy = load_policy(
-        model_dir(config),
-        device=device,
-        disable_dropout=True,
-        gradient_checkpointing=False,
-        trust_remote_code=config.trust_remote_code,
-    )
-    policy.requires_grad_(False)
-    policy.eval()
-    for parameter in policy.parameters():
-        parameter.data = parameter.data.to(dtype)
-    choose_kernels(policy, config.use_liger_kernel)
-    choose_stream(policy, config.attn_impl)
-    return policy
-
-
-def engine_for(config: Config, policy: Policy) -> Engine:
-    """The engine that a configuration asks for, or the one that the model can be sampled with."""
-    # A model that cannot run as a stream keeps state that the native engine's cache does not know.
-    if config.engine == "generate" or policy.stream == "padded":
-        return GenerateEngine(policy)
-    return NativeEngine(policy)
 
 
 def _drawing(config: Config, found: Survey, plan: BatchPlan) -> TableDrawing | StreamDrawing | None:

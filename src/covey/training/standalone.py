@@ -22,13 +22,13 @@ from covey.models.policy import Policy
 from covey.rollout.collect import CollectPlan
 from covey.rollout.records import records_of
 from covey.telemetry.jsonl import encode, write_text
+from covey.training.backend import engine_for
 from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir
 from covey.training.facts.evaluation import survey_checked
 from covey.training.facts.rewards import Functions
 from covey.training.parts import compute_dtype, reward_weights, sampling
 from covey.training.process import own_device
-from covey.training.run import engine_for
 from covey.training.scoring import Scoring
 from covey.training.state import Progress
 from covey.types import Metric

@@ -16,6 +16,7 @@ from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.health.words import broken
 from covey.learner.backends.base import Backend
+from covey.learner.reference import MovingReference
 from covey.training.guards import Guards
 from covey.types import AnnotatedSample, Finish, Fix, Metric, Sample, TrainSample
 
@@ -92,6 +93,23 @@ class OptimizerState:
     def load_state(self, state: State) -> None:
         """Give them back to the backend."""
         self._backend.load_state(state.tensors)
+
+
+class ReferenceState:
+    """A reference that follows the policy."""
+
+    name = "reference"
+
+    def __init__(self, moving: MovingReference) -> None:
+        self._moving = moving
+
+    def state(self) -> State:
+        """Its tensors."""
+        return State(tensors=dict(self._moving.state()))
+
+    def load_state(self, state: State) -> None:
+        """Give them back."""
+        self._moving.load_state(state.tensors)
 
 
 class RandomState:

@@ -19,11 +19,12 @@ from covey.batching.credit import CreditConfig, row_credits
 from covey.batching.pack import pack
 from covey.config import from_dict
 from covey.config.schema import OPTIONS, group_of
+from covey.learner.optimizer import Masters
 from covey.training import parts
 from covey.training.objective import EntropyBonus, Objective
 from covey.types import Denominators
 from support.checks import BASE
-from support.steps import plan_of, rollout, rows
+from support.steps import OPTIMIZER, plan_of, policy, rollout, rows
 
 # Completions of 4, 2 and 1 tokens; the second is bad.
 RATIO = torch.tensor([1.5, 1.2, 0.9, 1.3, 0.6, 6.0, 0.7])
@@ -270,6 +271,38 @@ def use_bias_correction_kl() -> None:
     assert moved > plain  # the token that strayed furthest has ratio 6
 
 
+def _reference(steps: int, **options: Any) -> float:
+    """A weight of the reference, which starts at 0, after so many steps of a policy whose weights are 1."""
+    own, reference = policy("prefix"), policy("prefix")
+    with torch.no_grad():
+        for part in reference.parameters():
+            part.zero_()
+        for part in own.parameters():
+            part.fill_(1.0)
+    moving = parts.moving_reference(config_of(beta=0.1, **options), own, reference, torch.float32)
+    for number in range(1, steps + 1) if moving is not None else ():
+        moving.move(number, Masters(own, OPTIMIZER))
+    return float(next(reference.parameters()).detach().flatten()[0])
+
+
+SYNC = {"sync_ref_model": True}
+
+
+def sync_ref_model() -> None:
+    assert _reference(4, ref_model_sync_steps=2) == 0.0
+    assert _reference(4, **SYNC, ref_model_sync_steps=2) > 0.0
+
+
+def ref_model_sync_steps() -> None:
+    rare, often = (_reference(6, **SYNC, ref_model_sync_steps=x) for x in (3, 2))
+    assert (rare, often) == pytest.approx((0.84, 0.936))
+
+
+def ref_model_mixup_alpha() -> None:
+    found = [_reference(3, **SYNC, ref_model_sync_steps=3, ref_model_mixup_alpha=x) for x in (0.2, 0.6, 1.0)]
+    assert found == pytest.approx([0.2, 0.6, 1.0])
+
+
 def entropy_coef() -> None:
     found = [step(entropy_coef=x)[2] for x in (0.0, 0.1, 0.2)]
     assert found[0].count_nonzero() == 0
@@ -385,6 +418,7 @@ DIRECTIONS: dict[str, Callable[[], None]] = {
         *(vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg, real_tau),
         *(fipo_decay_rate, fipo_clip_range, fipo_clip_high_only, fipo_safety_threshold),
         *(beta, beta_end, kl_estimator, kl_in_reward, use_bias_correction_kl),
+        *(sync_ref_model, ref_model_sync_steps, ref_model_mixup_alpha),
         *(entropy_coef, entropy_coef_end, use_adaptive_entropy, entropy_target),
         *(entropy_coef_delta, entropy_coef_min, entropy_coef_max, top_entropy_quantile),
         *(mask_truncated_completions, off_policy_sequence_mask_delta),

@@ -13,6 +13,7 @@ from support.checks import BASE, Case, assert_fixes_mend, assert_says, facts, fo
 
 TWO = {"reward_funcs": ["accuracy", "format"]}
 PLUS = "reinforce_plus_plus"
+COPIES = {"sync_ref_model": True, "beta": 0.1, "ref_model_mixup_alpha": 1.0, "max_steps": 600}
 MASK = {"rollout_importance_sampling_mode": "token_mask"}
 
 
@@ -50,6 +51,11 @@ CASES = [
               {**TWO, "scale_rewards": "gdpo", "kl_in_reward": True, "beta": 0.1}),
     pointless("kl_in_reward", "adds no total",
               {**TWO, "scale_rewards": "gdpo", "kl_in_reward": True, "beta_end": 0.1}),
+    pointless("sync_ref_model", "no reference that could move", {"sync_ref_model": True, "max_steps": 600}),
+    *(pointless("ref_model_sync_steps", f"ref_model_sync_steps is {every}",
+                {**COPIES, "ref_model_sync_steps": every, **more}) for every, more in (
+          (1, {}), (1, {"num_iterations": 4, "kl_in_reward": True}),
+          (2, {"num_iterations": 4, "kl_in_reward": True}))),
     pointless("entropy_coef_min", "is 2, above entropy_coef_max",
               {"use_adaptive_entropy": True, "entropy_coef_min": 2.0}),
     pointless("entropy_coef_end", "two things move entropy_coef",
@@ -102,6 +108,11 @@ def test_fixes_mend(case: Case) -> None:
         {"advantage_estimator": PLUS, "scale_rewards": "none"},
         {"kl_in_reward": True, "beta": 0.1, "kl_estimator": "k1"},
         {"kl_in_reward": True, "beta_end": 0.1},
+        {**COPIES, "ref_model_sync_steps": 2},
+        {**COPIES, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.9},
+        {**COPIES, "ref_model_sync_steps": 2, "num_iterations": 4},
+        {**COPIES, "ref_model_sync_steps": 3, "num_iterations": 4, "kl_in_reward": True},
+        {**COPIES, "beta": 0.0, "beta_end": 0.1},
         {"kl_estimator": "k1"},
         {"use_adaptive_entropy": True},
         {"entropy_coef": 0.01, "entropy_coef_end": 0.0},
@@ -203,6 +214,8 @@ WITHOUT_EFFECT = [
     *(({name: 1.5}, name, "vllm_importance_sampling_mode is not set")
       for name in ("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min")),
     ({"max_resample_times": 5}, "max_resample_times", "dynamic_sample is off"),
+    ({"ref_model_sync_steps": 64}, "ref_model_sync_steps", "sync_ref_model is off"),
+    ({"ref_model_mixup_alpha": 0.5}, "ref_model_mixup_alpha", "sync_ref_model is off"),
 ]  # fmt: skip
 
 

@@ -57,6 +57,9 @@ BESIDE: dict[str, dict[str, Any]] = {
         ("max_steps", -2),
         ("stop_after_steps", 0),
         ("seed", -1),
+        ("ref_model_sync_steps", 0),
+        ("ref_model_mixup_alpha", 0),
+        ("ref_model_mixup_alpha", 1.01),
         ("seed", 2**63),
         ("data_seed", -1),
         ("nproc_per_node", 0),
@@ -82,6 +85,8 @@ def test_ranges(option: str, value: Any) -> None:
     [
         ("max_bad_gold", 1.0),
         ("max_bad_gold", 0.0),
+        ("ref_model_mixup_alpha", 1.0),
+        ("ref_model_sync_steps", 1),
         ("lora_dropout", 0.99),
         ("eval_temperature", 0.0),
         ("log_completions", 0),

@@ -306,7 +306,21 @@ def test_a_reference_is_held_where_the_loss_has_one() -> None:
     assert found["load"] == {"weights in float32": 4000, "reference in float32": 4000, "probe": 3200}
     assert "annotate" in found
     assert all(found[name]["reference"] == 4000 for name in ("rollout", "annotate", "update", "step", "save"))
+    assert phases(beta=0.0, beta_end=0.04) == found
     assert "reference" not in phases(beta=0.04, tuner_type="lora")["save"]
+
+
+def test_a_moving_reference_is_kept_in_float32() -> None:
+    """Of 1,000 weights, in bfloat16 beside the copy that computes; of an adapter's 50 always."""
+    sync = {"sync_ref_model": True, "beta": 0.04}
+    low, lora = {"torch_dtype": "bfloat16"}, {"tuner_type": "lora"}
+    for name in ("rollout", "annotate", "update", "step", "save"):
+        assert phases(**sync)[name] == phases(beta=0.04)[name]
+        assert phases(**sync, **low)[name] == phases(beta=0.04, **low)[name] | {"reference in float32": 4000}
+        for dtype in ({}, low):
+            still = phases(beta=0.04, **lora, **dtype)[name]
+            assert phases(**sync, **lora, **dtype)[name] == still | {"reference adapter": 200}
+    assert phases(sync_ref_model=True, beta=0.0, beta_end=0.1, **lora)["save"]["reference adapter"] == 200
 
 
 def test_old_logprobs_are_annotated_where_a_rollout_trains_twice() -> None:

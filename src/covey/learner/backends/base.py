@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
+from covey.learner.reference import MovingReference
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -21,11 +22,12 @@ class Backend(Protocol):
     """Holds the policy's weights, gradients and optimizer.
 
     `grad_scale` is what a micro-batch's loss is multiplied by: the number of ranks where gradients are
-    averaged over ranks, 1 where they are summed.
+    averaged over ranks, 1 where they are summed. `moving` is the reference where it follows the policy.
     """
 
     policy: Policy
     reference: Policy | None
+    moving: MovingReference | None
     world: int
     grad_scale: float
 
@@ -52,6 +54,11 @@ class Backend(Protocol):
 
     def step(self, learning_rate: float) -> StepStats:
         """Check that the gradient is finite, clip it, step, and clear it."""
+        ...
+
+    def move_reference(self, step: int) -> bool:
+        """Draw the moving reference towards the masters where a sync is due after `step`; says whether it
+        was."""
         ...
 
     def rollout_view(self) -> AbstractContextManager[Policy]:

@@ -14,6 +14,7 @@ from covey.algorithm.losses import LossOutput
 from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.learner.reference import MovingReference
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -36,9 +37,12 @@ class DDPBackend:
         *,
         compute_dtype: torch.dtype = torch.float32,
         reference: Policy | None = None,
+        moving: MovingReference | None = None,
     ) -> None:
-        self._local = SingleBackend(policy, config, compute_dtype=compute_dtype, reference=reference)
-        self.policy, self.reference = policy, reference
+        self._local = SingleBackend(
+            policy, config, compute_dtype=compute_dtype, reference=reference, moving=moving
+        )
+        self.policy, self.reference, self.moving = policy, reference, moving
         self.world = dist.get_world_size()
         self.grad_scale = float(self.world)
         self._wrapped = DistributedDataParallel(policy, **_NO_BUFFERS)  # type: ignore[arg-type]
@@ -80,6 +84,10 @@ class DDPBackend:
     def step(self, learning_rate: float) -> StepStats:
         """The same step on every rank; none takes it where one rank's gradient is not finite."""
         return self.masters.step(learning_rate, _is_everywhere)
+
+    def move_reference(self, step: int) -> bool:
+        """The same move on every rank."""
+        return self._local.move_reference(step)
 
     def rollout_view(self) -> AbstractContextManager[Policy]:
         """Every rank's own whole copy."""

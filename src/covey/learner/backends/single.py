@@ -11,6 +11,7 @@ from torch import Tensor
 from covey.algorithm.losses import LossOutput
 from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.learner.reference import MovingReference
 from covey.models.lora import adapter_off, adapter_parameters, merged, plain_weights
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
@@ -19,7 +20,8 @@ from covey.types import MicroBatch, StepStats, TokenStats
 class SingleBackend:
     """The policy in one process; `reference` is a frozen policy where the loss has a KL term.
 
-    A policy with an adapter needs none: its reference is the policy with the adapter off.
+    A policy with an adapter needs none: its reference is the policy with the adapter off, or with that of
+    `moving`.
     """
 
     world = 1
@@ -32,10 +34,12 @@ class SingleBackend:
         *,
         compute_dtype: torch.dtype = torch.float32,
         reference: Policy | None = None,
+        moving: MovingReference | None = None,
     ) -> None:
         assert policy.adapter is None or reference is None, "an adapter's reference is its own base"
         self.policy = policy
         self.reference = reference
+        self.moving = moving
         self.masters = Masters(policy, config, compute_dtype, float32=adapter_parameters(policy))
 
     @torch.no_grad()
@@ -44,6 +48,9 @@ class SingleBackend:
         if which != "reference":
             stats: TokenStats = self.policy(micro)
             return stats.logprob_N if which == "old" else stats.entropy_N
+        if self.moving is not None:
+            with self.moving.view() as reference:
+                return reference(micro).logprob_N  # type: ignore[no-any-return]
         if self.policy.adapter is not None:
             with adapter_off(self.policy):
                 return self.policy(micro).logprob_N  # type: ignore[no-any-return]
@@ -69,6 +76,10 @@ class SingleBackend:
     def step(self, learning_rate: float) -> StepStats:
         """One optimizer step."""
         return self.masters.step(learning_rate)
+
+    def move_reference(self, step: int) -> bool:
+        """Where the reference follows the policy, and a sync is due."""
+        return self.moving is not None and self.moving.move(step, self.masters)
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:

@@ -65,6 +65,8 @@ def checkpoint_sizes(
         return CheckpointSizes(whole=model, model=model)
     keys = [f"{kind}/model.{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in trained_names]
     state = _ADAM_BYTES * trained + _FLOAT_BYTES * (low + len(trained_names)) + _header(keys)
+    if config.sync_ref_model:
+        state += _FLOAT_BYTES * trained + _header([f"model.{name}" for name in trained_names])
     listed = sum(len(key) + 4 for key in keys)
     record = _RECORD_BYTES + _TOKEN_BYTES * config.max_completion_length
     replayed = config.replay_buffer_size * config.num_generations * record

@@ -1,0 +1,100 @@
+"""A reference that follows the policy: every so many optimizer steps it is drawn towards the policy's
+weights.
+
+Source: TR-DPO (arXiv:2404.09656), its soft and, at alpha 1, its hard update. What is drawn are the trained
+tensors. Of all weights that is the mean of two models. Of an adapter it is the mean of each factor, whose
+product is not the mean of the products: the two differ by alpha (1 - alpha) (B - B') (A - A') at each sync,
+of second order in what the policy has moved since the last one, and by nothing at alpha 1. The exact mean is
+a matrix of the size of the weight that the adapter is for, and of DoRA no sum at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from covey.learner.optimizer import Masters
+from covey.models.lora import adapter_parameters
+from covey.models.policy import Policy
+
+
+class MovingReference:
+    """Every `every` steps its tensors become `alpha` x policy's + (1 - `alpha`) x their own.
+
+    They are float32 whatever is computed in: in bfloat16 most of a small move is rounded away. Taken from
+    `reference`, or from the adapter of `policy`, while their weights are float32 and those of the first
+    model; where `dtype` is lower the caller casts the reference's parameters afterwards.
+    """
+
+    def __init__(
+        self, policy: Policy, reference: Policy | None, *, every: int, alpha: float, dtype: torch.dtype
+    ) -> None:
+        self._policy, self._reference = policy, reference
+        self._every, self._alpha = every, alpha
+        self._float32: dict[str, Tensor] = {}
+        self._computing: dict[str, Tensor] = {}
+        lora = adapter_parameters(policy)
+        for name, parameter in (reference or policy).named_parameters():
+            if reference is not None:
+                self._float32[name], self._computing[name] = parameter.detach(), parameter
+            elif parameter.requires_grad:
+                own = parameter.detach().clone()
+                self._float32[name] = own
+                self._computing[name] = own if name in lora else own.to(dtype)
+
+    @contextmanager
+    def view(self) -> Iterator[Policy]:
+        """The reference as a model, for passes without gradient."""
+        if self._reference is not None:
+            yield self._reference
+            return
+        trained = {n: p for n, p in self._policy.named_parameters() if n in self._computing}
+        held = {name: parameter.data for name, parameter in trained.items()}
+        is_training = self._policy.training
+        self._policy.eval()
+        try:
+            for name, parameter in trained.items():
+                parameter.data = self._computing[name]
+            yield self._policy
+        finally:
+            for name, parameter in trained.items():
+                parameter.data = held[name]
+            self._policy.train(is_training)
+
+    @torch.no_grad()
+    def move(self, step: int, masters: Masters) -> bool:
+        """Draw the tensors towards the masters if a sync is due after this step; says whether it was."""
+        if step % self._every:
+            return False
+        for name, master in zip(masters.names, masters.masters, strict=True):
+            self._float32[name].lerp_(master, self._alpha)
+        self._cast()
+        return True
+
+    def last_sync(self, step: int) -> int:
+        """The last step up to `step` after which there was a sync; 0 before there was one."""
+        return step - step % self._every
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What moves, and only at a sync: float32, and where it computes in a lower dtype that too."""
+        low = {f"{n} as it computes": t for n, t in self._computing.items() if t.dtype != torch.float32}
+        return {**self._float32, **low}
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The float32 tensors."""
+        return self._float32
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with what `state` gave."""
+        for name, tensor in self._float32.items():
+            tensor.copy_(tensors[name])
+        self._cast()
+
+    def _cast(self) -> None:
+        for name, tensor in self._computing.items():
+            if tensor.dtype != torch.float32:
+                tensor.copy_(self._float32[name])
