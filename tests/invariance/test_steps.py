@@ -219,6 +219,7 @@ def test_a_resume_in_the_middle_of_a_rollout_is_the_same_run(tmp_path: Path) -> 
     assert same_weights(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_two_processes_sample_and_learn_the_same(tmp_path: Path) -> None:
     one = train_and_watch(opts(tmp_path / "one", max_steps=2))

@@ -76,6 +76,7 @@ def test_lora_resumes_to_the_bit(changes: dict[str, Any], tmp_path: Path) -> Non
     assert all(m is not None for m in moved)
 
 
+@pytest.mark.slow
 def test_signals_during_lora(tmp_path: Path) -> None:
     """Ctrl-C, go on, SIGTERM, go on to the end: the steps are those of one run."""
     run = tmp_path / "run"

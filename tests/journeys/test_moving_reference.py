@@ -86,6 +86,7 @@ def test_the_checkpoint_holds_the_mean_by_hand(
         assert checked >= len(now) - 1  # a tied head is saved once
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_two_ranks_are_one(model: Path, replay: Path, tmp_path: Path) -> None:
     """The same weights and the same KL, of all weights and with an adapter."""

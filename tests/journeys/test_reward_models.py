@@ -96,6 +96,7 @@ def test_a_resumed_run_is_the_run_never_stopped(
     assert_same_run(parts, whole, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_two_ranks_have_a_model_each(models: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
     options = both(

@@ -98,6 +98,7 @@ def test_too_few_draws_are_said_once(tmp_path: Path) -> None:
     assert f"{metrics[0]['select/without_signal']} of 8 groups have no signal" in said["seen"]
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_two_ranks_select_as_one(run: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     """The same prompts, completions and choices; a draw of one prompt leaves a rank with half a group."""

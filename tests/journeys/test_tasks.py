@@ -122,6 +122,7 @@ def test_two_tasks_and_a_resume(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_a_task_on_one_rank_alone(tmp_path: Path) -> None:
     """Each of two ranks scores one group: one has the rows of math, the other those of chat."""

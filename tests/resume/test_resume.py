@@ -158,7 +158,12 @@ def test_a_resume_may_leave_the_selection_out_or_take_it_up(tmp_path: Path) -> N
 
 @pytest.mark.multi
 @pytest.mark.parametrize(
-    "case", ["end of a rollout", "middle of a rollout", "groups without signal replaced"]
+    "case",
+    [
+        "middle of a rollout",
+        pytest.param("end of a rollout", marks=pytest.mark.slow),
+        pytest.param("groups without signal replaced", marks=pytest.mark.slow),
+    ],
 )
 def test_two_processes(case: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"

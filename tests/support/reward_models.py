@@ -60,7 +60,8 @@ def write_lover_of(token: int, directory: Path) -> Path:
 def plain_reward(directory: Path, conversation: Any) -> float:
     """The logit of one row by a plain forward pass of transformers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32)
+    model.eval()
     text = conversation
     if not isinstance(text, str):
         text = tokenizer.apply_chat_template(text, tokenize=False)

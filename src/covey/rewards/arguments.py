@@ -29,6 +29,8 @@ STANDARD = (
     "log_extra",
     "log_metric",
 )
+# What takes time to make goes to those who name it, not to whoever takes everything.
+_ONLY_NAMED = ("completion_steps",)
 _AS_TEXT = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
 
 
@@ -56,7 +58,8 @@ def arguments_of(
         "prompt_id": lambda r: str(r.prompt.id),
     }
     columns = sorted({name for r in rows for name in r.prompt.columns} - {*STANDARD})
-    values = {name: [make(r) for r in rows] for name, make in made.items() if wants.includes(name)}
+    wanted = [n for n in made if n in wants.names or (wants.takes_all and n not in _ONLY_NAMED)]
+    values = {name: [made[name](r) for r in rows] for name in wanted}
     values.update({n: [r.prompt.columns.get(n) for r in rows] for n in columns if wants.includes(n)})
     return values
 

@@ -7,6 +7,7 @@ lie around 1. That each number is right is for the other files of this folder.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -436,5 +437,15 @@ def test_direction(name: str) -> None:
     DIRECTIONS[name]()
 
 
+# These say which groups a rollout has, which whole runs show.
+OF_GROUPS = {
+    "dynamic_sample": "test_every_group_has_signal_and_steps_are_whole",
+    "max_resample_times": "test_too_few_draws_are_said_once",
+    "replay_buffer_size": "test_replayed_groups_are_older_and_their_ratio_is_not_one",
+}
+
+
 def test_no_option_is_left_out() -> None:
-    assert set(DIRECTIONS) == {name for name in OPTIONS if group_of(name) == "algorithm"}
+    runs = (Path(__file__).parents[2] / "journeys" / "test_selection.py").read_text()
+    assert all(f"def {name}(" in runs for name in OF_GROUPS.values())
+    assert {*DIRECTIONS, *OF_GROUPS} == {name for name in OPTIONS if group_of(name) == "algorithm"}

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,9 +35,23 @@ REQUIRED = {name: strategy(kind_of(name)) for name in ("model", "dataset", "rewa
 OTHERS = {name: strategy(kind_of(name)) for name in OPTIONS if name not in REQUIRED}
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.fixed_dictionaries(REQUIRED, optional=OTHERS), st.integers(1, 9))
+GIVEN = given(st.fixed_dictionaries(REQUIRED, optional=OTHERS), st.integers(1, 9))
+
+
+@settings(max_examples=20, deadline=None)
+@GIVEN
 def test_round_trip(options: dict[str, Any], world_size: int) -> None:
+    assert_written_and_read_is_equal(options, world_size)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@GIVEN
+def test_many_round_trips(options: dict[str, Any], world_size: int) -> None:
+    assert_written_and_read_is_equal(options, world_size)
+
+
+def assert_written_and_read_is_equal(options: dict[str, Any], world_size: int) -> None:
     first = from_dict(options, world_size)
     assert first.problems == ()
     with tempfile.TemporaryDirectory() as directory:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from covey.plan.check_steps import step_refusals
 from covey.training.measure import reward_metrics
 from covey.types import ScorePart
 from support.checks import BASE
+from support.groups import scored, trajectory
 
 
 def rollout(*rows: Any, name: str = "prm") -> Any:
@@ -26,8 +26,7 @@ def rollout(*rows: Any, name: str = "prm") -> Any:
         steps = tuple(row) if isinstance(row, list) else None
         mean = (sum(steps) / len(steps) if steps else None) if steps is not None else row
         scores.append(total([ScorePart(name=name, value=mean, steps=steps)], [1.0]))
-    trajectories = [SimpleNamespace(finish="stop") for _ in rows]
-    return SimpleNamespace(scores=scores, group=SimpleNamespace(trajectories=trajectories))
+    return scored([trajectory() for _ in rows], scores)
 
 
 def test_lists_and_numbers_of_one_reward_stop_the_run() -> None:

@@ -51,8 +51,8 @@ def test_a_function_gets_what_it_names(scored):
 def test_a_function_with_keywords_gets_everything(scored):
     seen = {}
 
-    def reward(**kwargs):
-        seen.update(kwargs)
+    def reward(completion_steps, **kwargs):
+        seen.update(kwargs, completion_steps=completion_steps)
         return [0.0, 0.0]
 
     turns = ({"role": "system", "content": "S"}, {"role": "user", "content": "U"})

@@ -54,16 +54,9 @@ def with_rewards(
     entries = [name for name in dict.fromkeys(config.rewards) if name not in refused]
     columns = facts.columns or ()
     first = prompts.entries[0] if prompts is not None and prompts.entries else None
-    rewards = RewardSet.start(
-        [models[name] if name in models else functions.get(name, name) for name in entries],
-        plugins=config.external_plugins,
-        workers=config.reward_workers,
-        timeout_s=config.reward_timeout_s,
-        completion_form=None if config.completion_form == "auto" else config.completion_form,
-        prompt_is_messages=first is not None and first.messages is not None and "prompt" in columns,
-        step_separator=config.step_separator,
-        options=config.model_dump(),
-    )
+    found = [models[name] if name in models else functions.get(name, name) for name in entries]
+    is_messages = first is not None and first.messages is not None and "prompt" in columns
+    rewards = _started(config, found, prompt_is_messages=is_messages)
     if not rewards.faults and config.task_rewards is not None:
         rewards = rewards.of_tasks(asked(config.task_rewards, entries, rewards.names))
     if JUDGE in config.reward_funcs and JUDGE in rewards.apart:
@@ -78,8 +71,7 @@ def with_rewards(
             faults = [f for f in faults if built_in_of(f.reward) is None]
     unseen: tuple[BlindReward, ...] = ()
     of_steps: tuple[str, ...] | None = None
-    if not faults and first is not None and config.reward_trial and os.environ.get("RANK", "0") == "0":
-        assert prompts is not None
+    if not faults and prompts is not None and prompts.entries and _is_tried(config):
         untried = _untried(facts, rewards, offline=offline)
         rows = [row for p in firsts(config, prompts.entries) for row in _trial_rows(p)]
         tried = trial(rewards.without([*untried, *refused]), rows)
@@ -101,6 +93,24 @@ def with_rewards(
         rewards.close()
         return facts, None
     return facts, rewards
+
+
+def _started(config: Config, entries: Sequence[Any], *, prompt_is_messages: bool) -> RewardSet:
+    return RewardSet.start(
+        entries,
+        plugins=config.external_plugins,
+        workers=config.reward_workers,
+        timeout_s=config.reward_timeout_s,
+        completion_form=None if config.completion_form == "auto" else config.completion_form,
+        prompt_is_messages=prompt_is_messages,
+        step_separator=config.step_separator,
+        options=config.model_dump(),
+    )
+
+
+def _is_tried(config: Config) -> bool:
+    """Whether rewards are tried here: one process does it for all."""
+    return config.reward_trial and os.environ.get("RANK", "0") == "0"
 
 
 def _reads_steps(rewards: RewardSet, of_steps: Sequence[str] | None) -> bool | None:
