@@ -37,7 +37,9 @@ def events(run: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    ("number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)], ids=str
+    ("number", "processes"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_a_signal_saves_and_the_run_goes_on(number: signal.Signals, processes: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "covey", "train", *WORDS, "--max_steps", "2000"]

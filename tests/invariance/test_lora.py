@@ -99,6 +99,7 @@ def test_one_process(
     assert min(result.forwards) >= {4: 2, 2: 3, 1: 4}[batch]
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_two_processes(model: Path, replay: Path, whole: dict[str, Result], tmp_path: Path) -> None:
     cases = [(kind, split) for kind in KINDS for split in ((4, 1), (2, 2))]

@@ -50,6 +50,7 @@ def test_another_split_draws_the_same(split: tuple[int, int], whole: Path, tmp_p
     assert flips(completions(output), completions(whole)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_two_ranks_draw_the_same(whole: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
