@@ -86,6 +86,7 @@ def test_a_function_and_two_models_with_weights(
     assert "eval_rewards/rm-b/mean" in (tmp_path / "run" / "events.jsonl").read_text() + json.dumps(line)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_never_stopped(
     models: tuple[Path, Path], data: Path, tmp_path: Path
 ) -> None:
