@@ -4,6 +4,7 @@ Proven on one step of three groups of four with ragged lengths, a failed row, a 
 group without signal: in one forward pass; row by row on padded rows; packed and cut by tokens, so that groups
 lie in several micro-batches; with groups and siblings in another order; and on two gloo processes with
 unequal work, where the middle group lies on both. Old, reference and sampler's logprobs are off the policy's.
+Losses that rewards of steps go with are proven with these too: a completion has up to four steps.
 
 Not proven here: whole runs, of which test_split.py has some.
 """
@@ -12,8 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,21 +22,42 @@ from safetensors.torch import load_file, save_file
 
 from covey.learner.backends.ddp import DDPBackend
 from covey.training.process import ranks
-from support.steps import CASES, OPTIMIZER, alone, distance, gradient, plan_of, policy, reordered, rows
+from support.processes import run_in_processes
+from support.steps import (
+    CASES,
+    OPTIMIZER,
+    alone,
+    distance,
+    gradient,
+    plan_of,
+    policy,
+    reordered,
+    rows,
+    stepped_rows,
+)
 
 CUTS = {"stream": "prefix", "max_tokens": 45}, {"stream": "padded", "max_tokens": 1}
 PACKED = {"stream": "packed", "max_tokens": 60}
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
+# What rewards of steps go with.
+OF_STEPS = [f"{loss}, {level}" for loss in LOSSES for level in ("token", "sequence_token")]
+OF_STEPS += ["off-policy mask", "top entropy, grpo", "k3"]
+EVERY = [*(("completions", name) for name in CASES), *(("steps", name) for name in OF_STEPS)]
+
+
+def rows_of_each_kind():
+    return {"completions": rows(), "steps": stepped_rows()}
 
 
 @pytest.fixture(scope="module")
 def given():
-    return rows()
+    return rows_of_each_kind()
 
 
 @pytest.fixture(scope="module")
 def whole(given):
     """The reference: every case in one forward pass."""
-    return {name: alone(given, case) for name, case in CASES.items()}
+    return {(kind, name): alone(given[kind], CASES[name]) for kind, name in EVERY}
 
 
 def assert_same(actual, expected) -> None:
@@ -46,15 +66,22 @@ def assert_same(actual, expected) -> None:
     assert distance(found, wanted) <= 1e-5
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_one_process(name, given, whole):
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_one_process(kind, name, given, whole):
+    expected = whole[kind, name]
     for changes in CUTS:
-        assert_same(alone(given, CASES[name], **changes), whole[name])
-    moved = alone(reordered(given, 3), CASES[name], **PACKED)
-    assert_same(moved, whole[name])
+        assert_same(alone(given[kind], CASES[name], **changes), expected)
+    moved = alone(reordered(given[kind], 3), CASES[name], **PACKED)
+    assert_same(moved, expected)
     for factor in (0.0, -1.0, 2.0):
         with pytest.raises(AssertionError):
-            assert_same((moved[0], {n: factor * g for n, g in moved[1].items()}), whole[name])
+            assert_same((moved[0], {n: factor * g for n, g in moved[1].items()}), expected)
+
+
+def test_steps_are_another_gradient_than_their_mean(whole):
+    flat = stepped_rows(flat=True)
+    for name in ("dapo, token", "grpo, sequence_token"):
+        assert distance(alone(flat, CASES[name])[1], whole["steps", name][1]) > 0.05
 
 
 def test_cases_differ(whole):
@@ -70,44 +97,33 @@ def test_cases_differ(whole):
 
     same = {
         frozenset(pair)
-        for pair in itertools.combinations(whole, 2)
-        if distance(whole[pair[0]][1], whole[pair[1]][1]) < 1e-4
+        for pair in itertools.combinations(CASES, 2)
+        if distance(*(whole["completions", name][1] for name in pair)) < 1e-4
     }
-    pairs = itertools.combinations(whole, 2)
+    pairs = itertools.combinations(CASES, 2)
     assert same == {frozenset(pair) for pair in pairs if same_as(pair[0]) == same_as(pair[1])}
 
 
 @pytest.mark.multi
 def test_two_processes(whole, tmp_path):
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
-        *(__file__, str(tmp_path)),
-    ]
-    tests = str(Path(__file__).parents[1])
-    path = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_in_processes(__file__, tmp_path)
     losses = json.loads((tmp_path / "losses.json").read_text())
-    for number, name in enumerate(CASES):
-        found = load_file(tmp_path / f"{number}.safetensors")
-        assert_same((losses[name], found), whole[name])
+    for number, name in enumerate(EVERY):
+        assert_same((losses[number], load_file(tmp_path / f"{number}.safetensors")), whole[name])
 
 
 def _main(work: Path) -> None:
     torch.set_num_threads(1)
-    given, losses = rows(), {}
+    given, losses = rows_of_each_kind(), []
     with ranks(2) as comm:
         plan = plan_of(world=2, rank=comm.rank, completions_per_rank=6, max_tokens=40)
-        for number, (name, case) in enumerate(CASES.items()):
+        for number, (kind, name) in enumerate(EVERY):
             backend = DDPBackend(policy("prefix"), OPTIMIZER)
-            losses[name], found = gradient(given, case, plan, backend, comm)
+            loss, found = gradient(given[kind], CASES[name], plan, backend, comm)
+            losses.append(loss)
             backend.close()
             if comm.rank == 0:
-                save_file(
-                    {n: g.contiguous().clone() for n, g in found.items()}, work / f"{number}.safetensors"
-                )
+                save_file({n: g.contiguous() for n, g in found.items()}, work / f"{number}.safetensors")
     if comm.rank == 0:
         (work / "losses.json").write_text(json.dumps(losses))
 

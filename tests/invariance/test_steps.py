@@ -1,133 +1,22 @@
-"""Rewards of steps: the gradient of a step does not depend on how it is cut, and a run is the same replayed,
-resumed in the middle of a rollout, and on two processes.
+"""Rewards of steps: a run is the same replayed, resumed in the middle of a rollout, and on two processes.
 
-The first half is one step of three groups of four with ragged lengths, a failed row, a cut and masked one and
-old logprobs off the policy's, whose completions have up to four steps: in one forward pass; row by row on
-padded rows; packed and cut by tokens; with groups and siblings in another order; on two gloo processes. The
-second half are sampled runs with a reward in a worker, which pass every guard on the way, the gradient that
-is computed twice (F127) among them.
+Sampled runs with a reward in a worker, which pass every guard on the way, the gradient that is computed twice
+(F127) among them. That the gradient of one step does not depend on how it is cut is in test_algorithms.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from covey.batching.credit import CreditConfig, row_credits
-from covey.batching.samples import to_samples
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError, GuardStop
-from covey.learner.backends.ddp import DDPBackend
-from covey.rewards.registry import total
-from covey.training.process import ranks
 from covey.training.run import train
-from covey.types import ScorePart, Status
 from support.runs import difference, options, total_norm, train_and_watch, train_in_processes
-from support.steps import (
-    CASES,
-    OPTIMIZER,
-    alone,
-    distance,
-    gradient,
-    plan_of,
-    policy,
-    reordered,
-    rollout,
-    rows,
-)
-
-CUTS = {"stream": "prefix", "max_tokens": 45}, {"stream": "padded", "max_tokens": 1}
-PACKED = {"stream": "packed", "max_tokens": 60}
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
-NAMES = [f"{loss}, {level}" for loss in LOSSES for level in ("token", "sequence_token")]
-NAMES += ["off-policy mask", "top entropy, grpo", "k3"]
-
-
-def stepped(flat: bool = False):
-    """The rollout with numbers of steps; `flat` gives every token of a row the mean of its tokens."""
-    rng, groups = random.Random(4), []
-    for scored in rollout():
-        scores = []
-        for trajectory, score in zip(scored.group.trajectories, scored.scores, strict=True):
-            length = len(trajectory.completion_ids)
-            ends = sorted({*rng.sample(range(1, length + 1), min(3, length)), length})
-            steps = tuple(rng.random() for _ in ends)
-            part = ScorePart(name="prm", value=sum(steps) / len(steps), steps=steps)
-            outcome = ScorePart(name="accuracy", value=score.total)
-            scores.append(
-                total([part, outcome], [1.0, 1.0], tuple(ends)) if score.status is Status.OK else score
-            )
-        groups.append(replace(scored, scores=tuple(scores)))
-    config = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
-    credits = row_credits(groups, to_samples(groups), config)
-    assert sum(c.token_advantages is not None for c in credits) >= 8
-    return [
-        replace(row, advantage=c.advantage, token_advantages=None if flat else c.token_advantages)
-        for row, c in zip(rows(), credits, strict=True)
-    ]
-
-
-@pytest.fixture(scope="module")
-def given():
-    return stepped()
-
-
-@pytest.fixture(scope="module")
-def whole(given):
-    """The reference: every case in one forward pass."""
-    return {name: alone(given, CASES[name]) for name in NAMES}
-
-
-def assert_same(actual, expected) -> None:
-    (loss, found), (expected_loss, wanted) = actual, expected
-    assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
-    assert distance(found, wanted) <= 1e-5
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_one_process(name, given, whole):
-    for changes in CUTS:
-        assert_same(alone(given, CASES[name], **changes), whole[name])
-    moved = alone(reordered(given, 3), CASES[name], **PACKED)
-    assert_same(moved, whole[name])
-    for factor in (0.0, -1.0, 2.0):
-        with pytest.raises(AssertionError):
-            assert_same((moved[0], {n: factor * g for n, g in moved[1].items()}), whole[name])
-
-
-def test_steps_are_another_gradient_than_their_mean(whole):
-    flat = stepped(flat=True)
-    for name in ("dapo, token", "grpo, sequence_token"):
-        assert distance(alone(flat, CASES[name])[1], whole[name][1]) > 0.05
-
-
-@pytest.mark.multi
-def test_two_processes(whole, tmp_path):
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
-        *(__file__, str(tmp_path)),
-    ]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-4000:]
-    losses = json.loads((tmp_path / "losses.json").read_text())
-    for number, name in enumerate(NAMES):
-        assert_same((losses[name], load_file(tmp_path / f"{number}.safetensors")), whole[name])
-
-
-# -- runs
 
 PRM = """
 def prm(completion_steps):
@@ -272,24 +161,3 @@ def test_what_a_trial_shows_is_refused_before_weights_load(tmp_path: Path) -> No
     found = [(p.code, p.option) for p in refused.value.problems if p.severity == "error"]
     assert found == [("E353", "advantage_estimator"), ("E353", "loss_type")]
     assert not (tmp_path / "run").exists()
-
-
-def _main(work: Path) -> None:
-    torch.set_num_threads(1)
-    given, losses = stepped(), {}
-    with ranks(2) as comm:
-        plan = plan_of(world=2, rank=comm.rank, completions_per_rank=6, max_tokens=40)
-        for number, name in enumerate(NAMES):
-            backend = DDPBackend(policy("prefix"), OPTIMIZER)
-            losses[name], found = gradient(given, CASES[name], plan, backend, comm)
-            backend.close()
-            if comm.rank == 0:
-                save_file(
-                    {n: g.contiguous().clone() for n, g in found.items()}, work / f"{number}.safetensors"
-                )
-    if comm.rank == 0:
-        (work / "losses.json").write_text(json.dumps(losses))
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]))

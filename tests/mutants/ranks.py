@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from covey.exits import EXIT_FILE
 from covey.training.process import ranks
 from mutants import faults_ranks, stories
 from mutants.harness import Mutant, Seen, Surveys, run_with, warned
+from support.processes import run_in_processes
 
 # Seconds after which two processes that say nothing are ended.
 _LIMIT_S = 240
@@ -31,18 +31,8 @@ def seen_in_two(mutants: Sequence[Mutant], work: Path) -> dict[str, Seen]:
     assert len(mutants) == 1 or not any(m.hangs for m in mutants), "a hang ends its processes"
     work.mkdir(parents=True, exist_ok=True)
     (work / "names.json").write_text(json.dumps([m.name for m in mutants]))
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", __file__, str(work)),
-    ]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", EXIT_FILE: str(work / "exit")},
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    exit_file = {EXIT_FILE: str(work / "exit")}
+    run_in_processes(__file__, work, timeout=_LIMIT_S, environment=exit_file)
     if mutants[0].hangs:
         return {mutants[0].name: _ended(work / "0")}
     return {m.name: Seen(**json.loads((work / f"{n}.json").read_text())) for n, m in enumerate(mutants)}

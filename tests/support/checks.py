@@ -8,6 +8,7 @@ from typing import Any
 from covey.config import from_dict
 from covey.config.schema import Config
 from covey.plan import Facts, ResumeFacts, checks
+from covey.plan.facts import ModelSizes
 from covey.types import Problem, Severity
 
 BASE: dict[str, Any] = {
@@ -40,6 +41,19 @@ GOOD = Facts(
     cuda=True,
     has_bfloat16=True,
     nproc_available=8,
+)
+
+SIZES = ModelSizes(
+    family="qwen2",
+    layers=2,
+    hidden=8,
+    heads=2,
+    kv_heads=1,
+    head_width=4,
+    intermediate=16,
+    vocabulary=100,
+    tied=True,
+    parameters=1000,
 )
 
 

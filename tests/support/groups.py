@@ -20,6 +20,13 @@ from covey.types import (
 )
 
 SAMPLING = SamplingParams(temperature=0.8, max_new_tokens=24, stop_token_ids=(2,))
+FIRST = Draw(epoch=0, rollout=0)
+
+
+def prompt(number: int = 0, token_ids: Sequence[int] = (9,), *, draw: Draw = FIRST, **fields: Any) -> Prompt:
+    """Row `number` of the data."""
+    given = {"messages": None, "text": f"row {number}", "columns": {}, **fields}
+    return Prompt(id=number, token_ids=tuple(token_ids), draw=draw, **given)
 
 
 def trajectory(
@@ -28,6 +35,7 @@ def trajectory(
     *,
     number: int = 0,
     sibling: int = 0,
+    draw: Draw = FIRST,
     logprobs: Sequence[float] | None = None,
     version: int = 0,
     finish: Finish = Finish.STOP,
@@ -45,25 +53,30 @@ def trajectory(
     return Trajectory(
         segments=(Segment(token_ids=tuple(prompt), source=Source.PROMPT, trained=False), answer),
         sampling=sampling,
-        noise_key=NoiseKey(seed=0, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling),
+        noise_key=NoiseKey(
+            seed=0,
+            split="train",
+            rollout=draw.rollout,
+            attempt=draw.attempt,
+            prompt_id=number,
+            sibling=sibling,
+        ),
         finish=finish,
         text=text,
     )
 
 
 def scored(
-    trajectories: Sequence[Trajectory], scores: Sequence[Score], *, number: int = 0, **group: Any
+    trajectories: Sequence[Trajectory],
+    scores: Sequence[Score],
+    *,
+    number: int = 0,
+    asked: Prompt | None = None,
+    **group: Any,
 ) -> ScoredGroup:
-    """The siblings of a prompt with their scores."""
-    prompt = Prompt(
-        id=number,
-        messages=None,
-        text="",
-        token_ids=trajectories[0].segments[0].token_ids,
-        columns={},
-        draw=Draw(epoch=0, rollout=0),
-    )
+    """The siblings of a prompt, that of the first of them where none is given, with their scores."""
+    asked = asked or prompt(number, trajectories[0].segments[0].token_ids)
     fields = {"planned": len(trajectories), **group}
     return ScoredGroup(
-        group=Group(prompt=prompt, trajectories=tuple(trajectories), **fields), scores=tuple(scores)
+        group=Group(prompt=asked, trajectories=tuple(trajectories), **fields), scores=tuple(scores)
     )

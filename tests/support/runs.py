@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from covey.training.facts import survey
 from covey.training.loop import run
 from covey.training.process import ranks
 from covey.training.run import build_job
+from support.processes import run_in_processes
 
 GROUPS, SIBLINGS = 2, 4
 _LONGEST_PROMPT = 14
@@ -197,15 +197,7 @@ def train_in_processes(runs: Sequence[Mapping[str, Any]], work: Path, *, process
     """Runs, one after the other, in several gloo processes; the tensors are rank 0's."""
     work.mkdir(parents=True, exist_ok=True)
     (work / "runs.json").write_text(json.dumps([dict(r) for r in runs]))
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)),
-        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
-        *(__file__, str(work)),
-    ]
-    paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_in_processes(__file__, work, processes=processes, timeout=300)
     return [
         load_result(work / f"result{i}.safetensors", Path(opts["output_dir"])) for i, opts in enumerate(runs)
     ]

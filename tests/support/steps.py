@@ -13,8 +13,9 @@ from torch import Tensor
 from covey.algorithm.correction import Correction
 from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import Needs
-from covey.batching.credit import CreditConfig
+from covey.batching.credit import CreditConfig, row_credits
 from covey.batching.pack import PackPlan, pack
+from covey.batching.samples import to_samples
 from covey.comm import Comm, LocalComm
 from covey.learner.backends.base import Backend
 from covey.learner.backends.single import SingleBackend
@@ -22,11 +23,13 @@ from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import accumulate
 from covey.models.policy import Policy
-from covey.types import Finish, Score, ScoredGroup, Status, TrainSample
+from covey.rewards.registry import total
+from covey.types import Finish, Score, ScoredGroup, ScorePart, Status, TrainSample
 from support.groups import scored, trajectory
 from support.models import random_model
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True, whole_groups=True)
 GROUPS, SIBLINGS = 3, 4
 BASE = LossConfig(loss_type="dapo", epsilon=0.1, epsilon_high=0.15)
 
@@ -108,8 +111,8 @@ def rollout() -> list[ScoredGroup]:
                 )
             )
             is_failed = (number, sibling) == (0, 1)
-            total = None if is_failed else 1.0 if number == 1 else rng.random()
-            scores.append(Score(total=total, parts=(), status=Status.ERROR if is_failed else Status.OK))
+            reward = None if is_failed else 1.0 if number == 1 else rng.random()
+            scores.append(Score(total=reward, parts=(), status=Status.ERROR if is_failed else Status.OK))
         groups.append(scored(trajectories, scores, number=number))
     return groups
 
@@ -135,7 +138,7 @@ def rows() -> list[TrainSample]:
     found = learn(
         rollout(),
         SingleBackend(policy("prefix"), OPTIMIZER),
-        credit=CreditConfig(scale_rewards="group", mask_truncated_completions=True, whole_groups=True),
+        credit=CREDIT,
         needs=Needs(old=True, reference=False, may_skip_rows=False, entropy=True),
         plan=plan_of(),
         comm=LocalComm(),
@@ -153,6 +156,28 @@ def rows() -> list[TrainSample]:
         )
 
     return [moved(row) for row in found]
+
+
+def stepped_rows(*, flat: bool = False) -> list[TrainSample]:
+    """The same with numbers of up to four steps a completion; `flat` gives the tokens of a row their mean."""
+    rng, groups = random.Random(4), []
+    for given in rollout():
+        scores = []
+        for answer, score in zip(given.group.trajectories, given.scores, strict=True):
+            length = len(answer.completion_ids)
+            ends = sorted({*rng.sample(range(1, length + 1), min(3, length)), length})
+            steps = tuple(rng.random() for _ in ends)
+            part = ScorePart(name="prm", value=sum(steps) / len(steps), steps=steps)
+            outcome = ScorePart(name="accuracy", value=score.total)
+            told = total([part, outcome], [1.0, 1.0], tuple(ends))
+            scores.append(told if score.status is Status.OK else score)
+        groups.append(replace(given, scores=tuple(scores)))
+    credits = row_credits(groups, to_samples(groups), CREDIT)
+    assert sum(c.token_advantages is not None for c in credits) >= 8
+    return [
+        replace(row, advantage=c.advantage, token_advantages=None if flat else c.token_advantages)
+        for row, c in zip(rows(), credits, strict=True)
+    ]
 
 
 def for_case(given: Sequence[TrainSample], case: Case) -> list[TrainSample]:

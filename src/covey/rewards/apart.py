@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from covey.rewards.builtin import JUDGE, JUDGE_OPTIONS
@@ -14,7 +13,7 @@ from covey.rewards.judge_text import filled, prompt_in_words, row_limit_s, templ
 from covey.rewards.own_worker import OwnWorker
 from covey.rewards.protocol import Scored
 from covey.rewards.resolve import Found
-from covey.rewards.targets import Target
+from covey.rewards.targets import Target, model_source
 
 ROWS_PER_PASS, TOKENS_PER_PASS = 8, 8192
 """What one forward pass of a reward model holds at most; a longer row has a pass to itself."""
@@ -47,7 +46,7 @@ def found_model(entry: ModelEntry, timeout_s: float) -> Found:
     )
     return Found(
         plain=entry.name,
-        source=Path(entry.directory).parent.name or None,
+        source=model_source(entry.entry),
         kind="built_in",
         wants=_NOTHING,
         ask=worker.ask,

@@ -10,7 +10,7 @@ from covey.rewards.builtin import BUILT_IN, IN_WORKERS, JUDGE, JUDGE_OPTIONS, bu
 from covey.rewards.protocol import Judged, Scored, TrainerState
 from covey.rewards.resolve import built_in, names_of
 from covey.rewards.reward_set import RewardSet
-from covey.rewards.targets import is_model, model_name, target_of
+from covey.rewards.targets import is_model, model_name, model_source, target_of
 from covey.types import Score, ScorePart, Status, StepSpans
 
 
@@ -25,18 +25,30 @@ def options_read() -> dict[str, tuple[str, ...]]:
     return {**read, JUDGE: JUDGE_OPTIONS}
 
 
-def metric_of(entry: str) -> str:
-    """The name under which an entry's scores are recorded, where no other reward has the same."""
+def metric_names(entries: Sequence[str]) -> tuple[str, ...]:
+    """The names under which the scores of entries are recorded, told without loading them."""
+    return names_of([_called(entry) for entry in entries])
+
+
+def _called(entry: str) -> tuple[str, str | None]:
     target = target_of(entry)
-    plain = built_in_name(entry) or (None if target is None else target.metric)
-    return plain or (model_name(entry) if is_model(entry) else entry)
+    if built_in_name(entry) is None and target is not None:
+        return target.metric, target.source
+    if is_model(entry):
+        return model_name(entry), model_source(entry)
+    return built_in_name(entry) or entry, None
 
 
 def build(names: Sequence[str], options: Mapping[str, Any] | None = None) -> RewardSet:
     """The built-ins of these names, in order, in this process; an unknown name is a KeyError, and so is an
     option that one of them reads and that is not given."""
     found = [built_in(name, options or {}) for name in names]
-    return RewardSet([f.reward(n, None) for f, n in zip(found, names_of(found), strict=True)])
+    return RewardSet(
+        [
+            f.reward(n, None)
+            for f, n in zip(found, names_of([(f.plain, f.source) for f in found]), strict=True)
+        ]
+    )
 
 
 def weighted(

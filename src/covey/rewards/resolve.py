@@ -99,11 +99,11 @@ def built_in(entry: str, options: Mapping[str, Any]) -> Found:
     return Found(plain=name, source=None, kind="built_in", wants=wants, ask=_ask_here(callee), calls=0)
 
 
-def names_of(found: Sequence[Found]) -> tuple[str, ...]:
-    """A name for each: its own, `module.name` where several share it, with a number where that is shared
-    too."""
-    counts = Counter(f.plain for f in found)
-    names = [f"{f.source}.{f.plain}" if counts[f.plain] > 1 and f.source else f.plain for f in found]
+def names_of(called: Sequence[tuple[str, str | None]]) -> tuple[str, ...]:
+    """A name for each plain name and its source: its own, `source.name` where several share it, with a number
+    where that is shared too."""
+    counts = Counter(plain for plain, _ in called)
+    names = [f"{source}.{plain}" if counts[plain] > 1 and source else plain for plain, source in called]
     earlier = [names[:i].count(name) for i, name in enumerate(names)]
     return tuple(n if k == 0 else f"{n}_{k + 1}" for n, k in zip(names, earlier, strict=True))
 

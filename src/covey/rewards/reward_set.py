@@ -92,7 +92,7 @@ class RewardSet:
             pool.close()
             raise
         found = [f for f in results if isinstance(f, Found)]
-        names = names_of(found)
+        names = names_of([(f.plain, f.source) for f in found])
         rewards = [
             f.reward(
                 name, completion_form, prompt_is_messages=prompt_is_messages, step_separator=step_separator

@@ -60,7 +60,16 @@ def is_model(entry: str) -> bool:
 
 def model_name(entry: str) -> str:
     """The last part of a model's path or id: `model_name("ms::me/tiny-rm")` is "tiny-rm"."""
-    return entry.rpartition("::")[2].rstrip("/").rpartition("/")[2] or entry
+    return _place(entry).name or entry
+
+
+def model_source(entry: str) -> str | None:
+    """What tells a model from another of its name: its owner on a hub, or the directory that it lies in."""
+    return _place(entry).parent.name or None
+
+
+def _place(entry: str) -> Path:
+    return Path(entry.rpartition("::")[2]).expanduser()
 
 
 def target_of_callable(function: Callable[..., Any]) -> Target | str:

@@ -32,7 +32,7 @@ from covey.plan.check_steps import step_refusals
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.report import report_json
-from covey.rewards.registry import build, metric_of
+from covey.rewards.registry import build, metric_names
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
 from covey.telemetry.console import Console
@@ -339,7 +339,7 @@ def _source(
     if config.replay_rollouts is not None:
         return ReplaySource(
             Path(config.replay_rollouts),
-            dict(zip(map(metric_of, config.rewards), parts.reward_weights(config), strict=True)),
+            dict(zip(metric_names(config.rewards), parts.reward_weights(config), strict=True)),
         )
     assert found.codec is not None
     assert drawing is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -150,10 +149,5 @@ class ReplaySource:
         if not score.parts:
             return score
         ends = () if score.steps is None else score.steps.ends
-        weighed = total(score.parts, [self._weight(p.name) for p in score.parts], ends)
+        weighed = total(score.parts, [self._weights.get(p.name, 1.0) for p in score.parts], ends)
         return replace(weighed, extras=score.extras)
-
-    def _weight(self, name: str) -> float:
-        """The weight of a recorded reward: its own, or that of a function of a file or module so called."""
-        typed = (n for n in self._weights if re.split(r"[:.]", n)[-1] == name)
-        return self._weights.get(name, self._weights.get(next(typed, ""), 1.0))

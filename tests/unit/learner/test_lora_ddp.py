@@ -6,8 +6,6 @@ of float32 sums alone.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from covey.models.load import load_adapted
 from covey.models.probe import micro_of
 from covey.models.stream import Row
 from support.models import save_model
+from support.processes import run_in_processes
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
 CASES = {
@@ -93,15 +92,7 @@ def distance(one, two):
 @pytest.mark.multi
 def test_two_processes_are_as_one(tmp_path):
     base = save_model("llama", tmp_path / "base")
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
-        *(__file__, str(base), str(tmp_path)),
-    ]
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_in_processes(__file__, base, tmp_path)
     for case in CASES:
         expected = train(base, case, 0, 1)
         actual, other = [load_file(tmp_path / f"{case}-{rank}.safetensors") for rank in range(2)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from covey.learner.update import accumulate, update
 from covey.training.process import ranks
 from covey.types import Denominators, MicroBatch
 from mutants.harness import BASE
+from support.processes import run_in_processes
 from support.runs import train_and_watch
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
@@ -189,15 +189,7 @@ def test_rows_without_a_gradient_say_nothing(tiny_policy, random_rollout):
 
 @pytest.mark.multi
 def test_two_processes_sum_their_gradients(tmp_path):
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
-        *(__file__, str(tmp_path)),
-    ]
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_in_processes(__file__, tmp_path)
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found["none"] is None

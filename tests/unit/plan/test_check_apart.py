@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from covey.plan.check_apart import judge_problems
-from covey.plan.facts import JudgeFacts, ModelSizes, RewardModelFacts
+from covey.plan.facts import JudgeFacts, RewardModelFacts
 from covey.plan.memory import LIBRARIES, memory_plan, reward_model_bytes
-from support.checks import Case, assert_fixes_mend, assert_says, config, facts, found
+from support.checks import SIZES, Case, assert_fixes_mend, assert_says, config, facts, found
 
 MODEL: dict[str, Any] = {
     "entry": "models/rm",
@@ -132,19 +132,7 @@ def test_a_reward_model_counts_in_the_memory() -> None:
     width = 8192 * (6 * 64 + 3 * 96)
     assert reward_model_bytes(model(), cuda=False) == LIBRARIES + 4_000_000 + 4 * width
     assert reward_model_bytes(model(), cuda=True) == LIBRARIES + 2_000_000 + 2 * width
-    sizes = ModelSizes(
-        family="qwen2",
-        layers=2,
-        hidden=8,
-        heads=2,
-        kv_heads=1,
-        head_width=4,
-        intermediate=16,
-        vocabulary=100,
-        tied=True,
-        parameters=1000,
-    )
-    known = facts(model_sizes=sizes, longest_prompt=10, cuda=False, free_memory_bytes=10**12)
+    known = facts(model_sizes=SIZES, longest_prompt=10, cuda=False, free_memory_bytes=10**12)
     one, two = (memory_plan(config(**WITH), replace(known, reward_models=(model(),) * n)) for n in (1, 2))
     assert two.phases
     each = reward_model_bytes(model(), cuda=False)

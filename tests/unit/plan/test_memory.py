@@ -30,19 +30,10 @@ from covey.plan.facts import EvalSet, ModelSizes
 from covey.plan.memory import LIBRARIES, TIGHT, MemoryPlan, memory_plan, recompute_of
 from covey.plan.recompute import IN_WORDS, KINDS
 from covey.plan.report import report_json, report_lines
-from support.checks import config, facts
+from support.checks import SIZES, config, facts
 
-MODEL = ModelSizes(
-    family="qwen2",
-    layers=2,
-    hidden=8,
-    heads=2,
-    kv_heads=1,
-    head_width=4,
-    intermediate=16,
-    vocabulary=100,
-    tied=True,
-    parameters=1000,
+MODEL = replace(
+    SIZES,
     adapted=("down_proj", "q_proj", "v_proj"),
     adapted_parameters=300,
     adapter_parameters=50,

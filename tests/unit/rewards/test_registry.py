@@ -10,7 +10,7 @@ import pytest
 from covey.config.schema import OPTIONS as CONFIG
 from covey.rewards.builtin import BUILT_IN, JUDGE_OPTIONS
 from covey.rewards.formats import format_reward, think_format_reward
-from covey.rewards.registry import available, build, options_read, score_rows, total
+from covey.rewards.registry import available, build, metric_names, options_read, score_rows, total
 from covey.rewards.reward_set import RewardSet
 from covey.types import ScorePart, Status
 
@@ -264,3 +264,10 @@ def test_a_score_carries_what_was_noted(scored):
 
 def test_no_rows():
     assert score_rows(build(["accuracy"]), [1.0], []) == []
+
+
+def test_names_of_metrics_without_loading_anything():
+    """As they are where everything is loaded: by these a replay finds the weight of each reward."""
+    entries = ["trl.rewards.accuracy_reward", "a.py:kind", "pkg.b:kind", "me/rm", "ms::you/rm", "code_reward"]
+    assert metric_names(entries) == ("accuracy_reward", "a.kind", "b.kind", "me.rm", "you.rm", "code_reward")
+    assert metric_names(["a.py:kind", "orm_of_a_plugin"]) == ("kind", "orm_of_a_plugin")

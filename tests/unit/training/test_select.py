@@ -19,57 +19,19 @@ from covey.health.weights import WeightWatch
 from covey.rollout.collect import Collected
 from covey.training.guards import Guards
 from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
-from covey.types import (
-    Batch,
-    Denominators,
-    Draw,
-    Finish,
-    Group,
-    MicroBatch,
-    NoiseKey,
-    Prompt,
-    SamplingParams,
-    Score,
-    ScoredGroup,
-    Segment,
-    Source,
-    Trajectory,
-)
+from covey.types import Batch, Denominators, Draw, MicroBatch, Prompt, Score, ScoredGroup
+from support.groups import prompt, scored, trajectory
 
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
 FLAT, LOUD = (1.0, 1.0, 1.0, 1.0), (1.0, 0.0, 0.0, 0.0)
 
 
-def prompt(number: int, epoch: int = 0, rollout: int = 0) -> Prompt:
-    return Prompt(
-        id=number,
-        messages=None,
-        text=f"row {number}",
-        token_ids=(number,),
-        columns={},
-        draw=Draw(epoch=epoch, rollout=rollout),
-    )
-
-
 def group(asked: Prompt, totals: Sequence[float], version: int = 0) -> ScoredGroup:
-    key = {"seed": 0, "split": "train", "rollout": asked.draw.rollout, "attempt": asked.draw.attempt}
-    trajectories = tuple(
-        Trajectory(
-            segments=(
-                Segment(token_ids=asked.token_ids, source=Source.PROMPT, trained=False),
-                Segment(
-                    token_ids=(i,), source=Source.MODEL, trained=True, logprobs=(-0.5,), versions=(version,)
-                ),
-            ),
-            sampling=SamplingParams(temperature=1.0, max_new_tokens=4, stop_token_ids=(2,)),
-            noise_key=NoiseKey(prompt_id=asked.id, sibling=i, **key),
-            finish=Finish.STOP,
-            text="",
-        )
+    trajectories = [
+        trajectory(asked.token_ids, (i,), number=asked.id, sibling=i, draw=asked.draw, version=version)
         for i in range(len(totals))
-    )
-    made = Group(prompt=asked, trajectories=trajectories, planned=len(totals))
-    return ScoredGroup(group=made, scores=tuple(Score(total=t, parts=()) for t in totals))
+    ]
+    return scored(trajectories, [Score(total=t, parts=()) for t in totals], asked=asked)
 
 
 def table(size: int) -> OneByOne:
@@ -87,7 +49,7 @@ class Live:
     attempts: list[set[int]] = field(default_factory=list)
 
     def next(self, rollout: int) -> Collected:
-        return self.sample([prompt(n, rollout=rollout) for n in range(4)], rollout)
+        return self.sample([prompt(n, draw=Draw(epoch=0, rollout=rollout)) for n in range(4)], rollout)
 
     def sample(self, prompts: Sequence[Prompt], rollout: int) -> Collected:
         assert all(p.draw.rollout == rollout for p in prompts)

@@ -9,62 +9,22 @@ import pytest
 from covey.rollout.records import groups_of, records_of
 from covey.training.evaluate import _metrics
 from covey.training.measure import reward_metrics, task_metrics
-from covey.types import (
-    Draw,
-    Finish,
-    Group,
-    NoiseKey,
-    Prompt,
-    SamplingParams,
-    Score,
-    ScoredGroup,
-    ScorePart,
-    Segment,
-    Source,
-    Trajectory,
-)
+from covey.types import Finish, Score, ScoredGroup, ScorePart
+from support.groups import prompt, scored, trajectory
 
 TASKS = {"chat": ("kind",), "math": ("accuracy", "format")}
 
 
 def group(number: int, task: str, *rows: tuple[dict[str, float], int]) -> ScoredGroup:
     """A group from the rewards that spoke and the tokens of each completion; the total is their sum."""
-    prompt = Prompt(
-        id=number,
-        messages=None,
-        text=f"p{number}",
-        token_ids=(9,),
-        columns={},
-        draw=Draw(epoch=0, rollout=0),
-        task=task,
-    )
     trajectories, scores = [], []
     for sibling, (spoke, length) in enumerate(rows):
-        own = tuple(range(length))
-        trajectories.append(
-            Trajectory(
-                segments=(
-                    Segment(token_ids=(9,), source=Source.PROMPT, trained=False),
-                    Segment(
-                        token_ids=own,
-                        source=Source.MODEL,
-                        trained=True,
-                        logprobs=(-1.0,) * length,
-                        versions=(0,) * length,
-                    ),
-                ),
-                sampling=SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=()),
-                noise_key=NoiseKey(
-                    seed=0, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling
-                ),
-                finish=Finish.STOP if length < 8 else Finish.LENGTH,
-                text="",
-            )
-        )
+        finish = Finish.STOP if length < 8 else Finish.LENGTH
+        own = trajectory((9,), range(length), number=number, sibling=sibling, finish=finish)
+        trajectories.append(own)
         parts = tuple(ScorePart(name=n, value=spoke.get(n)) for n in ("accuracy", "format", "kind"))
         scores.append(Score(total=sum(spoke.values()), parts=parts))
-    whole = Group(prompt=prompt, trajectories=tuple(trajectories), planned=len(rows))
-    return ScoredGroup(group=whole, scores=tuple(scores))
+    return scored(trajectories, scores, asked=prompt(number, task=task))
 
 
 MATH = group(0, "math", ({"accuracy": 1.0, "format": 1.0}, 2), ({"accuracy": 0.0, "format": 1.0}, 4))
