@@ -88,6 +88,13 @@ def test_each_completion_gets_its_own_answer_in_order() -> None:
     assert set(service.keys) == {f"Bearer {KEY}"}
 
 
+def test_the_pattern_says_which_number_is_the_reward() -> None:
+    said = "Reward: 3\nScore: 0.5"
+    for pattern, value in ((USUAL, 3.0), (r"Score: ([0-9.]+)", 0.5)):
+        rows, _ = judged(lambda q, n: (200, said), ["a"], judge_regex=pattern)
+        assert rows[0].parts[0].value == value
+
+
 def test_no_more_questions_wait_than_the_option_says() -> None:
     _, service = judged(
         lambda q, n: (200, "Reward: 1"), [str(i) for i in range(20)], 0.05, judge_concurrency=3
