@@ -140,9 +140,7 @@ def test_the_mean_of_factors_and_what_it_lacks():
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize(
-    "settings", [LORA, LoraSettings(rank=3, alpha=6, use_dora=True)], ids=["lora", "dora"]
-)
+@pytest.mark.parametrize("settings", [LORA, DORA], ids=["lora", "dora"])
 def test_an_adapter_of_its_own(settings, dtype):
     """It starts as the base; after a copy it is the policy, to the bit; looking at it changes nothing."""
     own, moving, backend = adapted(dtype, alpha=1.0, settings=settings)

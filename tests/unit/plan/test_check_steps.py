@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from covey.algorithm.advantages import Estimator, ScaleRewards
+from covey.algorithm.losses import LossType
+from covey.algorithm.ratios import Level
 from covey.config import from_dict
 from covey.plan import checks
 from covey.plan.check_steps import step_refusals
@@ -59,12 +64,6 @@ def test_what_goes_token_by_token_is_fine(name):
 
 def test_every_loss_and_level_is_decided():
     """A new one is put into one of the two lists here."""
-    from typing import get_args
-
-    from covey.algorithm.advantages import Estimator, ScaleRewards
-    from covey.algorithm.losses import LossType
-    from covey.algorithm.ratios import Level
-
     said = [options for table in (REFUSED, FINE) for options in table.values()]
     assert {o["loss_type"] for o in said if "loss_type" in o} == {*get_args(LossType)}
     levels = {o.get("importance_sampling_level", "token") for o in said}
