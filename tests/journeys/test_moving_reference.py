@@ -107,9 +107,12 @@ def test_two_ranks_are_one(model: Path, replay: Path, tmp_path: Path) -> None:
         assert values[0][-1] > 0
 
 
-def test_a_resume_that_begins_to_move_is_refused(tmp_path: Path) -> None:
-    """A checkpoint without such a reference has none to go on with, whatever is allowed."""
+def test_a_resume_that_begins_to_move_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint has such a reference or has none, whatever is allowed."""
     base = options(Path("quickstart"), tmp_path / "run", max_steps=4, save_steps=2, beta=0.1)
     train_and_watch({**base, "stop_after_steps": 2})
-    again = {**base, **SYNC, "ref_model_sync_steps": 2, "allow_changes": True}
-    assert main(["train", *flags({**again, "resume_from_checkpoint": "latest"})]) == 2
+    again = {**base, **SYNC, "ref_model_sync_steps": 2, "resume_from_checkpoint": "latest"}
+    for allowed in (True, False):
+        assert main(["train", *flags({**again, "allow_changes": allowed})]) == 2
+        said = capsys.readouterr().err
+        assert "E405" in said and "sync_ref_model False -> True" in said and "allow_changes" not in said

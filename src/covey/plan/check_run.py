@@ -56,6 +56,8 @@ FREE_ON_RESUME: frozenset[str] = frozenset(
 """Options that alter no sample, gradient or learning rate."""
 
 _LENGTH = frozenset({"max_steps", "num_train_epochs"})
+# What a checkpoint has a state of its own for, or none.
+_OWN_STATE = ("sync_ref_model", "use_adaptive_entropy")
 _SPLIT = frozenset(
     {"nproc_per_node", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"}
 )
@@ -217,19 +219,20 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
             )
         ]
     changed = protected_changes(config, resume.config_changes)
-    if not changed or config.allow_changes:
+    is_final = any(name in _OWN_STATE for name, _, _ in changed)
+    if config.allow_changes:
+        changed = tuple(change for change in changed if change[0] in _OWN_STATE)
+    if not changed:
         return []
     listed = ", ".join(f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in changed)
-    return [
-        problem(
-            "E405",
-            "resume_from_checkpoint",
-            f"{resume.path} was made with other options: {listed}.",
-            "The command was edited, or a default follows another option.",
-            Fix(text="as the run was", edits={name: old for name, old, _ in changed}),
-            Fix(text="go on with the change", edits={"allow_changes": True}),
-        )
-    ]
+    fixes = [Fix(text="as the run was", edits={name: old for name, old, _ in changed})]
+    cause = "The command was edited, or a default follows another option."
+    if is_final:
+        cause = "The checkpoint has the state of what it was made with, and nothing to start the other from."
+    else:
+        fixes.append(Fix(text="go on with the change", edits={"allow_changes": True}))
+    seen = f"{resume.path} was made with other options: {listed}."
+    return [problem("E405", "resume_from_checkpoint", seen, cause, *fixes)]
 
 
 def protected_changes(
