@@ -4,11 +4,12 @@ where."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ FOREIGN = ("trl", "swift", "accelerate", "transformers.trainer", "transformers.T
 LONG_FUNCTIONS: dict[str, str] = {}
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The file, parsed once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def part_of(path: Path) -> str:
     """The package or module directly below covey that a file belongs to."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
@@ -73,9 +80,14 @@ def module_name(path: Path) -> str:
     return ".".join(p for p in parts if p != "__init__")
 
 
-def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
+@functools.cache
+def imports(path: Path, *, top_level_only: bool = False) -> tuple[str, ...]:
     """Dotted names that a file imports; those under TYPE_CHECKING are for readers, not for running."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return tuple(_imports(path, top_level_only))
+
+
+def _imports(path: Path, top_level_only: bool) -> Iterator[str]:
+    tree = tree_of(path)
     skipped = {
         id(node)
         for branch in ast.walk(tree)
@@ -93,7 +105,7 @@ def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def covey_parts(names: Iterator[str]) -> set[str]:
+def covey_parts(names: Iterable[str]) -> set[str]:
     return {n.split(".")[1] for n in names if n.startswith("covey.")} & LEVEL.keys()
 
 
@@ -135,7 +147,7 @@ def test_sizes() -> None:
     assert statistics.median(lengths.values()) <= 150
     long = set()
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 if node.end_lineno - node.lineno + 1 > 60:
@@ -217,7 +229,7 @@ def test_forbidden_patterns_find_what_they_name() -> None:
 def test_no_unowned_state() -> None:
     """A module's own names are constants: no mutable value that a function changes, no `global`."""
     for file in FILES:
-        tree = ast.parse(file.read_text())
+        tree = tree_of(file)
         assert not any(isinstance(n, ast.Global) for n in ast.walk(tree)), file
         names = {
             target.id
@@ -241,7 +253,7 @@ def test_no_unowned_state() -> None:
 
 def test_strict_zip() -> None:
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "zip":
                 assert any(k.arg == "strict" for k in node.keywords), f"{file}:{node.lineno}"
 

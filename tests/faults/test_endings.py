@@ -20,7 +20,7 @@ from covey.learner.optimizer import Masters
 from covey.types import StepStats
 
 WORDS = [
-    *("--model", "quickstart", "--dataset", "quickstart", "--reward_funcs", "accuracy", "format"),
+    *("--model", "quickstart", "--dataset", "quickstart#512", "--reward_funcs", "accuracy", "format"),
     *("--per_device_train_batch_size", "16", "--max_completion_length", "24", "--output_dir", "run"),
 ]
 
@@ -38,7 +38,11 @@ def events(run: Path) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize(
     ("number", "processes"),
-    [(signal.SIGINT, 1), (signal.SIGTERM, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow)],
+    [
+        (signal.SIGINT, 1),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_signal_saves_and_the_run_goes_on(number: signal.Signals, processes: int, tmp_path: Path) -> None:
@@ -92,7 +96,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
     with pytest.raises(GuardStop) as stopped:
         train(
             model="quickstart",
-            dataset=["quickstart"],
+            dataset=["quickstart#512"],
             reward_funcs=["accuracy", "format"],
             per_device_train_batch_size=16,
             max_completion_length=24,
@@ -127,7 +131,7 @@ def test_a_gradient_of_zero_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(GuardStop) as stopped:
         train(
             model="quickstart",
-            dataset=["quickstart"],
+            dataset=["quickstart#512"],
             reward_funcs=["accuracy", "format"],
             per_device_train_batch_size=16,
             max_completion_length=24,
@@ -142,7 +146,7 @@ def test_weights_that_do_not_move_are_named(tmp_path: Path) -> None:
     with pytest.raises(GuardStop) as stopped:
         train(
             model="quickstart",
-            dataset=["quickstart"],
+            dataset=["quickstart#512"],
             reward_funcs=["accuracy", "format"],
             per_device_train_batch_size=16,
             max_completion_length=24,

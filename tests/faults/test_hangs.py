@@ -13,7 +13,7 @@ import pytest
 from faults import hung_run
 
 WORDS = [
-    *("--model", "quickstart", "--dataset", "quickstart", "--reward_funcs", "accuracy", "format"),
+    *("--model", "quickstart", "--dataset", "quickstart#512", "--reward_funcs", "accuracy", "format"),
     *("--per_device_train_batch_size", "8", "--max_completion_length", "16", "--max_steps", "20"),
     *("--save_steps", "1", "--nproc_per_node", "2", "--output_dir", "run"),
 ]

@@ -25,7 +25,7 @@ from covey.types import Severity
 
 BASE: Mapping[str, Any] = {
     "model": "quickstart",
-    "dataset": ["quickstart"],
+    "dataset": ["quickstart#512"],
     "reward_funcs": ["accuracy", "format"],
     "num_generations": 8,
     "per_device_train_batch_size": 16,

@@ -33,6 +33,7 @@ def test_two_ranks_without_a_fault_are_silent(mutant: Mutant, found: Mapping[str
     assert found[mutant.name].code is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", stories.RANKS, ids=lambda m: m.name)
 def test_a_rank_that_hangs_is_named(mutant: Mutant, tmp_path: Path) -> None:
     seen = seen_in_two([mutant], tmp_path / "work")[mutant.name]

@@ -108,7 +108,7 @@ def options(model: Path, output: Path, replay: Path | None = None, **changes: An
     says, as those of a large model would."""
     base: dict[str, Any] = {
         "model": str(model),
-        "dataset": ["quickstart"],
+        "dataset": ["quickstart#512"],
         "reward_funcs": ["accuracy"],
         "num_generations": SIBLINGS,
         "per_device_train_batch_size": 8,

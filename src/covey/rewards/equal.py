@@ -21,12 +21,10 @@ import time
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
-from functools import lru_cache
 
 from covey.rewards.algebra import ALGEBRA, LONGEST_FORMULA
 from covey.rewards.notation import in_brackets, split_list, squeeze, tidy, without_text_commands
 
-_REMEMBERED = 4096
 _LONGEST_NUMBER = 100
 _LARGEST_EXPONENT = 300
 _DEEPEST_LIST = 4
@@ -185,12 +183,6 @@ def read(text: str) -> Value:
     """A gold or an answer as a value; a text longer than any answer is nothing."""
     if len(text) > 2 * LONGEST_FORMULA:
         return Value(kind=Kind.NOTHING, text="")
-    return _read_whole(text)
-
-
-# A gold comes again with each completion, and with the same answer of other rows.
-@lru_cache(maxsize=_REMEMBERED)
-def _read_whole(text: str) -> Value:
     return _read(tidy(text), 0)
 
 

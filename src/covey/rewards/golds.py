@@ -112,14 +112,17 @@ def check_golds(golds: Iterable[Any], budget_s: float = 5.0) -> GoldReport:
     bad: list[tuple[int, str, str]] = []
     formulas: list[tuple[int, str, Value]] = []
     num_golds = num_checked = 0
+    seen: dict[str, tuple[Value, str | None]] = {}
     for row, column in enumerate(golds):
         if column is None:
             continue
         num_golds += 1
         text = column_text(column)
-        gold = extract_gold(text)
-        value = read(gold)
-        why = _plain_problem(gold, value)
+        if text not in seen:
+            gold = extract_gold(text)
+            value = read(gold)
+            seen[text] = value, _plain_problem(gold, value)
+        value, why = seen[text]
         if why is None and _formulas(value):
             formulas.append((row, text, value))
             continue

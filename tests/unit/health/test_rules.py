@@ -290,8 +290,8 @@ KEPT += [("F208", HELD_OUT, 100), ("F215", {"update_ratio": 0.0}, 100), ("F212",
 def test_a_resumed_run_says_what_it_would_have_said(
     code: str, change: dict[str, Curve | float], step: int
 ) -> None:
-    """Stopped and resumed after every step, through JSON as a checkpoint keeps it, with four steps a
-    rollout too."""
+    """Stopped and resumed after every step, through JSON as a checkpoint keeps it; with four steps a rollout
+    after every third, so at each place of one."""
     for per_rollout in (1, 4):
         whole, cut = Rules(OPTIONS), Rules(OPTIONS)
         spoken = []
@@ -300,6 +300,8 @@ def test_a_resumed_run_says_what_it_would_have_said(
             found = whole.look(line)
             assert cut.look(line) == found
             spoken += [f.code for f in found]
+            if per_rollout == 4 and now % 3:
+                continue
             state = json.loads(json.dumps(cut.state(), sort_keys=True))
             cut = Rules(OPTIONS)
             cut.load_state(state)

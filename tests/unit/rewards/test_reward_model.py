@@ -141,7 +141,7 @@ def test_a_model_runs_in_a_process_of_its_own_and_ends_with_the_set(tmp_path: Pa
 
 
 def test_models_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    entries = [ModelEntry(entry=n, name="rm", directory=str(tmp_path / n / "rm")) for n in ("a", "b")]
+    entries = [ModelEntry(entry=f"{n}/rm", name="rm", directory=str(tmp_path / n)) for n in ("a", "b")]
     with RewardSet.start(entries) as rewards:
         assert rewards.names == ("a.rm", "b.rm")
 
