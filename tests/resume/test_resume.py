@@ -163,6 +163,7 @@ def test_a_resume_may_leave_the_selection_out_or_take_it_up(tmp_path: Path) -> N
         "middle of a rollout",
         pytest.param("end of a rollout", marks=pytest.mark.slow),
         pytest.param("groups without signal replaced", marks=pytest.mark.slow),
+        pytest.param("moving reference of an adapter", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes(case: str, tmp_path: Path) -> None:
