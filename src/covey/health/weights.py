@@ -15,6 +15,8 @@ from covey.types import Fix
 _EVERY = 64
 # Checksums stay exact in the float64 that ranks exchange.
 _MODULUS = 1 << 50
+# Numbers that are looked at together: what is made of them, in 8 bytes each, may be four times their size.
+_PIECE = 1 << 20
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -74,7 +76,7 @@ class WeightWatch:
 
     def check_finite(self, step: int, comm: Comm) -> None:
         """Raise GuardStop (F128) where trained weights are not finite on any rank; reads all of them."""
-        bad = [n for n, tensor in self._trained.items() if not bool(torch.isfinite(tensor).all())]
+        bad = [n for n, tensor in self._trained.items() if not _is_finite(tensor)]
         if any(comm.max([float(len(bad))])):
             seen = f"weights are not finite: {', '.join(bad[:3]) or 'on another rank'}"
             cause = "The step that was just taken overflowed, or something wrote to the weights after it."
@@ -84,8 +86,24 @@ class WeightWatch:
 
 def checksum(tensor: Tensor) -> int:
     """Sum of a tensor's bit patterns; equal tensors have equal ones on every machine."""
-    flat = tensor.detach().contiguous().view(_BITS[tensor.element_size()])
-    return int(flat.sum(dtype=torch.int64)) % _MODULUS
+    bits = _BITS[tensor.element_size()]
+    # Added up where the tensor is: what is kept of each part would stand between their memory.
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for piece in _pieces(tensor):
+        total += piece.view(bits).sum(dtype=torch.int64)
+    return int(total) % _MODULUS
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The numbers of a tensor, a part at a time."""
+    return tensor.detach().contiguous().view(-1).split(_PIECE)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    found = torch.ones((), dtype=torch.bool, device=tensor.device)
+    for piece in _pieces(tensor):
+        found &= torch.isfinite(piece).all()
+    return bool(found)
 
 
 def _share(names: Sequence[str], step: int) -> Sequence[str]:

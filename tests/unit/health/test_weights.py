@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +40,28 @@ def test_one_bit_changes_a_checksum(dtype: torch.dtype) -> None:
     other[3, 2] += 1
     assert checksum(tensor) == checksum(same) != checksum(other)
     assert checksum(tensor.T) == checksum(tensor.T.contiguous())
+
+
+def _memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_large_tensor_is_looked_at_in_parts(dtype: torch.dtype) -> None:
+    """An embedding of many words has a checksum without a copy of it in 8 bytes a weight."""
+    large = torch.ones(5, 4_000_001, dtype=dtype)
+    watch = WeightWatch({}, {"w": large})
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _memory("VmRSS")
+    found = checksum(large)
+    watch.check_finite(1, LocalComm())
+    assert _memory("VmHWM") - before < 4 * large.numel()
+    one = torch.ones(1, dtype=dtype).view(torch.int16 if dtype == torch.bfloat16 else torch.int32)
+    assert found == int(one) * large.numel() % 2**50
+    large[-1, -1] = float("nan")
+    with pytest.raises(GuardStop, match="F128"):
+        watch.check_finite(1, LocalComm())
 
 
 @pytest.mark.parametrize(("count", "steps"), [(1, 1), (10, 10), (64, 64), (200, 64)])
