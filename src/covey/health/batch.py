@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -43,8 +44,14 @@ def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int)
         "dr_grpo": tokens_S / (len(rows) * longest),
         "luspo": tokens_S / len(rows),
     }.get(loss_type, tokens_S / max(1.0, tokens_S.sum()))
-    size_S = np.array([float(np.abs(r.advantages).mean()) if r.advantages else 0.0 for r in rows])
+    size_S = np.array([_size(r) for r in rows])
     return -float(weight_S @ advantage_S), float(weight_S @ size_S)
+
+
+def _size(row: TrainSample) -> float:
+    """The mean size of the advantages of a row's tokens."""
+    tokens = row.token_advantages
+    return abs(row.advantage) if tokens is None else fmean(map(abs, tokens))
 
 
 def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
@@ -85,7 +92,7 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
             "advantages",
             "F113",
             [m.advantage_N for m in micros],
-            joined([np.array(r.advantages) for r in rows]),
+            np.array([a for r in rows for a in r.advantages]),
         ),
         (
             "temperatures",
