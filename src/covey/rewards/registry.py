@@ -31,24 +31,19 @@ def metric_names(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def _called(entry: str) -> tuple[str, str | None]:
-    target = target_of(entry)
-    if built_in_name(entry) is None and target is not None:
+    plain, target = built_in_name(entry), target_of(entry)
+    if plain is None and target is not None:
         return target.metric, target.source
-    if is_model(entry):
+    if plain is None and is_model(entry):
         return model_name(entry), model_source(entry)
-    return built_in_name(entry) or entry, None
+    return plain or entry, None
 
 
 def build(names: Sequence[str], options: Mapping[str, Any] | None = None) -> RewardSet:
     """The built-ins of these names, in order, in this process; an unknown name is a KeyError, and so is an
     option that one of them reads and that is not given."""
     found = [built_in(name, options or {}) for name in names]
-    return RewardSet(
-        [
-            f.reward(n, None)
-            for f, n in zip(found, names_of([(f.plain, f.source) for f in found]), strict=True)
-        ]
-    )
+    return RewardSet([f.reward(n, None) for f, n in zip(found, metric_names(names), strict=True)])
 
 
 def weighted(
