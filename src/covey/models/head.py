@@ -6,6 +6,7 @@ Axes: N trained tokens, C tokens of a block, D hidden width, V vocabulary, B the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +45,15 @@ def head_spec(model: nn.Module) -> HeadSpec:
     return HeadSpec(scale=scale, softcap=None if softcap is None else float(softcap))
 
 
-def logits_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec) -> Tensor:
+def logits_of(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    spec: HeadSpec,
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
+) -> Tensor:
     """Float32 logits (N, V) before any temperature."""
-    logits_NV = linear(hidden_ND, weight_VD, bias_V).float()
+    logits_NV = product(hidden_ND, weight_VD, bias_V).float()
     if spec.scale != 1.0:
         logits_NV = logits_NV * spec.scale
     if spec.softcap is not None:

@@ -119,6 +119,12 @@ class Policy(nn.Module):
         return logits_of(hidden_ND, head.weight, getattr(head, "bias", None), self.head)
 
     @property
+    def vocab(self) -> int:
+        """Numbers of a row of logits."""
+        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+        return int(head.weight.shape[0])
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device

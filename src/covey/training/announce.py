@@ -46,7 +46,8 @@ def opening(
 def _engine(engine: Engine, policy: Policy) -> str:
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
     name = "native, on the learner's own weights" if isinstance(engine, NativeEngine) else "generate"
-    return f"{name} in {dtype} on {policy.device}"
+    compiled = ", compiled in C" if isinstance(engine, NativeEngine) and engine.is_compiled else ""
+    return f"{name} in {dtype} on {policy.device}{compiled}"
 
 
 def _kernels(config: Config, policy: Policy) -> str:

@@ -1,4 +1,4 @@
-"""The short step of the Llama family against the general path, on the same cache."""
+"""The short steps of the Llama family, in torch and in C, against the general path on the same cache."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.models import llama_step as llama_step_module
 from covey.models.adapter_shapes import LoraSettings
+from covey.models.llama_native import LlamaNative
 from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.lora import add_adapter, merged
 from covey.models.policy import Policy
@@ -24,6 +25,14 @@ def layout(request, monkeypatch):
     """Every test runs with prompts copied to their rows and with prompts read where they are."""
     if request.param == "shared":
         monkeypatch.setattr(native_engine, "_FLAT_PROMPT", 0)
+
+
+@pytest.fixture(autouse=True, params=["torch", "compiled"])
+def kind(request, monkeypatch):
+    """Every test of hidden states runs with the step in torch and with the one in C."""
+    if request.param == "torch":
+        monkeypatch.setattr(native_engine, "open_library", lambda: None)
+    return LlamaStep if request.param == "torch" else LlamaNative
 
 
 def policy_of(family: str, **changes: object) -> Policy:
@@ -41,17 +50,17 @@ def without_a_window() -> Policy:
     return policy_of("mistral", sliding_window=None)
 
 
-def gaps(policy: Policy, requests, run_engine, monkeypatch, spoil=lambda x: x) -> list[float]:
+def gaps(kind, policy: Policy, requests, run_engine, monkeypatch, spoil=lambda x: x) -> list[float]:
     """The largest relative difference of the hidden states of every decoding step."""
-    step, found = LlamaStep.hidden, []
+    step, found = kind.hidden, []
 
-    def both(self: LlamaStep, tokens: Tensor, positions: Tensor, layout: object) -> Tensor:
+    def both(self: LlamaStep | LlamaNative, tokens: Tensor, positions: Tensor, layout: object) -> Tensor:
         expected = policy.hidden(tokens, positions, layout)
         actual = spoil(step(self, tokens, positions, layout))
         found.append(float((actual - expected).abs().max() / expected.abs().max()))
         return expected
 
-    monkeypatch.setattr(LlamaStep, "hidden", both)
+    monkeypatch.setattr(kind, "hidden", both)
     run_engine(NativeEngine(policy, max_rows=10), requests)
     return found
 
@@ -59,41 +68,43 @@ def gaps(policy: Policy, requests, run_engine, monkeypatch, spoil=lambda x: x) -
 @pytest.mark.parametrize(
     "make", ["qwen2", "qwen3", "llama", without_a_window], ids=["qwen2", "qwen3", "llama", "no window"]
 )
-def test_hidden_states_are_those_of_the_modules(make, random_prompts, requests_of, run_engine, monkeypatch):
+def test_hidden_states_are_those_of_the_modules(
+    kind, make, random_prompts, requests_of, run_engine, monkeypatch
+):
     policy = policy_of(make) if isinstance(make, str) else make()
     requests = requests_of(random_prompts(9, 3, 14), 4, stop=(5, 17, 40), max_new_tokens=10)
-    found = gaps(policy, requests, run_engine, monkeypatch)
+    found = gaps(kind, policy, requests, run_engine, monkeypatch)
     assert len(found) > 5 and max(found) < 1e-5
 
 
 @pytest.mark.parametrize(
     "spoil", [torch.zeros_like, torch.neg, lambda x: 2 * x], ids=["zero", "neg", "twice"]
 )
-def test_the_comparison_sees_faults(spoil, random_prompts, requests_of, run_engine, monkeypatch):
+def test_the_comparison_sees_faults(kind, spoil, random_prompts, requests_of, run_engine, monkeypatch):
     requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=4)
-    assert min(gaps(policy_of("llama"), requests, run_engine, monkeypatch, spoil)) > 0.1
+    assert min(gaps(kind, policy_of("llama"), requests, run_engine, monkeypatch, spoil)) > 0.1
 
 
-def test_biases_and_scaled_positions(random_prompts, requests_of, run_engine, monkeypatch):
+def test_biases_and_scaled_positions(kind, random_prompts, requests_of, run_engine, monkeypatch):
     scaled = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     policy = policy_of("llama", attention_bias=True, mlp_bias=True, rope_parameters=scaled)
     for name, parameter in policy.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.5)
     requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=6)
-    assert max(gaps(policy, requests, run_engine, monkeypatch)) < 1e-5
+    assert max(gaps(kind, policy, requests, run_engine, monkeypatch)) < 1e-5
 
 
-def test_the_weights_are_those_of_the_moment(random_prompts, requests_of, run_engine, monkeypatch):
+def test_the_weights_are_those_of_the_moment(kind, random_prompts, requests_of, run_engine, monkeypatch):
     policy = policy_of("qwen2")
     requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=4)
-    gaps(policy, requests, run_engine, monkeypatch)
+    gaps(kind, policy, requests, run_engine, monkeypatch)
     for parameter in policy.parameters():
         parameter.data = parameter.data * 1.5
-    assert max(gaps(policy, requests, run_engine, monkeypatch)) < 1e-5
+    assert max(gaps(kind, policy, requests, run_engine, monkeypatch)) < 1e-5
 
 
-def test_an_adapter_has_to_be_merged(random_prompts, requests_of, run_engine, monkeypatch):
+def test_an_adapter_has_to_be_merged(kind, random_prompts, requests_of, run_engine, monkeypatch):
     policy = policy_of("qwen2")
     add_adapter(policy, LoraSettings(rank=4, alpha=8), seed=0, compute_dtype=torch.float32)
     for name, parameter in policy.named_parameters():
@@ -102,7 +113,7 @@ def test_an_adapter_has_to_be_merged(random_prompts, requests_of, run_engine, mo
     assert llama_step(policy, 64) is None
     requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=4)
     with merged(policy):
-        found = gaps(policy, requests, run_engine, monkeypatch)
+        found = gaps(kind, policy, requests, run_engine, monkeypatch)
     assert len(found) > 2 and max(found) < 1e-5
 
 
@@ -143,11 +154,13 @@ def test_a_large_model_is_not_copied(monkeypatch):
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
 def test_lower_precision_rounds_where_the_modules_round(
-    family, random_prompts, requests_of, run_engine, monkeypatch
+    kind, family, random_prompts, requests_of, run_engine, monkeypatch
 ):
+    if kind is LlamaNative:
+        pytest.skip("computes in float32")
     policy = policy_of(family).to(torch.bfloat16)
     requests = requests_of(random_prompts(9, 3, 14), 4, max_new_tokens=10)
-    found = gaps(policy, requests, run_engine, monkeypatch)
+    found = gaps(kind, policy, requests, run_engine, monkeypatch)
     # A unit in the last place of bfloat16 is 0.004 to 0.008 of a value: one rounding more would show in every
     # step.
     assert len(found) > 5 and statistics.median(found) == 0.0 and max(found) < 0.02

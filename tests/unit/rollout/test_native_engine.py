@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+from covey.models.llama_native import LlamaNative
 from covey.models.llama_step import LlamaStep
 from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
@@ -24,11 +25,14 @@ def quickstart_prompts(quickstart_codec):
     return quickstart_codec.encode([quickstart_codec.render(r["messages"]) for r in rows])
 
 
-@pytest.fixture(autouse=True, params=["flat", "shared"])
+@pytest.fixture(autouse=True, params=["flat", "shared", "compiled flat", "compiled shared"])
 def layout(request, monkeypatch):
-    """Every test runs with prompts copied to their rows and with prompts read where they are."""
-    if request.param == "shared":
+    """Every test runs with prompts copied to their rows and with prompts read where they are, in torch and in
+    C."""
+    if "shared" in request.param:
         monkeypatch.setattr(native_engine, "_FLAT_PROMPT", 0)
+    if "compiled" not in request.param:
+        monkeypatch.setattr(native_engine, "open_library", lambda: None)
 
 
 def flips(one, two) -> int:
@@ -393,19 +397,26 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
 ):
     policy = tiny_policy("llama")
     requests = requests_of(random_prompts(9, 3, 14), 8, stop=(5, 17, 40), max_new_tokens=10)
-    prefilled, decoded = [], []
-    hidden, step = policy.hidden, LlamaStep.hidden
+    prefilled, decoded, counted = [], [], []
+    hidden, steps = policy.hidden, {kind: kind.hidden for kind in (LlamaStep, LlamaNative)}
+
+    def count(tokens, layout):
+        # The step in C hands long prompts on.
+        if not any(tokens is other for other in counted):
+            counted.append(tokens)
+            (prefilled if isinstance(layout, PrefillLayout) else decoded).append(tokens.numel())
 
     def counting(tokens, positions, layout):
-        (prefilled if isinstance(layout, PrefillLayout) else decoded).append(tokens.numel())
+        count(tokens, layout)
         return hidden(tokens, positions, layout)
 
     def counting_step(self, tokens, positions, layout):
-        (prefilled if isinstance(layout, PrefillLayout) else decoded).append(tokens.numel())
-        return step(self, tokens, positions, layout)
+        count(tokens, layout)
+        return steps[type(self)](self, tokens, positions, layout)
 
     monkeypatch.setattr(policy, "hidden", counting)
-    monkeypatch.setattr(LlamaStep, "hidden", counting_step)
+    for kind in steps:
+        monkeypatch.setattr(kind, "hidden", counting_step)
     done = run_engine(NativeEngine(policy, max_rows=max_rows), requests)
     # 9, 3 and 14 tokens, together or one by one, each time filled up to a multiple of 16.
     assert prefilled == ([32] if max_rows == 256 else [16, 16, 16])

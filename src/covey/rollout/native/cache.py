@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from covey.models.attention import AttentionOptions, StreamLayout
+from covey.models.llama_native import Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,10 @@ class KVCache:
         for layer, own in self.own.items():
             own[:, rows, :, columns] = self.prefix[layer][:, :, :, columns].index_select(1, slot_n)
 
+    def tensors(self, layer: int, like_1KTD: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's prefix slots and rows."""
+        return self.layer(layer, like_1KTD), self.own[layer]
+
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy rows `sources`, which have `length` tokens at most, onto rows `targets`."""
         columns = self.start + length
@@ -99,6 +104,15 @@ class PrefillLayout:
     def __init__(self, cache: KVCache, stream: StreamLayout, slot_T: Tensor, column_T: Tensor) -> None:
         self._cache, self._stream = cache, stream
         self._slot_T, self._column_T = slot_T, column_T
+        self.cache, self.longest = cache, cache.shape.prompt
+
+    def spans(self, positions_n: Tensor) -> Spans | None:
+        """What each token sees of its prompt; None where prompts are long: then it pays to take many queries
+        at once."""
+        if not self._cache.shape.flat:
+            return None
+        none = torch.zeros_like(positions_n)
+        return Spans(self._slot_T, self._column_T - positions_n, positions_n + 1, none, none, none)
 
     def attend(
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
@@ -154,6 +168,11 @@ def _attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: A
 class _RowLayout:
     """One new token of every active row, by whichever way `_attend` reads the cache."""
 
+    def __init__(self, cache: KVCache, own_n: Tensor, longest: int) -> None:
+        self.cache, self.longest = cache, longest
+        self._cache, self._own_n = cache, own_n
+        self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
+
     def attend(
         self, layer: int, query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, options: AttentionOptions
     ) -> Tensor:
@@ -179,10 +198,15 @@ class DecodeLayout(_RowLayout):
     """
 
     def __init__(self, cache: KVCache, families: Families, own_n: Tensor, longest_own: int) -> None:
-        self._cache, self._families = cache, families
-        self._own_n, self._longest = own_n, longest_own + 1
-        self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
+        super().__init__(cache, own_n, families.longest_prompt + longest_own + 1)
+        self._families, self._longest = families, longest_own + 1
         self._bias: dict[int | None, Tensor] = {}
+
+    def spans(self, positions_n: Tensor) -> Spans:
+        """What each token sees: its prompt's slot and its own row."""
+        slot_n = self._families.place_n // self._families.row_FM.shape[1]
+        none = torch.zeros_like(slot_n)
+        return Spans(slot_n, none, self._families.prompt_length_n, self._row_n, none, self._own_n + 1)
 
     def _attend(self, layer: int, query_nHD: Tensor, pair_n2KD: Tensor, options: AttentionOptions) -> Tensor:
         own = self._cache.own[layer]
@@ -264,15 +288,20 @@ class FlatLayout(_RowLayout):
     def __init__(
         self, cache: KVCache, rows: FlatRows, own_n: Tensor, longest_own: int, shortest_own: int
     ) -> None:
-        self._cache, self._rows = cache, rows
-        self._own_n = own_n
+        super().__init__(cache, own_n, rows.longest_prompt + longest_own + 1)
+        self._rows = rows
         self._stop = cache.start + longest_own + 1
         self._first = cache.start - rows.longest_prompt
         self._is_even = longest_own == shortest_own
         self._is_full = self._is_even and rows.longest_prompt == rows.shortest_prompt
-        self._row_n = torch.arange(own_n.shape[0], device=own_n.device)
         self._bias: dict[int | None, Tensor | None] = {}
         self._head_bias: dict[int | None, Tensor] = {}
+
+    def spans(self, positions_n: Tensor) -> Spans:
+        """What each token sees: the prompt and its own tokens in its row."""
+        none = torch.zeros_like(positions_n)
+        first_n = self._cache.start - self._rows.prompt_length_n
+        return Spans(none, none, none, self._row_n, first_n, positions_n + 1)
 
     def _attend(self, layer: int, query_nHD: Tensor, pair_n2KD: Tensor, options: AttentionOptions) -> Tensor:
         num_rows, _, key_heads, width = pair_n2KD.shape

@@ -1,8 +1,8 @@
 """The native engine: continuous batching in this process, on the learner's own weights.
 
 A prompt is prefilled once for all its siblings; rows are refilled as they end; the cache is allocated once;
-sampled logprobs are kept. The engine calls the very modules that the optimizer updates, or the short step of
-`covey.models.llama_step` where there is one.
+sampled logprobs are kept. The engine calls the very modules that the optimizer updates, or where there is one a
+short step: that of `covey.models.llama_native` in C, or that of `covey.models.llama_step`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from covey.models.attention import StreamLayout
+from covey.models.llama_native import LlamaNative, llama_native
 from covey.models.llama_step import LlamaStep, llama_step
+from covey.models.native.library import open_library
 from covey.models.policy import Policy
 from covey.models.rounding import step_up
 from covey.rollout.engine import Capabilities, NamedWeights
@@ -87,7 +89,14 @@ class NativeEngine:
         self._table_V: Tensor | None = None
         self._arrangement: Families | FlatRows | None = None
         self._draws: Draws | None = None
-        self._step: LlamaStep | None = None
+        self._step: LlamaStep | LlamaNative | None = None
+        is_compiled = policy.device.type == "cpu" and self._recordings is None
+        self._library = open_library() if is_compiled else None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether decoding steps run in C."""
+        return self._library is not None and llama_native(self._library, self._policy, 1) is not None
 
     # -- protocol
 
@@ -108,7 +117,7 @@ class NativeEngine:
         self._reserve()
         if self._cache is not None:
             shape = self._cache.shape
-            self._step = llama_step(self._policy, shape.prompt + shape.completion, self._step)
+            self._step = self._short_step(shape.prompt + shape.completion)
             self._forget_what_moved()
         while True:
             yield from self._aborted
@@ -311,6 +320,15 @@ class NativeEngine:
         size = (*(n for tensor in tensors for n in tensor.shape), columns, int(shape.flat))
         return recordings.play(size, (*tensors, *draws.tensors), compute)
 
+    def _short_step(self, num_positions: int) -> LlamaStep | LlamaNative | None:
+        """The step in C, else the one in few calls, else none."""
+        if self._library is not None:
+            step = llama_native(self._library, self._policy, num_positions)
+            if step is not None:
+                return step
+        former = self._step if isinstance(self._step, LlamaStep) else None
+        return llama_step(self._policy, num_positions, former)
+
     def _forget_what_moved(self) -> None:
         """Drop the recordings where the cache or a weight lies elsewhere than before."""
         if self._recordings is None:
@@ -373,9 +391,16 @@ class NativeEngine:
 
     def _draw(self, hidden_nD: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The next token of some rows and its logprob, (n,) each; `draws` goes on to it."""
-        logits_nV = self._policy.logits(hidden_nD)
         if self._table_V is None:
-            self._table_V = token_table(logits_nV.shape[1], hidden_nD.device)
+            self._table_V = token_table(self._policy.vocab, hidden_nD.device)
+        if isinstance(self._step, LlamaNative) and self._step.draws:
+            token_n, logprob_n = self._step.draw(
+                hidden_nD, draws.temperature_n, draws.key_n, draws.count_n, self._table_V
+            )
+            draws.token_n, draws.count_n = token_n, draws.count_n + 1
+            return token_n, logprob_n
+        source = self._step if isinstance(self._step, LlamaNative) else self._policy
+        logits_nV = source.logits(hidden_nD)
         if draws.ahead is None:
             draws.ahead = Ahead(draws.key_n, draws.count_n, self._table_V, self._stride)
         token_n, logprob_n = sample(

@@ -1,0 +1,281 @@
+"""A sampler's forward pass through a model of the Llama family in one call, in float32 on a CPU.
+
+The C functions of `covey.models.native` read the weights where the learner has them and copy nothing. A row's
+result does not depend, to the bit, on what it is batched with.
+
+Axes: n tokens, T tokens of a prefill, E model width, D head width, P positions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from covey.models.attention import Layout
+from covey.models.head import logits_of
+from covey.models.llama import Linear, Llama, LlamaLayer, llama, weights_of
+from covey.models.policy import Policy
+
+_Pointer, _Int = ctypes.c_void_p, ctypes.c_int64
+# Columns that a product takes at a time, and a multiple of every vector's width.
+_COLUMNS, _ALIGNED = 4, 64
+# Weights of all layers up to which a copy that lies as the products read it is worth its memory.
+_PANELLED = 1 << 23
+# The vocabulary up to which a draw takes noise for every token.
+_DRAWN = 512
+
+
+def _structure(name: str, *fields: tuple[str, Any]) -> Any:
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+_Weight = _structure("_Weight", ("weight", _Pointer), ("bias", _Pointer), ("panels", _Pointer))
+_PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
+_NORMS = ("before_attention", "before_mlp", "query_norm", "key_norm")
+_Layer = _structure(
+    "_Layer",
+    *((name, _Weight) for name in _PRODUCTS),
+    *((name, _Pointer) for name in (*_NORMS, "prefix", "own")),
+)
+_Model = _structure(
+    "_Model",
+    *((name, _Int) for name in ("layers", "width", "heads", "key_heads", "head_width", "inner")),
+    *((name, ctypes.c_float) for name in ("epsilon", "scaling")),
+    *((name, _Pointer) for name in ("embedding", "norm", "cosines", "sines", "layer")),
+    *((name, _Int) for name in ("prefix_slots", "prefix_columns", "own_slots", "own_columns")),
+)
+_SPANS = ("slot", "slot_first", "slot_count", "row", "row_first", "row_count")
+_BUFFERS = ("hidden", "heads", "attended", "gate", "up", "normed", "scores")
+_Tokens = _structure(
+    "_Tokens",
+    ("number", _Int),
+    *((name, _Pointer) for name in ("token", "position", *_SPANS, *_BUFFERS)),
+    ("scores_width", _Int),
+    ("threads", _Int),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Which keys each new token sees, (n,) each: `count` of its prompt's slot and then of its own row, from
+    the first column on. It is itself the last of them."""
+
+    slot: Tensor
+    slot_first: Tensor
+    slot_count: Tensor
+    row: Tensor
+    row_first: Tensor
+    row_count: Tensor
+
+
+class Cache(Protocol):
+    """Where keys and values are."""
+
+    def tensors(self, layer: int, like_1KTD: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values of prompts and of rows, (2, slots, K, columns, D) each."""
+
+
+class Cached(Layout, Protocol):
+    """A layout of new tokens whose keys and values go to a cache."""
+
+    @property
+    def cache(self) -> Cache:
+        """Where keys and values go."""
+
+    @property
+    def longest(self) -> int:
+        """What no token sees more of."""
+
+    def spans(self, positions_n: Tensor) -> Spans | None:
+        """What each token sees; None where another way of attention is the faster one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """Linear layers as the library takes them; `kept` are the panels of those that have some."""
+
+    layers: tuple[Mapping[str, Any], ...]
+    head: Any
+    kept: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaNative:
+    """A policy's weights where they are, and the turns of every position, (P, 1, D).
+
+    `draws` says whether `draw` serves the policy: a small vocabulary whose logits are plain products.
+    """
+
+    library: ctypes.CDLL
+    policy: Policy
+    weights: Llama
+    products: _Products
+    cos_P1D: Tensor
+    sin_P1D: Tensor
+    draws: bool
+    models: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+    def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: Cached) -> Tensor:
+        """Last hidden states (n, E) of the new tokens."""
+        spans = layout.spans(positions_n)
+        if spans is None:
+            return self.policy.hidden(tokens_n, positions_n, layout)
+        model = self._model(layout.cache)
+        number, threads = tokens_n.shape[0], torch.get_num_threads()
+        hidden_nE = self.cos_P1D.new_empty(number, model.width)
+        longest = -(-layout.longest // _ALIGNED) * _ALIGNED
+        every = (model.heads + 2 * model.key_heads) * model.head_width
+        sizes = {
+            "heads": number * every,
+            "attended": number * model.heads * model.head_width,
+            "gate": number * model.inner,
+            "up": number * model.inner,
+            "normed": threads * number * model.width,
+            "scores": threads * longest,
+        }
+        buffers = hidden_nE.new_empty(sum(sizes.values())).split(list(sizes.values()))
+        places = {name: part.data_ptr() for name, part in zip(sizes, buffers, strict=True)}
+        tokens = _Tokens(
+            number=number,
+            token=tokens_n.data_ptr(),
+            position=positions_n.data_ptr(),
+            hidden=hidden_nE.data_ptr(),
+            scores_width=longest,
+            threads=threads,
+            **{name: getattr(spans, name).data_ptr() for name in _SPANS},
+            **places,
+        )
+        self.library.step(ctypes.byref(model), ctypes.byref(tokens))
+        return hidden_nE
+
+    def draw(
+        self, hidden_nE: Tensor, temperature_n: Tensor, key_n: Tensor, position_n: Tensor, table_V: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Ids (n,) and logprobs (n,) as `covey.rollout.noise.sample` draws them from the policy's
+        logits."""
+        number, vocab = hidden_nE.shape[0], table_V.shape[0]
+        logits_nV, logprob_n = hidden_nE.new_empty(number, vocab), hidden_nE.new_empty(number)
+        token_n = torch.empty_like(key_n)
+        self.library.draw(
+            _Int(number),
+            *(_Pointer(hidden_nE.data_ptr()), _Int(hidden_nE.shape[1])),
+            *(ctypes.byref(self.products.head), _Int(vocab)),
+            *(_Pointer(x.data_ptr()) for x in (temperature_n, key_n, position_n, table_V)),
+            *(_Pointer(x.data_ptr()) for x in (logits_nV, token_n, logprob_n)),
+            _Int(torch.get_num_threads()),
+        )
+        return token_n, logprob_n
+
+    def logits(self, hidden_nE: Tensor) -> Tensor:
+        """Float32 logits (n, V), as `Policy.logits`."""
+        output: Any = self.policy.model.get_output_embeddings()  # type: ignore[operator]
+        return logits_of(hidden_nE, output.weight, None, self.policy.head, self._product)
+
+    def _product(self, hidden_nE: Tensor, weight_VE: Tensor, _: Tensor | None) -> Tensor:
+        number, (vocab, width) = hidden_nE.shape[0], weight_VE.shape
+        out_nV = hidden_nE.new_empty(number, vocab)
+        self.library.multiply_rows(
+            *(_Int(number), _Pointer(hidden_nE.data_ptr()), _Int(width)),
+            *(ctypes.byref(self.products.head), _Pointer(out_nV.data_ptr()), _Int(vocab)),
+            _Int(torch.get_num_threads()),
+        )
+        return out_nV
+
+    def _model(self, cache: Cache) -> Any:
+        if id(cache) in self.models:
+            return self.models[id(cache)][0]
+        known = self.weights
+        layers = (_Layer * len(known.layers))()
+        width, key_heads = known.head_width, known.layers[0].heads[1].weight.shape[0] // known.head_width
+        like = known.embedding.new_empty(1, key_heads, 0, width)
+        prefix = own = like
+        for number, (layer, products) in enumerate(zip(known.layers, self.products.layers, strict=True)):
+            prefix, own = cache.tensors(number, like)
+            layers[number] = _Layer(
+                **products,
+                **{name: _place(getattr(layer, name)) for name in _NORMS},
+                prefix=prefix.data_ptr(),
+                own=own.data_ptr(),
+            )
+        model = _Model(
+            layers=len(known.layers),
+            width=known.embedding.shape[1],
+            heads=known.layers[0].heads[0].weight.shape[0] // width,
+            key_heads=key_heads,
+            head_width=width,
+            inner=known.layers[0].down.weight.shape[1],
+            epsilon=known.epsilon,
+            scaling=known.scaling,
+            embedding=known.embedding.data_ptr(),
+            norm=known.norm.data_ptr(),
+            cosines=self.cos_P1D.data_ptr(),
+            sines=self.sin_P1D.data_ptr(),
+            layer=ctypes.addressof(layers),
+            prefix_slots=prefix.shape[1],
+            prefix_columns=prefix.shape[3],
+            own_slots=own.shape[1],
+            own_columns=own.shape[3],
+        )
+        self.models[id(cache)] = model, layers, cache
+        return model
+
+
+def _place(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
+    """Every linear layer; those of a small model with a copy of their weights in panels."""
+    width = library.panel_width()
+    kept: list[Tensor] = []
+
+    def product(part: Linear) -> Any:
+        panels = None
+        rows, columns = part.weight.shape
+        if known.size <= _PANELLED and rows % width == 0:
+            panels = part.weight.view(-1, width, columns).transpose(1, 2).contiguous()
+            kept.append(panels)
+        return _Weight(*(_place(tensor) for tensor in (part.weight, part.bias, panels)))
+
+    layers = [
+        {name: product(part) for name, part in zip(_PRODUCTS, _parts(layer), strict=True)}
+        for layer in known.layers
+    ]
+    return _Products(tuple(layers), product(head), kept)
+
+
+def _parts(layer: LlamaLayer) -> tuple[Linear, ...]:
+    return *layer.heads, layer.out, *layer.gated, layer.down
+
+
+@torch.inference_mode()
+def llama_native(library: ctypes.CDLL, policy: Policy, num_positions: int) -> LlamaNative | None:
+    """The step of a policy that `covey.models.llama` recognises, in float32 on a CPU, for positions up to
+    `num_positions`; None for any other."""
+    known = llama(policy.model)
+    if known is None or policy.device.type != "cpu":
+        return None
+    output: Any = policy.model.get_output_embeddings()  # type: ignore[operator]
+    head = Linear(output.weight, getattr(output, "bias", None))
+    parts = [head, *(part for layer in known.layers for part in _parts(layer))]
+    if any(w.dtype != torch.float32 or not w.is_contiguous() for w in (*weights_of(known), head.weight)):
+        return None
+    if any(part.weight.shape[0] % _COLUMNS for part in parts) or known.head_width % 2:
+        return None
+    vocab, spec = head.weight.shape[0], policy.head
+    cos_P1D, sin_P1D = known.turns(known.embedding, torch.arange(num_positions))
+    is_plain = spec.scale == 1.0 and spec.softcap is None
+    return LlamaNative(
+        library,
+        policy,
+        known,
+        _products(library, known, head),
+        cos_P1D.contiguous(),
+        sin_P1D.contiguous(),
+        draws=is_plain and vocab <= _DRAWN and vocab % library.lanes() == 0,
+    )

@@ -1,0 +1,309 @@
+/* One forward pass of a model of the Llama family over new tokens, whose keys and values go to a cache.
+
+   A token sees `count` keys of a prompt's slot and then those of its own row, each from its first column on;
+   it is itself the last of them. Threads share columns of a product, rows of anything else. */
+
+#include "products.h"
+
+/* A linear layer; `panels` hold a copy of the weight where that is worth one. */
+typedef struct {
+    const float *weight, *bias, *panels;
+} Linear;
+
+typedef struct {
+    Linear query, key, value, out, gate, up, down;
+    const float *before_attention, *before_mlp, *query_norm, *key_norm;
+    float *prefix, *own; /* keys and then values: (2, slots, key heads, columns, head width) */
+} Layer;
+
+typedef struct {
+    int64_t layers, width, heads, key_heads, head_width, inner;
+    float epsilon, scaling;
+    const float *embedding, *norm, *cosines, *sines;
+    const Layer *layer;
+    int64_t prefix_slots, prefix_columns, own_slots, own_columns;
+} Model;
+
+typedef struct {
+    int64_t number;
+    const int64_t *token, *position, *slot, *slot_first, *slot_count, *row, *row_first, *row_count;
+    float *hidden, *heads, *attended, *gate, *up, *normed, *scores;
+    int64_t scores_width, threads;
+} Tokens;
+
+typedef struct {
+    long thread, threads;
+} Share;
+
+/* The part of `total` things, in units, that a thread takes: from *first up to what is returned. */
+INLINE long share(Share of, long total, long unit, long *first) {
+    long units = (total + unit - 1) / unit, last = units * (of.thread + 1) / of.threads * unit;
+    *first = units * of.thread / of.threads * unit;
+    return last < total ? last : total;
+}
+
+INLINE float dot(const float *a, const float *b, long width) {
+    vec total = {0};
+    long k = 0;
+    for (; k + LANES <= width; k += LANES) total += load(a + k) * load(b + k);
+    float rest = sum(total);
+    for (; k < width; k++) rest += a[k] * b[k];
+    return rest;
+}
+
+INLINE void normalise(const float *x, const float *weight, float epsilon, long width, float *out) {
+    float scale = 1 / sqrtf(dot(x, x, width) / width + epsilon);
+    for (long k = 0; k < width; k++) out[k] = x[k] * scale * weight[k];
+}
+
+/* Norm of all tokens, by each thread for itself: it is small beside the product that follows. */
+static const float *normed(const Model *m, const Tokens *t, const float *weight, long thread) {
+    float *out = t->normed + thread * t->number * m->width;
+    for (long i = 0; i < t->number; i++)
+        normalise(t->hidden + i * m->width, weight, m->epsilon, m->width, out + i * m->width);
+    return out;
+}
+
+/* y = x @ weight.T + bias of n rows, or what is added to y: this thread's share of it. */
+static void multiply(Share of, long n, const float *x, long width, Linear by, float *y, long columns, long stride,
+                     int adds) {
+    long first, last;
+    if (!by.panels) {
+        last = share(of, columns, COLUMNS, &first);
+        product(n, x, width, by.weight, by.bias, y, stride, first, last, adds);
+        return;
+    }
+    long blocks = (n + PANEL_ROWS - 1) / PANEL_ROWS;
+    last = share(of, columns / PANEL * blocks, 1, &first);
+    for (long task = first; task < last; task++) {
+        long panel = task / blocks, row = task % blocks * PANEL_ROWS;
+        long rows = n - row < PANEL_ROWS ? n - row : PANEL_ROWS;
+        panel_product(rows, x + row * width, width, by.panels, by.bias, y + row * stride, stride, panel, panel + 1, adds);
+    }
+}
+
+/* A head of queries or keys, normed where the model norms it, and turned by its position. */
+static void turn(const Model *m, const Tokens *t, long token, float *head, const float *norm) {
+    long width = m->head_width, half = width / 2;
+    const float *cosine = m->cosines + t->position[token] * width, *sine = m->sines + t->position[token] * width;
+    if (norm) normalise(head, norm, m->epsilon, width, head);
+    for (long k = 0; k < half; k++) {
+        float low = head[k], high = head[k + half];
+        head[k] = low * cosine[k] + high * sine[k];
+        head[k + half] = high * cosine[k + half] + low * sine[k + half];
+    }
+}
+
+/* Where a slot's key head begins. */
+INLINE float *place(const Model *m, float *cache, long slots, long columns, long slot, long head, int is_value) {
+    return cache + (((is_value * slots + slot) * m->key_heads + head) * columns) * m->head_width;
+}
+
+/* Turns the heads of some tokens, and puts keys and values where the tokens end. */
+static void remember(Share of, const Model *m, const Tokens *t, const Layer *layer) {
+    long first, last = share(of, t->number, 1, &first), every = m->heads + 2 * m->key_heads;
+    for (long i = first; i < last; i++) {
+        float *heads = t->heads + i * every * m->head_width;
+        for (long h = 0; h < m->heads; h++) turn(m, t, i, heads + h * m->head_width, layer->query_norm);
+        for (long h = 0; h < m->key_heads; h++) {
+            float *key = heads + (m->heads + h) * m->head_width, *value = key + m->key_heads * m->head_width;
+            turn(m, t, i, key, layer->key_norm);
+            int has_own = t->row_count[i] > 0;
+            float *cache = has_own ? layer->own : layer->prefix;
+            long slots = has_own ? m->own_slots : m->prefix_slots;
+            long columns = has_own ? m->own_columns : m->prefix_columns;
+            long slot = has_own ? t->row[i] : t->slot[i];
+            long end = has_own ? t->row_first[i] + t->row_count[i] : t->slot_first[i] + t->slot_count[i];
+            long offset = (end - 1) * m->head_width;
+            size_t bytes = m->head_width * sizeof(float);
+            memcpy(place(m, cache, slots, columns, slot, h, 0) + offset, key, bytes);
+            memcpy(place(m, cache, slots, columns, slot, h, 1) + offset, value, bytes);
+        }
+    }
+}
+
+/* Softmax of `count` scores in place. */
+static void softmax(float *score, long count) {
+    float peak = score[0], total;
+    for (long l = 1; l < count; l++) peak = score[l] > peak ? score[l] : peak;
+    for (long l = count; l % LANES; l++) score[l] = -INFINITY;
+    vec mass = {0};
+    for (long l = 0; l < count; l += LANES) {
+        vec weight = exponential(load(score + l) - peak);
+        store(score + l, weight);
+        mass += weight;
+    }
+    total = 1 / sum(mass);
+    for (long l = 0; l < count; l++) score[l] *= total;
+}
+
+/* What one query head of a token sees; `width` is known when this is compiled, or general. */
+INLINE void see(const float *query, const float *keys[2], const float *values[2], const long counts[2], long width,
+                float scaling, float *score, float *out) {
+    long place = 0;
+    for (int part = 0; part < 2; part++)
+        for (long l = 0; l < counts[part]; l++) score[place++] = scaling * dot(query, keys[part] + l * width, width);
+    softmax(score, place);
+    memset(out, 0, width * sizeof(float));
+    place = 0;
+    for (int part = 0; part < 2; part++)
+        for (long l = 0; l < counts[part]; l++, place++)
+            for (long k = 0; k < width; k++) out[k] += score[place] * values[part][l * width + k];
+}
+
+static void attend(Share of, const Model *m, const Tokens *t, const Layer *layer) {
+    long first, last = share(of, t->number * m->key_heads, 1, &first);
+    long every = m->heads + 2 * m->key_heads, repeats = m->heads / m->key_heads, width = m->head_width;
+    float *score = t->scores + of.thread * t->scores_width;
+    for (long task = first; task < last; task++) {
+        long i = task / m->key_heads, h = task % m->key_heads;
+        const float *keys[2], *values[2];
+        long counts[2] = {t->slot_count[i], t->row_count[i]};
+        for (int is_value = 0; is_value < 2; is_value++) {
+            const float **at = is_value ? values : keys;
+            at[0] = place(m, layer->prefix, m->prefix_slots, m->prefix_columns, t->slot[i], h, is_value);
+            at[1] = place(m, layer->own, m->own_slots, m->own_columns, t->row[i], h, is_value);
+            at[0] += t->slot_first[i] * width;
+            at[1] += t->row_first[i] * width;
+        }
+        for (long g = h * repeats; g < (h + 1) * repeats; g++) {
+            const float *query = t->heads + (i * every + g) * width;
+            float *out = t->attended + (i * m->heads + g) * width;
+            switch (width) {
+            case 32: see(query, keys, values, counts, 32, m->scaling, score, out); break;
+            case 64: see(query, keys, values, counts, 64, m->scaling, score, out); break;
+            case 128: see(query, keys, values, counts, 128, m->scaling, score, out); break;
+            default: see(query, keys, values, counts, width, m->scaling, score, out);
+            }
+        }
+    }
+}
+
+/* gate = silu(gate) * up */
+static void combine(Share of, const Model *m, const Tokens *t) {
+    long first, last = share(of, t->number * m->inner, LANES, &first), k = first;
+    for (; k + LANES <= last; k += LANES) {
+        vec x = load(t->gate + k);
+        store(t->gate + k, x / (1.0f + exponential(-x)) * load(t->up + k));
+    }
+    for (; k < last; k++) {
+        vec x = each(t->gate[k]);
+        t->gate[k] = (x / (1.0f + exponential(-x)))[0] * t->up[k];
+    }
+}
+
+static void layer_pass(Share of, const Model *m, const Tokens *t, const Layer *layer) {
+    long queries = m->heads * m->head_width, keys = m->key_heads * m->head_width, every = queries + 2 * keys;
+    const float *x = normed(m, t, layer->before_attention, of.thread);
+    multiply(of, t->number, x, m->width, layer->query, t->heads, queries, every, 0);
+    multiply(of, t->number, x, m->width, layer->key, t->heads + queries, keys, every, 0);
+    multiply(of, t->number, x, m->width, layer->value, t->heads + queries + keys, keys, every, 0);
+#pragma omp barrier
+    remember(of, m, t, layer);
+#pragma omp barrier
+    attend(of, m, t, layer);
+#pragma omp barrier
+    multiply(of, t->number, t->attended, queries, layer->out, t->hidden, m->width, m->width, 1);
+#pragma omp barrier
+    x = normed(m, t, layer->before_mlp, of.thread);
+    multiply(of, t->number, x, m->width, layer->gate, t->gate, m->inner, m->inner, 0);
+    multiply(of, t->number, x, m->width, layer->up, t->up, m->inner, m->inner, 0);
+#pragma omp barrier
+    combine(of, m, t);
+#pragma omp barrier
+    multiply(of, t->number, t->gate, m->inner, layer->down, t->hidden, m->width, m->width, 1);
+#pragma omp barrier
+}
+
+void step(const Model *m, const Tokens *t) {
+#pragma omp parallel num_threads(t->threads)
+    {
+        Share of = {omp_get_thread_num(), omp_get_num_threads()};
+        long first, last = share(of, t->number, 1, &first);
+        for (long i = first; i < last; i++)
+            memcpy(t->hidden + i * m->width, m->embedding + t->token[i] * m->width, m->width * sizeof(float));
+#pragma omp barrier
+        for (long l = 0; l < m->layers; l++) layer_pass(of, m, t, m->layer + l);
+        for (long i = first; i < last; i++) {
+            float *x = t->hidden + i * m->width;
+            normalise(x, m->norm, m->epsilon, m->width, x);
+        }
+    }
+}
+
+/* A bijection of 32-bit numbers: `covey.rollout.noise`. */
+INLINE uints mixed(uints x) {
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+INLINE uint32_t mixed_one(uint32_t x) { return mixed((uints){0} + x)[0]; }
+
+/* Standard Gumbel noise of a row's state and some tokens. */
+INLINE vec gumbel(uint32_t state, const int64_t *table) {
+    uints of_token;
+    for (int i = 0; i < LANES; i++) of_token[i] = (uint32_t)table[i];
+    uints bits = mixed(of_token ^ state);
+    vec minus_u = (__builtin_convertvector(bits, vec) + 0.5f) * -0x1p-32f;
+    minus_u = larger(minus_u, each(0x1p-24f - 1.0f));
+    return -logarithm(-logarithm_of_next(minus_u));
+}
+
+/* Divides the logits of a row by its temperature and draws the token whose logprob and noise have the largest sum;
+   `vocab` is a multiple of LANES. */
+static void draw_row(float *logit, long vocab, float temperature, uint32_t state, const int64_t *table,
+                     int64_t *token, float *logprob) {
+    vec peak = each(-INFINITY), mass = {0};
+    for (long v = 0; v < vocab; v += LANES) {
+        vec scaled = load(logit + v) / temperature;
+        store(logit + v, scaled);
+        peak = larger(peak, scaled);
+    }
+    float highest = peak[0], best = -INFINITY;
+    for (int i = 1; i < LANES; i++) highest = peak[i] > highest ? peak[i] : highest;
+    for (long v = 0; v < vocab; v += LANES) mass += exponential(load(logit + v) - highest);
+    float normaliser = highest + logf(sum(mass));
+    for (long v = 0; v < vocab; v += LANES) {
+        vec score = load(logit + v) - normaliser + gumbel(state, table + v);
+        for (int i = 0; i < LANES; i++)
+            if (score[i] > best) best = score[i], *token = v + i;
+    }
+    *logprob = logit[*token] - normaliser;
+}
+
+/* Draws a token for each row from softmax(hidden @ head.T / temperature), with the noise of its key and position;
+   `token` is 0 and `logprob` NaN where the logits are no numbers. */
+void draw(int64_t n, const float *hidden, int64_t width, const Linear *head, int64_t vocab, const float *temperature,
+          const int64_t *key, const int64_t *position, const int64_t *table, float *logits, int64_t *token,
+          float *logprob, int64_t threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        Share of = {omp_get_thread_num(), omp_get_num_threads()};
+        multiply(of, n, hidden, width, *head, logits, vocab, vocab, 0);
+#pragma omp barrier
+        long first, last = share(of, n, 1, &first);
+        for (long i = first; i < last; i++) {
+            uint32_t state = mixed_one((uint32_t)key[i] ^ mixed_one((uint32_t)position[i]));
+            token[i] = 0, logprob[i] = NAN;
+            draw_row(logits + i * vocab, vocab, temperature[i], state, table, token + i, logprob + i);
+        }
+    }
+}
+
+/* y = x @ weight.T + bias: (n, width) and (columns, width) to (n, columns). */
+void multiply_rows(int64_t n, const float *x, int64_t width, const Linear *by, float *y, int64_t columns,
+                   int64_t threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        Share of = {omp_get_thread_num(), omp_get_num_threads()};
+        multiply(of, n, x, width, *by, y, columns, columns, 0);
+    }
+}
+
+/* Columns of a panel, for the one who makes them. */
+int64_t panel_width(void) { return PANEL; }
+
+int64_t lanes(void) { return LANES; }

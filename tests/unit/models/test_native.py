@@ -1,0 +1,181 @@
+"""The C library: its products, its draws, how it is compiled, and what it computes for other processors."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import covey.models.native
+from covey.models import llama_native as llama_native_module
+from covey.models.llama_native import llama_native
+from covey.models.native import library as library_module
+from covey.models.native.library import open_library
+from covey.models.policy import Policy
+from covey.rollout.noise import sample, token_table
+from support.models import VOCAB, random_model
+
+SOURCE = Path(covey.models.native.__file__).with_name("step.c")
+# Vectors of 4 lanes, of 8, and of what this machine has.
+TARGETS = ("-march=x86-64", "-march=haswell", "-march=native")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def two_threads():
+    """What threads share is part of what is tested."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def library(request, tmp_path_factory) -> ctypes.CDLL:
+    """The library as it is compiled for a processor."""
+    flags = [request.param if flag.startswith("-march") else flag for flag in library_module._FLAGS]
+    made = tmp_path_factory.mktemp("native") / "step.so"
+    done = subprocess.run(["cc", *flags, "-Wall", "-Wextra", "-Werror", str(SOURCE), "-o", str(made), "-lm"])
+    if done.returncode and request.param != "-march=native":
+        pytest.skip("not this architecture")
+    return ctypes.CDLL(str(made))
+
+
+def policy_of(family: str) -> Policy:
+    return Policy(random_model(family)).eval()
+
+
+@pytest.fixture(params=["panels", "as they lie"])
+def weights(request, monkeypatch):
+    """With copies of the weights in panels, and without."""
+    if request.param != "panels":
+        monkeypatch.setattr(llama_native_module, "_PANELLED", 0)
+
+
+@pytest.mark.usefixtures("weights")
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 12, 13, 40])
+def test_products_are_those_of_torch(library, rows):
+    policy = policy_of("llama")
+    step = llama_native(library, policy, 8)
+    assert step is not None
+    hidden = torch.randn(rows, 64)
+    expected = policy.logits(hidden)
+    assert torch.allclose(step.logits(hidden), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(step.logits(2 * hidden), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("weights")
+def test_a_row_does_not_depend_on_what_it_is_batched_with(library):
+    policy = policy_of("llama")
+    step = llama_native(library, policy, 8)
+    assert step is not None
+    hidden = torch.randn(40, 64)
+    whole = step.logits(hidden)
+    for first, last in ((0, 1), (3, 8), (20, 33)):
+        assert torch.equal(step.logits(hidden[first:last].contiguous()), whole[first:last])
+    torch.set_num_threads(1)
+    alone = step.logits(hidden)
+    torch.set_num_threads(2)
+    assert torch.equal(alone, whole)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+def test_draws_are_those_of_the_noise_in_torch(library, temperature):
+    policy = policy_of("llama")
+    step = llama_native(library, policy, 8)
+    assert step is not None and step.draws
+    rows = 4000
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(rows, 64, generator=generator)
+    keys = torch.randint(0, 2**32, (rows,), generator=generator)
+    given = torch.full((rows,), temperature), keys, torch.arange(rows), token_table(VOCAB, hidden.device)
+    expected, expected_logprob = sample(policy.logits(hidden), *given)
+    token, logprob = step.draw(hidden, *given)
+    # Two largest sums of logprob and noise may be closer than float32 tells apart.
+    assert int((token != expected).sum()) <= 1
+    same = token == expected
+    assert torch.allclose(logprob[same], expected_logprob[same], rtol=1e-5, atol=2e-5)
+    other = step.draw(hidden, given[0], keys + 1, *given[2:])[0]
+    assert float((other == expected).float().mean()) < 0.9
+
+
+def test_equal_logits_are_drawn_equally_often(library):
+    policy = policy_of("llama")
+    step = llama_native(library, policy, 8)
+    assert step is not None
+    rows = 200_000
+    hidden = torch.zeros(rows, 64)
+    given = (
+        torch.ones(rows),
+        torch.arange(rows) * 2654435761 % 2**32,
+        torch.arange(rows),
+        token_table(VOCAB, hidden.device),
+    )
+    drawn = step.draw(hidden, *given)[0]
+    counts = torch.bincount(drawn, minlength=VOCAB).double()
+    expected = rows / VOCAB
+    # Chi-square of 319 degrees of freedom: 5 standard deviations above its mean.
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < VOCAB - 1 + 5 * (2 * (VOCAB - 1)) ** 0.5
+
+
+def test_logits_that_are_no_numbers_draw_the_first_token(library):
+    policy = policy_of("llama")
+    step = llama_native(library, policy, 8)
+    assert step is not None
+    hidden = torch.full((3, 64), float("nan"))
+    given = torch.ones(3), torch.arange(3), torch.arange(3), token_table(VOCAB, hidden.device)
+    token, logprob = step.draw(hidden, *given)
+    assert token.tolist() == [0, 0, 0] and bool(logprob.isnan().all())
+
+
+def test_other_policies_take_the_other_way(library):
+    assert llama_native(library, policy_of("gpt2"), 8) is None
+    assert llama_native(library, policy_of("llama").to(torch.bfloat16), 8) is None
+    large = llama_native(library, policy_of("llama"), 8)
+    assert large is not None and large.draws
+
+
+# -- compiling ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "covey" / "native"
+
+
+def test_it_is_compiled_once(empty_cache, monkeypatch):
+    assert open_library() is not None
+    (made,) = empty_cache.iterdir()
+    assert made.stat().st_mode & 0o022 == 0 and empty_cache.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(library_module, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert open_library() is not None
+
+
+def test_without_a_compiler_there_is_none(empty_cache, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert open_library() is None
+    assert not empty_cache.exists()
+
+
+def test_a_compiler_that_fails_leaves_nothing(empty_cache, monkeypatch):
+    monkeypatch.setenv("CC", shutil.which("false") or "false")
+    assert open_library() is None
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    taken = tmp_path / "a file"
+    taken.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(taken))
+    assert open_library() is None
+
+
+def test_a_file_of_somebody_else_is_not_opened(empty_cache, monkeypatch):
+    assert open_library() is not None
+    monkeypatch.setattr(library_module.os, "getuid", lambda: 4242)
+    assert open_library() is None
