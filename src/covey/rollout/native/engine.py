@@ -1,8 +1,8 @@
 """The native engine: continuous batching in this process, on the learner's own weights.
 
 A prompt is prefilled once for all its siblings; rows are refilled as they end; the cache is allocated once;
-sampled logprobs are kept. The engine calls the very modules that the optimizer updates, or where there is one a
-short step: that of `covey.models.llama_native` in C, or that of `covey.models.llama_step`.
+sampled logprobs are kept. The engine calls the very modules that the optimizer updates, or a short step where
+there is one: that of `covey.models.llama_native` in C, or that of `covey.models.llama_step`.
 """
 
 from __future__ import annotations
