@@ -19,9 +19,9 @@ from torch import Tensor
 from covey.models.attention import Layout
 from covey.models.head import logits_of
 from covey.models.llama import Linear, Llama, LlamaLayer, llama, weights_of
+from covey.models.native.library import FLOAT, INT, POINTER, place, structure
 from covey.models.policy import Policy
 
-_Pointer, _Int = ctypes.c_void_p, ctypes.c_int64
 # Columns that a product takes at a time, and a multiple of every vector's width.
 _COLUMNS, _ALIGNED = 4, 64
 # Weights of all layers up to which a copy that lies as the products read it is worth its memory.
@@ -30,33 +30,26 @@ _PANELLED = 1 << 23
 _DRAWN = 512
 
 
-def _structure(name: str, *fields: tuple[str, Any]) -> Any:
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-_Weight = _structure("_Weight", ("weight", _Pointer), ("bias", _Pointer), ("panels", _Pointer))
+_Weight = structure("_Weight", **dict.fromkeys(("weight", "bias", "panels"), POINTER))
 _PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
 _NORMS = ("before_attention", "before_mlp", "query_norm", "key_norm")
-_Layer = _structure(
-    "_Layer",
-    *((name, _Weight) for name in _PRODUCTS),
-    *((name, _Pointer) for name in (*_NORMS, "prefix", "own")),
+_Layer = structure(
+    "_Layer", **dict.fromkeys(_PRODUCTS, _Weight), **dict.fromkeys((*_NORMS, "prefix", "own"), POINTER)
 )
-_Model = _structure(
+_Model = structure(
     "_Model",
-    *((name, _Int) for name in ("layers", "width", "heads", "key_heads", "head_width", "inner")),
-    *((name, ctypes.c_float) for name in ("epsilon", "scaling")),
-    *((name, _Pointer) for name in ("embedding", "norm", "cosines", "sines", "layer")),
-    *((name, _Int) for name in ("prefix_slots", "prefix_columns", "own_slots", "own_columns")),
+    **dict.fromkeys(("layers", "width", "heads", "key_heads", "head_width", "inner"), INT),
+    **dict.fromkeys(("epsilon", "scaling"), FLOAT),
+    **dict.fromkeys(("embedding", "norm", "cosines", "sines", "layer"), POINTER),
+    **dict.fromkeys(("prefix_slots", "prefix_columns", "own_slots", "own_columns"), INT),
 )
 _SPANS = ("slot", "slot_first", "slot_count", "row", "row_first", "row_count")
 _BUFFERS = ("hidden", "heads", "attended", "gate", "up", "normed", "scores")
-_Tokens = _structure(
+_Tokens = structure(
     "_Tokens",
-    ("number", _Int),
-    *((name, _Pointer) for name in ("token", "position", *_SPANS, *_BUFFERS)),
-    ("scores_width", _Int),
-    ("threads", _Int),
+    number=INT,
+    **dict.fromkeys(("token", "position", *_SPANS, *_BUFFERS), POINTER),
+    **dict.fromkeys(("scores_width", "threads"), INT),
 )
 
 
@@ -162,12 +155,12 @@ class LlamaNative:
         logits_nV, logprob_n = hidden_nE.new_empty(number, vocab), hidden_nE.new_empty(number)
         token_n = torch.empty_like(key_n)
         self.library.draw(
-            _Int(number),
-            *(_Pointer(hidden_nE.data_ptr()), _Int(hidden_nE.shape[1])),
-            *(ctypes.byref(self.products.head), _Int(vocab)),
-            *(_Pointer(x.data_ptr()) for x in (temperature_n, key_n, position_n, table_V)),
-            *(_Pointer(x.data_ptr()) for x in (logits_nV, token_n, logprob_n)),
-            _Int(torch.get_num_threads()),
+            INT(number),
+            *(POINTER(hidden_nE.data_ptr()), INT(hidden_nE.shape[1])),
+            *(ctypes.byref(self.products.head), INT(vocab)),
+            *(POINTER(x.data_ptr()) for x in (temperature_n, key_n, position_n, table_V)),
+            *(POINTER(x.data_ptr()) for x in (logits_nV, token_n, logprob_n)),
+            INT(torch.get_num_threads()),
         )
         return token_n, logprob_n
 
@@ -180,9 +173,9 @@ class LlamaNative:
         number, (vocab, width) = hidden_nE.shape[0], weight_VE.shape
         out_nV = hidden_nE.new_empty(number, vocab)
         self.library.multiply_rows(
-            *(_Int(number), _Pointer(hidden_nE.data_ptr()), _Int(width)),
-            *(ctypes.byref(self.products.head), _Pointer(out_nV.data_ptr()), _Int(vocab)),
-            _Int(torch.get_num_threads()),
+            *(INT(number), POINTER(hidden_nE.data_ptr()), INT(width)),
+            *(ctypes.byref(self.products.head), POINTER(out_nV.data_ptr()), INT(vocab)),
+            INT(torch.get_num_threads()),
         )
         return out_nV
 
@@ -198,7 +191,7 @@ class LlamaNative:
             prefix, own = cache.tensors(number, like)
             layers[number] = _Layer(
                 **products,
-                **{name: _place(getattr(layer, name)) for name in _NORMS},
+                **{name: place(getattr(layer, name)) for name in _NORMS},
                 prefix=prefix.data_ptr(),
                 own=own.data_ptr(),
             )
@@ -225,10 +218,6 @@ class LlamaNative:
         return model
 
 
-def _place(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
     """Every linear layer; those of a small model with a copy of their weights in panels."""
     width = library.panel_width()
@@ -240,7 +229,7 @@ def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
         if known.size <= _PANELLED and rows % width == 0:
             panels = part.weight.view(-1, width, columns).transpose(1, 2).contiguous()
             kept.append(panels)
-        return _Weight(*(_place(tensor) for tensor in (part.weight, part.bias, panels)))
+        return _Weight(*(place(tensor) for tensor in (part.weight, part.bias, panels)))
 
     layers = [
         {name: product(part) for name, part in zip(_PRODUCTS, _parts(layer), strict=True)}

@@ -9,6 +9,8 @@ Axes: T tokens of a stream, X all heads, D head width, E model width.
 
 from __future__ import annotations
 
+import ctypes
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from covey.models import llama_update_native as native
 from covey.models.linear import linear, transposed_product
 from covey.models.llama import HeadsLayout, Llama, LlamaLayer, llama
 
@@ -46,18 +49,35 @@ def _is_known(layer: LlamaLayer) -> bool:
     )
 
 
-def hidden(known: Llama, tokens_T: Tensor, positions_T: Tensor, layout: HeadsLayout) -> Tensor:
-    """Last hidden states (T, E) of a stream, with gradients of every weight."""
+def hidden(
+    known: Llama,
+    tokens_T: Tensor,
+    positions_T: Tensor,
+    layout: HeadsLayout,
+    library: ctypes.CDLL | None = None,
+) -> Tensor:
+    """Last hidden states (T, E) of a stream, with gradients of every weight; in C where `library` computes
+    products of such widths."""
     x_TE = F.embedding(tokens_T, known.embedding)
     with torch.no_grad():
-        cos_T1D, sin_T1D = known.turns(x_TE, positions_T)
+        cos_T1D, sin_T1D = (turn.contiguous() for turn in known.turns(x_TE, positions_T))
+    before, behind = _BeforeAttention.apply, _BehindAttention.apply
+    if library is not None and native.serves(library, _widths(known)):
+        before = partial(native.BeforeAttention.apply, library)
+        behind = partial(native.BehindAttention.apply, library)
     for number, layer in enumerate(known.layers):
         weights = _tensors(layer)
-        heads_TXD = _BeforeAttention.apply(x_TE, cos_T1D, sin_T1D, known.epsilon, *weights[:7])
+        heads_TXD = before(x_TE, cos_T1D, sin_T1D, known.epsilon, *weights[:7])
         queries = layer.heads[0].weight.shape[0] // known.head_width
         attended_THD = layout.attend_heads(number, heads_TXD, queries, known.scaling)
-        x_TE = _BehindAttention.apply(x_TE, attended_THD.flatten(1), known.epsilon, *weights[7:])
+        x_TE = behind(x_TE, attended_THD.flatten(1), known.epsilon, *weights[7:])
     return _Norm.apply(x_TE, known.norm, known.epsilon)  # type: ignore[no-any-return]
+
+
+def _widths(known: Llama) -> tuple[int, ...]:
+    """Of what products take and give."""
+    layers = ((*layer.heads, layer.out, *layer.gated, layer.down) for layer in known.layers)
+    return tuple(width for parts in layers for part in parts for width in part.weight.shape)
 
 
 def _tensors(layer: LlamaLayer) -> tuple[Tensor | None, ...]:

@@ -6,7 +6,9 @@ A head outside the wrapped module leaves its gradient unsynchronised under DDP, 
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +19,7 @@ from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
+from covey.models.native.library import open_library
 from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
 from covey.types import MicroBatch, TokenStats
@@ -94,7 +97,7 @@ class Policy(nn.Module):
         if isinstance(layout, StreamLayout) and self.recompute == "none" and not self.has_liger:
             known = llama_update.update_weights(self.model)
             if known is not None:
-                return llama_update.hidden(known, tokens_T, positions_T, layout)
+                return llama_update.hidden(known, tokens_T, positions_T, layout, self.library)
         backbone: Any = self.model.base_model
         out = backbone(
             input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout
@@ -117,6 +120,11 @@ class Policy(nn.Module):
         """Float32 logits (N, V) of hidden states, as the loss sees them, before temperature."""
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         return logits_of(hidden_ND, head.weight, getattr(head, "bias", None), self.head)
+
+    @cached_property
+    def library(self) -> ctypes.CDLL | None:
+        """What covey computes in C, on a CPU where there is a compiler."""
+        return open_library() if self.device.type == "cpu" else None
 
     @property
     def vocab(self) -> int:

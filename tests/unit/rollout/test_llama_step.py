@@ -31,7 +31,7 @@ def layout(request, monkeypatch):
 def kind(request, monkeypatch):
     """Every test of hidden states runs with the step in torch and with the one in C."""
     if request.param == "torch":
-        monkeypatch.setattr(native_engine, "open_library", lambda: None)
+        monkeypatch.setattr(Policy, "library", property(lambda self: None))
     return LlamaStep if request.param == "torch" else LlamaNative
 
 

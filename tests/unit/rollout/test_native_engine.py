@@ -9,6 +9,7 @@ import torch
 
 from covey.models.llama_native import LlamaNative
 from covey.models.llama_step import LlamaStep
+from covey.models.policy import Policy
 from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native import engine as native_engine
@@ -32,7 +33,7 @@ def layout(request, monkeypatch):
     if "shared" in request.param:
         monkeypatch.setattr(native_engine, "_FLAT_PROMPT", 0)
     if "compiled" not in request.param:
-        monkeypatch.setattr(native_engine, "open_library", lambda: None)
+        monkeypatch.setattr(Policy, "library", property(lambda self: None))
 
 
 def flips(one, two) -> int:

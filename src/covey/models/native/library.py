@@ -13,11 +13,26 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _HERE = Path(__file__).parent
-_SOURCES = ("products.h", "step.c")
+_SOURCES = ("step.c", "update.c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC")
 _LIMIT_S = 60
+
+
+def structure(name: str, **fields: Any) -> Any:
+    """A C structure; fields are pointers, numbers or structures."""
+    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+def place(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers begin; a null pointer for none."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 def open_library() -> ctypes.CDLL | None:
@@ -49,7 +64,7 @@ def _folder() -> Path:
 
 def _digest(compiler: str) -> str:
     digest = hashlib.sha256()
-    for name in _SOURCES:
+    for name in ("products.h", *_SOURCES):
         digest.update((_HERE / name).read_bytes())
     # The compiler as a file and not its version: asking for that would start a process with each run.
     found = Path(compiler).resolve()
@@ -63,6 +78,6 @@ def _compile(compiler: str, path: Path) -> None:
     """Write `path` whole or not at all, as other processes may want it too."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [compiler, *_FLAGS, str(_HERE / "step.c"), "-o", str(made), "-lm"]
+        command = [compiler, *_FLAGS, *(str(_HERE / name) for name in _SOURCES), "-o", str(made), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=_LIMIT_S)
         made.replace(path)

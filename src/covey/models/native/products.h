@@ -16,7 +16,9 @@ enum { LANES = 8, ROWS = 3, PANEL_ROWS = 6 };
 enum { LANES = 4, ROWS = 6, PANEL_ROWS = 8 };
 #endif
 /* Columns of a product that are computed together: of a weight as it lies, and of a panel. */
-enum { COLUMNS = 4, PANEL = 2 * LANES, CHUNK = 1 << 16 };
+enum { COLUMNS = 4, PANEL = 2 * LANES };
+/* Numbers of x, and rows of b, that stay in the first cache. */
+enum { CHUNK = 1 << 16, INNER = 512 };
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -33,6 +35,17 @@ typedef uint32_t uints __attribute__((vector_size(4 * LANES)));
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+    long thread, threads;
+} Share;
+
+/* The part of `total` things, in units, that a thread takes: from *first up to what is returned. */
+INLINE long share(Share of, long total, long unit, long *first) {
+    long units = (total + unit - 1) / unit, last = units * (of.thread + 1) / of.threads * unit;
+    *first = units * of.thread / of.threads * unit;
+    return last < total ? last : total;
+}
 
 INLINE vec load(const float *from) { return *(const loose_vec *)from; }
 
@@ -156,14 +169,25 @@ static void some_dots(int rows, const float *x, long stride, const float *w, lon
     }
 }
 
-/* y of `rows` rows and the columns of a panel: what `dots` gives, from a weight that lies in panels,
-   (columns / PANEL, width, PANEL). */
-INLINE void panel_dots(int rows, const float *x, long stride, const float *panel, long width, float *out) {
+/* The operands of y = a @ b, or of what is added to y: a[r][i] is at a + r * row + i * next, and panel p of b, PANEL
+   columns wide, has its row i at b + p * panel + i * line. */
+typedef struct {
+    const float *a;
+    long row, next;
+    const float *b;
+    long panel, line, inner;
+    const float *bias;
+    float *y;
+    long stride;
+    int adds;
+} Product;
+
+INLINE void panel_dots(int rows, const float *a, long row, long next, const float *b, long line, long inner, float *out) {
     vec total[PANEL_ROWS][2] = {{{0}}};
-    for (long k = 0; k < width; k++) {
-        vec low = load(panel + k * PANEL), high = load(panel + k * PANEL + LANES);
+    for (long i = 0; i < inner; i++) {
+        vec low = load(b + i * line), high = load(b + i * line + LANES);
         for (int r = 0; r < rows; r++) {
-            float value = x[r * stride + k];
+            float value = a[r * row + i * next];
             total[r][0] += value * low;
             total[r][1] += value * high;
         }
@@ -174,11 +198,13 @@ INLINE void panel_dots(int rows, const float *x, long stride, const float *panel
     }
 }
 
-static int some_panel_dots(int rows, const float *x, long stride, const float *panel, long width, float *out) {
-    if (rows >= PANEL_ROWS) return panel_dots(PANEL_ROWS, x, stride, panel, width, out), PANEL_ROWS;
-    if (rows >= PANEL_ROWS / 2) return panel_dots(PANEL_ROWS / 2, x, stride, panel, width, out), PANEL_ROWS / 2;
-    if (rows >= 2) return panel_dots(2, x, stride, panel, width, out), 2;
-    return panel_dots(1, x, stride, panel, width, out), 1;
+/* For as many of `rows` as there is a block of; returns how many. */
+INLINE int some_panel_dots(int rows, const float *a, long row, long next, const float *b, long line, long inner,
+                           float *out) {
+    if (rows >= PANEL_ROWS) return panel_dots(PANEL_ROWS, a, row, next, b, line, inner, out), PANEL_ROWS;
+    if (rows >= PANEL_ROWS / 2) return panel_dots(PANEL_ROWS / 2, a, row, next, b, line, inner, out), PANEL_ROWS / 2;
+    if (rows >= 2) return panel_dots(2, a, row, next, b, line, inner, out), 2;
+    return panel_dots(1, a, row, next, b, line, inner, out), 1;
 }
 
 /* Write a block of results, or add it. */
@@ -191,20 +217,37 @@ INLINE void put(float *y, long stride, const float *out, long out_stride, int ro
         }
 }
 
-/* Panels first to last of y = x @ w.T + bias, or what is added to y. */
-static void panel_product(long n, const float *x, long width, const float *w, const float *bias, float *y, long stride,
-                          long first, long last, int adds) {
-    for (long p = first; p < last; p++)
-        for (long r = 0; r < n;) {
+INLINE void panel_task(Product p, long panel, long first, long last, long row, long next, long line) {
+    for (long from = 0; from < p.inner; from += INNER) {
+        long inner = p.inner - from < INNER ? p.inner - from : INNER;
+        const float *b = p.b + panel * p.panel + from * line, *bias = p.bias && !from ? p.bias + panel * PANEL : 0;
+        for (long r = first; r < last;) {
             float out[PANEL_ROWS * PANEL];
-            int rows = some_panel_dots(n - r, x + r * width, width, w + p * PANEL * width, width, out);
-            put(y + r * stride + p * PANEL, stride, out, PANEL, rows, PANEL, bias ? bias + p * PANEL : 0, adds);
+            int rows = some_panel_dots(last - r, p.a + r * row + from * next, row, next, b, line, inner, out);
+            put(p.y + r * p.stride + panel * PANEL, p.stride, out, PANEL, rows, PANEL, bias, p.adds || from);
             r += rows;
         }
+    }
+}
+
+/* A thread's share of a product of `rows` rows and `columns` columns, a multiple of PANEL. */
+static void panel_product(Share of, long rows, long columns, Product p) {
+    long blocks = (rows + PANEL_ROWS - 1) / PANEL_ROWS, first;
+    long last = share(of, columns / PANEL * blocks, 1, &first);
+    while (first < last) {
+        long panel = first / blocks, block = first % blocks;
+        long end = (panel + 1) * blocks < last ? blocks : last - panel * blocks;
+        long stop = end * PANEL_ROWS < rows ? end * PANEL_ROWS : rows;
+        /* What is known when this is compiled spares registers. */
+        if (p.row == 1) panel_task(p, panel, block * PANEL_ROWS, stop, 1, p.next, p.line);
+        else if (p.line == PANEL) panel_task(p, panel, block * PANEL_ROWS, stop, p.row, 1, PANEL);
+        else panel_task(p, panel, block * PANEL_ROWS, stop, p.row, 1, p.line);
+        first = panel * blocks + end;
+    }
 }
 
 /* Columns first to last of the same, of a weight as it lies. */
-static void product(long n, const float *x, long width, const float *w, const float *bias, float *y, long stride,
+__attribute__((unused)) static void product(long n, const float *x, long width, const float *w, const float *bias, float *y, long stride,
                     long first, long last, int adds) {
     long chunk = CHUNK / width / ROWS * ROWS;
     if (chunk < ROWS) chunk = ROWS;

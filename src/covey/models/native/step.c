@@ -31,17 +31,6 @@ typedef struct {
     int64_t scores_width, threads;
 } Tokens;
 
-typedef struct {
-    long thread, threads;
-} Share;
-
-/* The part of `total` things, in units, that a thread takes: from *first up to what is returned. */
-INLINE long share(Share of, long total, long unit, long *first) {
-    long units = (total + unit - 1) / unit, last = units * (of.thread + 1) / of.threads * unit;
-    *first = units * of.thread / of.threads * unit;
-    return last < total ? last : total;
-}
-
 INLINE float dot(const float *a, const float *b, long width) {
     vec total = {0};
     long k = 0;
@@ -73,13 +62,9 @@ static void multiply(Share of, long n, const float *x, long width, Linear by, fl
         product(n, x, width, by.weight, by.bias, y, stride, first, last, adds);
         return;
     }
-    long blocks = (n + PANEL_ROWS - 1) / PANEL_ROWS;
-    last = share(of, columns / PANEL * blocks, 1, &first);
-    for (long task = first; task < last; task++) {
-        long panel = task / blocks, row = task % blocks * PANEL_ROWS;
-        long rows = n - row < PANEL_ROWS ? n - row : PANEL_ROWS;
-        panel_product(rows, x + row * width, width, by.panels, by.bias, y + row * stride, stride, panel, panel + 1, adds);
-    }
+    panel_product(of, n, columns,
+                  (Product){.a = x, .row = width, .next = 1, .b = by.panels, .panel = width * PANEL, .line = PANEL,
+                            .inner = width, .bias = by.bias, .y = y, .stride = stride, .adds = adds});
 }
 
 /* A head of queries or keys, normed where the model norms it, and turned by its position. */

@@ -18,7 +18,6 @@ from torch import Tensor
 from covey.models.attention import StreamLayout
 from covey.models.llama_native import LlamaNative, llama_native
 from covey.models.llama_step import LlamaStep, llama_step
-from covey.models.native.library import open_library
 from covey.models.policy import Policy
 from covey.models.rounding import step_up
 from covey.rollout.engine import Capabilities, NamedWeights
@@ -90,8 +89,8 @@ class NativeEngine:
         self._arrangement: Families | FlatRows | None = None
         self._draws: Draws | None = None
         self._step: LlamaStep | LlamaNative | None = None
-        is_compiled = policy.device.type == "cpu" and self._recordings is None
-        self._library = open_library() if is_compiled else None
+        # A recording is of torch's calls.
+        self._library = policy.library if self._recordings is None else None
 
     @property
     def is_compiled(self) -> bool:
