@@ -10,6 +10,7 @@ Axes: R rows of a bucket, H query heads, K key heads, Q queries, L keys, D head 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from covey.models.attention_native import CompiledAttention, Families
+from covey.models.llama import HeadsLayout
 from covey.models.short_rows import ShortRows
 from covey.types import StreamSegment
 
@@ -213,6 +216,12 @@ class StreamLayout:
             return short.attend(heads_TXD, scaling)
         query_THD, key_TKD, value_TKD = heads_TXD.split([queries, keys, keys], dim=1)
         return self._attend(query_THD, key_TKD, value_TKD, AttentionOptions(scaling=scaling))
+
+    def compiled(self, library: ctypes.CDLL, width: int) -> HeadsLayout:
+        """The same attention in C, of heads of that width where the library computes them."""
+        if self._rows is not attend_masked or width % library.panel_width():
+            return self
+        return CompiledAttention(library, Families.of(self.segments))
 
     def _attend(
         self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, options: AttentionOptions

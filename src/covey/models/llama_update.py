@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from covey.models import llama_update_native as native
+from covey.models.attention import StreamLayout
 from covey.models.linear import linear, transposed_product
 from covey.models.llama import HeadsLayout, Llama, LlamaLayer, llama
 
@@ -53,7 +54,7 @@ def hidden(
     known: Llama,
     tokens_T: Tensor,
     positions_T: Tensor,
-    layout: HeadsLayout,
+    layout: StreamLayout,
     library: ctypes.CDLL | None = None,
 ) -> Tensor:
     """Last hidden states (T, E) of a stream, with gradients of every weight; in C where `library` computes
@@ -62,14 +63,16 @@ def hidden(
     with torch.no_grad():
         cos_T1D, sin_T1D = (turn.contiguous() for turn in known.turns(x_TE, positions_T))
     before, behind = _BeforeAttention.apply, _BehindAttention.apply
+    attention: HeadsLayout = layout
     if library is not None and native.serves(library, _widths(known)):
         before = partial(native.BeforeAttention.apply, library)
         behind = partial(native.BehindAttention.apply, library)
+        attention = layout.compiled(library, known.head_width)
     for number, layer in enumerate(known.layers):
         weights = _tensors(layer)
         heads_TXD = before(x_TE, cos_T1D, sin_T1D, known.epsilon, *weights[:7])
         queries = layer.heads[0].weight.shape[0] // known.head_width
-        attended_THD = layout.attend_heads(number, heads_TXD, queries, known.scaling)
+        attended_THD = attention.attend_heads(number, heads_TXD, queries, known.scaling)
         x_TE = behind(x_TE, attended_THD.flatten(1), known.epsilon, *weights[7:])
     return _Norm.apply(x_TE, known.norm, known.epsilon)  # type: ignore[no-any-return]
 

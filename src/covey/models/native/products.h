@@ -231,7 +231,7 @@ INLINE void panel_task(Product p, long panel, long first, long last, long row, l
 }
 
 /* A thread's share of a product of `rows` rows and `columns` columns, a multiple of PANEL. */
-static void panel_product(Share of, long rows, long columns, Product p) {
+__attribute__((unused)) static void panel_product(Share of, long rows, long columns, Product p) {
     long blocks = (rows + PANEL_ROWS - 1) / PANEL_ROWS, first;
     long last = share(of, columns / PANEL * blocks, 1, &first);
     while (first < last) {
