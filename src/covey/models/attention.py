@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -186,14 +187,18 @@ class StreamLayout:
         rows: RowAttention = attend_masked,
     ) -> None:
         self.segments = tuple(segments)
-        self._rows = rows
-        is_cpu = torch.device(device).type == "cpu"
-        buckets = _plan_buckets(_pieces(self.segments), _SMALL_CELLS if is_cpu else 0)
-        self._buckets = [_build_bucket(pieces, device) for pieces in buckets]
-        total = sum(segment.length for segment in self.segments)
-        self._restore_T = _restore_index(total, buckets).to(device)
+        self._rows, self._device = rows, device
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
         self._short: dict[tuple[int, int], ShortRows] = {}
+
+    @cached_property
+    def _planned(self) -> tuple[list[_Bucket], Tensor]:
+        """The buckets, and the place of every token among their rows; made when something reads them."""
+        is_cpu = torch.device(self._device).type == "cpu"
+        buckets = _plan_buckets(_pieces(self.segments), _SMALL_CELLS if is_cpu else 0)
+        total = sum(segment.length for segment in self.segments)
+        restore_T = _restore_index(total, buckets).to(self._device)
+        return [_build_bucket(pieces, self._device) for pieces in buckets], restore_T
 
     def attend(
         self,
@@ -227,7 +232,8 @@ class StreamLayout:
         self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, options: AttentionOptions
     ) -> Tensor:
         outputs = []
-        for number, bucket in enumerate(self._buckets):
+        buckets, restore_T = self._planned
+        for number, bucket in enumerate(buckets):
             out_RHQD = self._rows(
                 _gather(query_THD, bucket.query_RQ),
                 _gather(key_TKD, bucket.key_RL),
@@ -237,13 +243,14 @@ class StreamLayout:
             )
             outputs.append(out_RHQD.transpose(1, 2).flatten(0, 1))
         flat_XHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return flat_XHD.index_select(0, self._restore_T)
+        return flat_XHD.index_select(0, restore_T)
 
     def _short_rows(self, queries: int, keys: int, like: Tensor) -> ShortRows | None:
         """The way of short rows on a CPU, where the whole stream is such; made once for all layers."""
-        if len(self._buckets) > 1 or self._rows is not attend_masked or like.dtype != torch.float32:
+        buckets, restore_T = self._planned
+        if len(buckets) > 1 or self._rows is not attend_masked or like.dtype != torch.float32:
             return None
-        bucket = self._buckets[0]
+        bucket = buckets[0]
         if (queries, keys) not in self._short:
             cells = bucket.query_RQ.shape[1] * bucket.key_RL.shape[1]
             is_short = cells <= _SMALL_CELLS and len(bucket.query_RQ) * queries * cells <= _MANY_CELLS
@@ -253,14 +260,14 @@ class StreamLayout:
                 ~bucket.is_visible_R1QL, float("-inf")
             )
             self._short[queries, keys] = ShortRows.of(
-                bucket.query_RQ, bucket.key_RL, self._restore_T, bias, (queries, keys)
+                bucket.query_RQ, bucket.key_RL, restore_T, bias, (queries, keys)
             )
         return self._short[queries, keys]
 
     def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """What is added to a bucket's scores, 0 or -inf: made once for all layers, and kept once for all of
         them by autograd. None for a square without a window: the kernel's own causal mask."""
-        bucket = self._buckets[number]
+        bucket = self._planned[0][number]
         if bucket.is_square and window is None:
             return None
         key = number, window, dtype

@@ -227,7 +227,10 @@ def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
         panels = None
         rows, columns = part.weight.shape
         if known.size <= _PANELLED and rows % width == 0:
-            panels = part.weight.view(-1, width, columns).transpose(1, 2).contiguous()
+            panels = torch.empty_like(part.weight)
+            sizes = INT(rows), INT(columns)
+            threads = INT(torch.get_num_threads())
+            library.lay_panels(POINTER(place(part.weight)), *sizes, POINTER(place(panels)), threads)
             kept.append(panels)
         return _Weight(*(place(tensor) for tensor in (part.weight, part.bias, panels)))
 

@@ -64,7 +64,7 @@ def hidden(
         cos_T1D, sin_T1D = (turn.contiguous() for turn in known.turns(x_TE, positions_T))
     before, behind = _BeforeAttention.apply, _BehindAttention.apply
     attention: HeadsLayout = layout
-    if library is not None and native.serves(library, _widths(known)):
+    if library is not None and is_compiled(known, library):
         before = partial(native.BeforeAttention.apply, library)
         behind = partial(native.BehindAttention.apply, library)
         attention = layout.compiled(library, known.head_width)
@@ -75,6 +75,11 @@ def hidden(
         attended_THD = attention.attend_heads(number, heads_TXD, queries, known.scaling)
         x_TE = behind(x_TE, attended_THD.flatten(1), known.epsilon, *weights[7:])
     return _Norm.apply(x_TE, known.norm, known.epsilon)  # type: ignore[no-any-return]
+
+
+def is_compiled(known: Llama, library: ctypes.CDLL | None) -> bool:
+    """Whether `hidden` computes them in C."""
+    return library is not None and native.serves(library, _widths(known))
 
 
 def _widths(known: Llama) -> tuple[int, ...]:

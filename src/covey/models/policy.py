@@ -19,6 +19,7 @@ from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
+from covey.models.llama import Llama
 from covey.models.native.library import open_library
 from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
@@ -73,12 +74,14 @@ class Policy(nn.Module):
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
         num_trained = micro.target_N.shape[0]
+        known = self._known
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
-            micro = in_few_sizes(micro)
+            is_compiled = known is not None and llama_update.is_compiled(known, self.library)
+            micro = in_few_sizes(micro, has_own_products=is_compiled)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
             if micro.num_rows == 1 and self.stream != "padded":
                 layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device)
-                hidden_TD = self.hidden(micro.tokens_T, micro.positions_T, layout)
+                hidden_TD = self._hidden_of(known, micro.tokens_T, micro.positions_T, layout)
             else:
                 hidden_TD = self._hidden_padded(micro)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
@@ -94,10 +97,20 @@ class Policy(nn.Module):
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""
-        if isinstance(layout, StreamLayout) and self.recompute == "none" and not self.has_liger:
-            known = llama_update.update_weights(self.model)
-            if known is not None:
-                return llama_update.hidden(known, tokens_T, positions_T, layout, self.library)
+        return self._hidden_of(self._known, tokens_T, positions_T, layout)
+
+    @property
+    def _known(self) -> Llama | None:
+        """The weights where a stream may take the short pass."""
+        if self.recompute != "none" or self.has_liger:
+            return None
+        return llama_update.update_weights(self.model)
+
+    def _hidden_of(
+        self, known: Llama | None, tokens_T: Tensor, positions_T: Tensor, layout: Layout
+    ) -> Tensor:
+        if known is not None and isinstance(layout, StreamLayout):
+            return llama_update.hidden(known, tokens_T, positions_T, layout, self.library)
         backbone: Any = self.model.base_model
         out = backbone(
             input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout

@@ -12,15 +12,16 @@ from covey.types import MicroBatch, StreamSegment
 _SEGMENT = 16
 
 
-def in_few_sizes(micro: MicroBatch) -> MicroBatch:
+def in_few_sizes(micro: MicroBatch, *, has_own_products: bool = False) -> MicroBatch:
     """The same stream with segments of padding behind it, and trained tokens that nobody asked for, so that
     few sizes ever occur.
 
     On a CPU oneDNN compiles a kernel for each new size of a product, which takes ten times as long as a
-    product of a small model, and keeps it. Nothing sees the padding, and its gradient is exactly zero.
+    product of a small model, and keeps it. Nothing sees the padding, and its gradient is exactly zero. Where
+    the model's layers have products of their own, only the head's are left to oneDNN.
     """
     length, trained = micro.tokens_T.shape[0], micro.target_N.shape[0]
-    room = step_up(length, 64, 32) - length
+    room = 0 if has_own_products else step_up(length, 64, 32) - length
     spare = step_up(trained, 64, 32) - trained if trained else 0
     padding = (
         StreamSegment(start=start, length=min(_SEGMENT, length + room - start))

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from covey.models import llama_update
+from covey.models import attention_native, llama_update
 from covey.models.llama_update import update_weights
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
@@ -28,6 +28,14 @@ def policy_of(family: str, **changes: object) -> Policy:
     return Policy(model).eval()
 
 
+@pytest.fixture(autouse=True, params=["torch", "C"])
+def way(request, monkeypatch):
+    """Every test runs with the short pass in torch and with the one in C."""
+    if request.param == "torch":
+        monkeypatch.setattr(Policy, "library", None)
+    return request.param
+
+
 def results(policy: Policy, rows, kind: str, *, short: bool, monkeypatch) -> dict[str, torch.Tensor]:
     """Logprobs, entropies and every gradient."""
     monkeypatch.setattr(llama_update, "_LARGEST", 1 << 23 if short else 0)
@@ -41,22 +49,32 @@ def results(policy: Policy, rows, kind: str, *, short: bool, monkeypatch) -> dic
     return {"logprob": stats.logprob_N.detach(), "entropy": stats.entropy_N.detach(), **gradients}
 
 
+FAMILIES = ("qwen2", "llama", "mistral")
 MODELS = {
     "qwen2": {},
     "llama": {},
     "mistral": {"sliding_window": None},
     "one key head": {"num_key_value_heads": 1},
+    # What the attention in C is made for; the others have theirs in torch.
+    "wide heads": {"sliding_window": None, "head_dim": 32, "hidden_size": 96},
+    "two wide heads": {
+        "sliding_window": None,
+        "head_dim": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    },
 }
 
 
 @pytest.mark.parametrize("kind", ["packed", "prefix"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("lengths", [(9, 4, 1), (70, 90, 3)], ids=["short rows", "long rows"])
+@pytest.mark.parametrize("lengths", [(9, 4, 1), (70, 90, 3), (150, 33)], ids=["short", "long", "longer"])
 def test_values_and_gradients_are_those_of_the_modules(
     lengths, name, kind, random_rows, monkeypatch, assert_close_guarded
 ):
-    family = name.split()[0] if name != "one key head" else "qwen2"
-    policy = policy_of(family, **MODELS[name])
+    policy = policy_of(
+        name if name in FAMILIES else "mistral" if "heads" in name else "qwen2", **MODELS[name]
+    )
     assert update_weights(policy.model) is not None
     rows = random_rows((11, lengths), (5, (8, 2)))
     expected = results(policy, rows, kind, short=False, monkeypatch=monkeypatch)
@@ -64,6 +82,32 @@ def test_values_and_gradients_are_those_of_the_modules(
     assert actual.keys() == expected.keys() and len(actual) > 15
     for part, value in expected.items():
         assert_close_guarded(actual[part], value, rtol=1e-4)
+
+
+def test_attention_in_c_is_taken_where_heads_are_wide(way, random_rows, monkeypatch):
+    called = []
+    real = attention_native.CompiledAttention.attend_heads
+    monkeypatch.setattr(
+        attention_native.CompiledAttention, "attend_heads", lambda *a: (called.append(1), real(*a))[1]
+    )
+    policy = policy_of("mistral", **MODELS["wide heads"])
+    results(policy, random_rows((11, (9, 4))), "prefix", short=True, monkeypatch=monkeypatch)
+    assert len(called) == (3 if way == "C" else 0)
+
+
+def test_the_number_of_threads_changes_no_bit(random_rows, monkeypatch):
+    policy = policy_of("mistral", **MODELS["wide heads"])
+    rows = random_rows((11, (9, 40, 3)), (5, (8, 2)))
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(results(policy, rows, "prefix", short=True, monkeypatch=monkeypatch))
+    finally:
+        torch.set_num_threads(before)
+    layers = [name for name in found[0] if ".layers." in name]
+    assert len(layers) > 15 and all(torch.allclose(found[0][n], found[1][n], rtol=1e-6) for n in layers)
 
 
 def test_the_short_pass_is_taken(random_rows, monkeypatch):

@@ -34,6 +34,7 @@ def layout(request, monkeypatch):
         monkeypatch.setattr(native_engine, "_FLAT_PROMPT", 0)
     if "compiled" not in request.param:
         monkeypatch.setattr(Policy, "library", property(lambda self: None))
+    return request.param
 
 
 def flips(one, two) -> int:
@@ -224,8 +225,10 @@ def test_without_a_recording_decoding_goes_on_and_says_so(
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_rows_that_nobody_reads_change_nothing(
-    family, tiny_policy, random_prompts, requests_of, run_engine, monkeypatch
+    family, layout, tiny_policy, random_prompts, requests_of, run_engine, monkeypatch
 ):
+    if "compiled" in layout and family == "llama":
+        pytest.skip("the step in C takes any number of rows alike")
     policy = tiny_policy(family)
     requests = requests_of(random_prompts(9, 3, 14, 5), 6, stop=(5, 17, 40), max_new_tokens=16)
     monkeypatch.setattr(native_engine, "_FEW_ROWS", 256)

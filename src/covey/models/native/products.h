@@ -207,6 +207,15 @@ INLINE int some_panel_dots(int rows, const float *a, long row, long next, const 
     return panel_dots(1, a, row, next, b, line, inner, out), 1;
 }
 
+/* Weights (columns, inner) as panels (columns / PANEL, inner, PANEL). */
+INLINE void lay(Share of, const float *weight, long columns, long inner, float *panels) {
+    long first, last = share(of, columns / PANEL, 1, &first);
+    for (long p = first; p < last; p++)
+        for (long c = 0; c < PANEL; c++)
+            for (long i = 0; i < inner; i++)
+                panels[(p * inner + i) * PANEL + c] = weight[(p * PANEL + c) * inner + i];
+}
+
 /* Write a block of results, or add it. */
 INLINE void put(float *y, long stride, const float *out, long out_stride, int rows, int columns, const float *bias,
                 int adds) {

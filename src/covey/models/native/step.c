@@ -288,7 +288,12 @@ void multiply_rows(int64_t n, const float *x, int64_t width, const Linear *by, f
     }
 }
 
-/* Columns of a panel, for the one who makes them. */
+/* A weight (columns, inner) as panels. */
+void lay_panels(const float *weight, int64_t columns, int64_t inner, float *panels, int64_t threads) {
+#pragma omp parallel num_threads(threads)
+    lay((Share){omp_get_thread_num(), omp_get_num_threads()}, weight, columns, inner, panels);
+}
+
 int64_t panel_width(void) { return PANEL; }
 
 int64_t lanes(void) { return LANES; }

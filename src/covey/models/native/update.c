@@ -35,15 +35,6 @@ INLINE void store_part(float *to, vec x, long left) {
     memcpy(to, held, left * sizeof(float));
 }
 
-/* Weights (columns, inner) as panels (columns / PANEL, inner, PANEL). */
-static void lay(Share of, const float *weight, long columns, long inner, float *panels) {
-    long first, last = share(of, columns / PANEL, 1, &first);
-    for (long p = first; p < last; p++)
-        for (long c = 0; c < PANEL; c++)
-            for (long i = 0; i < inner; i++)
-                panels[(p * inner + i) * PANEL + c] = weight[(p * PANEL + c) * inner + i];
-}
-
 /* y = x @ w.T with w in panels. */
 INLINE Product forward_product(const float *x, long inner, const float *panels, float *y, long columns) {
     return (Product){.a = x, .row = inner, .next = 1, .b = panels, .panel = inner * PANEL, .line = PANEL, .inner = inner,

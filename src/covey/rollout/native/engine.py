@@ -362,7 +362,7 @@ class NativeEngine:
         """Rows that are computed beside the active ones, so that few numbers of rows occur."""
         assert self._cache is not None
         active = len(self._rows)
-        if active <= _FEW_ROWS:
+        if active <= _FEW_ROWS or isinstance(self._step, LlamaNative):
             return 0
         return min(-(-active // _ROW_STEP) * _ROW_STEP, self._cache.shape.rows) - active
 
