@@ -68,7 +68,7 @@ MODELS = {
 
 @pytest.mark.parametrize("kind", ["packed", "prefix"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("lengths", [(9, 4, 1), (70, 90, 3), (150, 33)], ids=["short", "long", "longer"])
+@pytest.mark.parametrize("lengths", [(9, 4, 1), (70, 90, 3)], ids=["short rows", "long rows"])
 def test_values_and_gradients_are_those_of_the_modules(
     lengths, name, kind, random_rows, monkeypatch, assert_close_guarded
 ):
