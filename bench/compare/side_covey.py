@@ -18,6 +18,9 @@ _COUNTED = 10
 
 def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
     """Train, and return seconds of every step and of its parts, what was generated, and memory."""
+    from covey import environment
+
+    environment.settle()
     from covey.config.resolve import from_dict
     from covey.training.facts import survey
     from covey.training.run import train

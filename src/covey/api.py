@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covey.environment import settle
+
 if TYPE_CHECKING:
     from covey.config.resolve import Resolved
     from covey.training.export import ExportResult
@@ -22,6 +24,7 @@ def train(**options: Any) -> Outcome:
     `reward_funcs` may hold functions beside names. Raises ConfigError with every problem of the options
     before anything is written.
     """
+    settle()
     resolved, functions = _resolve(options)
     _refuse_processes(resolved)
     from covey.training.facts import survey
@@ -48,6 +51,7 @@ def plan(**options: Any) -> dict[str, Any]:
 
 def evaluate(model_or_checkpoint: str | Path, **options: Any) -> Evaluated:
     """What `covey eval` does: sample and score `val_dataset` with a model, or as the checkpoint's run did."""
+    settle()
     from covey.config.evaluation import eval_options
     from covey.config.take import take_mapping
 

@@ -23,7 +23,7 @@ REPOSITORY = ROOT.parent.parent
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
     ("types", "chinese"),
-    ("errors", "codes", "exits", "place"),
+    ("errors", "codes", "exits", "place", "environment"),
     ("comm", "config"),
     ("plan", "algorithm"),
     ("models", "data", "rewards", "quickstart"),
@@ -45,6 +45,7 @@ TORCH_FREE = (
     "codes",
     "exits",
     "place",
+    "environment",
     "config",
     "plan",
     "data",

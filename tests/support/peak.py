@@ -31,6 +31,9 @@ def main(options: dict[str, Any], output: Path) -> dict[str, Any]:
     import importlib
     from dataclasses import replace
 
+    from covey.environment import settle
+
+    settle()
     import peft  # noqa: F401
     import torch
 

@@ -21,6 +21,7 @@ from covey.cli import show
 from covey.cli.language import Language, language_of, passed_on, take_language
 from covey.cli.ranks import leave, speaks
 from covey.cli.verbs import VERBS, unknown_verb
+from covey.environment import settle
 from covey.errors import CheckpointError, ConfigError, GuardStop
 from covey.types import Problem
 
@@ -133,9 +134,7 @@ def explain(context: typer.Context) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; an error that covey does not foresee is raised as it is."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # torch's OpenMP threads spin while they wait, and a machine that has other work then slows a small model
-    # by tens of times. A short spin costs a few percent on an idle one. It is read when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    settle()
     with _sigterm_raises():
         try:
             language, words = take_language(words, os.environ)

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from covey.models import llama_update_native as native
 from covey.models.attention import StreamLayout
 from covey.models.linear import linear, transposed_product
-from covey.models.llama import HeadsLayout, Llama, LlamaLayer, llama
+from covey.models.llama import HeadsLayout, Llama, LlamaLayer, llama, weights_of
 
 # Weights of all layers up to which calls take a share of the time that is worth saving.
 _LARGEST = 1 << 23
@@ -79,7 +79,9 @@ def hidden(
 
 def is_compiled(known: Llama, library: ctypes.CDLL | None) -> bool:
     """Whether `hidden` computes them in C."""
-    return library is not None and native.serves(library, _widths(known))
+    if library is None or not native.serves(library, _widths(known)):
+        return False
+    return all(weight.is_contiguous() for weight in weights_of(known))
 
 
 def _widths(known: Llama) -> tuple[int, ...]:
