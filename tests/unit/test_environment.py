@@ -1,0 +1,29 @@
+"""What covey sets in the environment for the libraries of a CPU run."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from covey.environment import KEPT_KERNELS, settle
+
+NAMES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "GOMP_SPINCOUNT")
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    for name in NAMES:
+        monkeypatch.setenv(name, "7")
+
+
+def test_what_the_user_has_set_stays():
+    settle()
+    assert [os.environ[name] for name in NAMES] == ["7", "7"]
+
+
+def test_what_is_not_set_is_set(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name)
+    settle()
+    assert os.environ[NAMES[0]] == str(KEPT_KERNELS) and int(os.environ[NAMES[1]]) > 0
