@@ -1,7 +1,7 @@
-"""A sampler's forward pass through a model of the Llama family in one call, in float32 on a CPU.
+"""A sampler's forward pass through a model of the Llama family in one call, in float32 or bfloat16 on a CPU.
 
-The C functions of `covey.models.native` read the weights where the learner has them and copy nothing. A row's
-result does not depend, to the bit, on what it is batched with.
+The C functions of `covey.models.native` read the weights where the learner has them, and copy them only where
+they are few. A row's result does not depend, to the bit, on what it is batched with.
 
 Axes: n tokens, T tokens of a prefill, E model width, D head width, P positions.
 """
@@ -89,8 +89,24 @@ class Cached(Layout, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Functions:
+    """The library's functions for one precision."""
+
+    step: Any
+    draw: Any
+    multiply_rows: Any
+    lay_panels: Any
+
+    @classmethod
+    def of(cls, library: ctypes.CDLL, dtype: torch.dtype) -> _Functions:
+        suffix = str(dtype).removeprefix("torch.")
+        names = ("step", "draw", "multiply_rows", "lay_panels")
+        return cls(*(getattr(library, f"{name}_{suffix}") for name in names))
+
+
+@dataclass(frozen=True, slots=True)
 class _Products:
-    """Linear layers as the library takes them; `kept` are the panels of those that have some."""
+    """Linear layers as the library takes them; `kept` are the panels and biases that were made for it."""
 
     layers: tuple[Mapping[str, Any], ...]
     head: Any
@@ -104,10 +120,12 @@ class LlamaNative:
     `draws` says whether `draw` serves the policy: a small vocabulary whose logits are plain products.
     """
 
-    library: ctypes.CDLL
+    functions: _Functions
     policy: Policy
     weights: Llama
     products: _Products
+    norms: tuple[Mapping[str, Tensor | None], ...]
+    last_norm: Tensor
     cos_P1D: Tensor
     sin_P1D: Tensor
     draws: bool
@@ -143,18 +161,19 @@ class LlamaNative:
             **{name: getattr(spans, name).data_ptr() for name in _SPANS},
             **places,
         )
-        self.library.step(ctypes.byref(model), ctypes.byref(tokens))
-        return hidden_nE
+        self.functions.step(ctypes.byref(model), ctypes.byref(tokens))
+        return hidden_nE.to(self.weights.embedding.dtype)
 
     def draw(
         self, hidden_nE: Tensor, temperature_n: Tensor, key_n: Tensor, position_n: Tensor, table_V: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Ids (n,) and logprobs (n,) as `covey.rollout.noise.sample` draws them from the policy's
         logits."""
+        hidden_nE = hidden_nE.float()
         number, vocab = hidden_nE.shape[0], table_V.shape[0]
         logits_nV, logprob_n = hidden_nE.new_empty(number, vocab), hidden_nE.new_empty(number)
         token_n = torch.empty_like(key_n)
-        self.library.draw(
+        self.functions.draw(
             INT(number),
             *(POINTER(hidden_nE.data_ptr()), INT(hidden_nE.shape[1])),
             *(ctypes.byref(self.products.head), INT(vocab)),
@@ -170,9 +189,10 @@ class LlamaNative:
         return logits_of(hidden_nE, output.weight, None, self.policy.head, self._product)
 
     def _product(self, hidden_nE: Tensor, weight_VE: Tensor, _: Tensor | None) -> Tensor:
+        hidden_nE = hidden_nE.float()
         number, (vocab, width) = hidden_nE.shape[0], weight_VE.shape
         out_nV = hidden_nE.new_empty(number, vocab)
-        self.library.multiply_rows(
+        self.functions.multiply_rows(
             *(INT(number), POINTER(hidden_nE.data_ptr()), INT(width)),
             *(ctypes.byref(self.products.head), POINTER(out_nV.data_ptr()), INT(vocab)),
             INT(torch.get_num_threads()),
@@ -187,11 +207,11 @@ class LlamaNative:
         width, key_heads = known.head_width, known.layers[0].heads[1].weight.shape[0] // known.head_width
         like = known.embedding.new_empty(1, key_heads, 0, width)
         prefix = own = like
-        for number, (layer, products) in enumerate(zip(known.layers, self.products.layers, strict=True)):
+        for number, (products, norms) in enumerate(zip(self.products.layers, self.norms, strict=True)):
             prefix, own = cache.tensors(number, like)
             layers[number] = _Layer(
                 **products,
-                **{name: place(getattr(layer, name)) for name in _NORMS},
+                **{name: place(norm) for name, norm in norms.items()},
                 prefix=prefix.data_ptr(),
                 own=own.data_ptr(),
             )
@@ -205,7 +225,7 @@ class LlamaNative:
             epsilon=known.epsilon,
             scaling=known.scaling,
             embedding=known.embedding.data_ptr(),
-            norm=known.norm.data_ptr(),
+            norm=self.last_norm.data_ptr(),
             cosines=self.cos_P1D.data_ptr(),
             sines=self.sin_P1D.data_ptr(),
             layer=ctypes.addressof(layers),
@@ -218,21 +238,23 @@ class LlamaNative:
         return model
 
 
-def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
+def _products(library: ctypes.CDLL, functions: _Functions, known: Llama, head: Linear) -> _Products:
     """Every linear layer; those of a small model with a copy of their weights in panels."""
     width = library.panel_width()
     kept: list[Tensor] = []
 
     def product(part: Linear) -> Any:
-        panels = None
         rows, columns = part.weight.shape
+        bias = panels = None
+        if part.bias is not None:
+            bias = part.bias.float()
+            kept.append(bias)
         if known.size <= _PANELLED and rows % width == 0:
-            panels = torch.empty_like(part.weight)
-            sizes = INT(rows), INT(columns)
-            threads = INT(torch.get_num_threads())
-            library.lay_panels(POINTER(place(part.weight)), *sizes, POINTER(place(panels)), threads)
+            panels = torch.empty(part.weight.shape)
+            sizes, threads = (INT(rows), INT(columns)), INT(torch.get_num_threads())
+            functions.lay_panels(POINTER(place(part.weight)), *sizes, POINTER(place(panels)), threads)
             kept.append(panels)
-        return _Weight(*(place(tensor) for tensor in (part.weight, part.bias, panels)))
+        return _Weight(*(place(tensor) for tensor in (part.weight, bias, panels)))
 
     layers = [
         {name: product(part) for name, part in zip(_PRODUCTS, _parts(layer), strict=True)}
@@ -241,33 +263,43 @@ def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
     return _Products(tuple(layers), product(head), kept)
 
 
+def _float(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float()
+
+
 def _parts(layer: LlamaLayer) -> tuple[Linear, ...]:
     return *layer.heads, layer.out, *layer.gated, layer.down
 
 
 @torch.inference_mode()
 def llama_native(library: ctypes.CDLL, policy: Policy, num_positions: int) -> LlamaNative | None:
-    """The step of a policy that `covey.models.llama` recognises, in float32 on a CPU, for positions up to
-    `num_positions`; None for any other."""
+    """The step of a policy that `covey.models.llama` recognises, in float32 or bfloat16 on a CPU, for
+    positions up to `num_positions`; None for any other."""
     known = llama(policy.model)
     if known is None or policy.device.type != "cpu":
         return None
     output: Any = policy.model.get_output_embeddings()  # type: ignore[operator]
     head = Linear(output.weight, getattr(output, "bias", None))
     parts = [head, *(part for layer in known.layers for part in _parts(layer))]
-    if any(w.dtype != torch.float32 or not w.is_contiguous() for w in (*weights_of(known), head.weight)):
+    dtype = known.embedding.dtype
+    if dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if any(w.dtype != dtype or not w.is_contiguous() for w in (*weights_of(known), head.weight)):
         return None
     if any(part.weight.shape[0] % _COLUMNS for part in parts) or known.head_width % 2:
         return None
+    functions = _Functions.of(library, dtype)
     vocab, spec = head.weight.shape[0], policy.head
     cos_P1D, sin_P1D = known.turns(known.embedding, torch.arange(num_positions))
     is_plain = spec.scale == 1.0 and spec.softcap is None
     return LlamaNative(
-        library,
+        functions,
         policy,
         known,
-        _products(library, known, head),
-        cos_P1D.contiguous(),
-        sin_P1D.contiguous(),
+        _products(library, functions, known, head),
+        tuple({name: _float(getattr(layer, name)) for name in _NORMS} for layer in known.layers),
+        known.norm.float(),
+        cos_P1D.float().contiguous(),
+        sin_P1D.float().contiguous(),
         draws=is_plain and vocab <= _DRAWN and vocab % library.lanes() == 0,
     )

@@ -166,3 +166,18 @@ def test_frozen_weights_pass_the_gradient_on(random_rows, monkeypatch, assert_cl
     assert actual.keys() == expected.keys() and len(actual) > 7
     for part, value in expected.items():
         assert_close_guarded(actual[part], value, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["one key head", "wide heads"])
+def test_a_weight_that_is_no_number_shows(name, random_rows, monkeypatch):
+    family = "mistral" if name == "wide heads" else "qwen2"
+    policy = policy_of(family, **MODELS[name])
+    rows = random_rows((11, (9, 4)))
+    for weight in policy.model.base_model.layers[1].parameters():
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight.view(-1)[-1] = torch.nan
+        found = results(policy, rows, "prefix", short=True, monkeypatch=monkeypatch)
+        assert bool(found["logprob"].isnan().any())
+        with torch.no_grad():
+            weight.copy_(kept)

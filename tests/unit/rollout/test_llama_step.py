@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
@@ -85,6 +86,19 @@ def test_the_comparison_sees_faults(kind, spoil, random_prompts, requests_of, ru
     assert min(gaps(kind, policy_of("llama"), requests, run_engine, monkeypatch, spoil)) > 0.1
 
 
+def test_a_weight_that_is_no_number_shows(kind, random_prompts, requests_of, run_engine):
+    policy = policy_of("qwen3")
+    requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=3)
+    for weight in policy.model.base_model.layers[1].parameters():
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight.view(-1)[-1] = torch.nan
+        done = run_engine(NativeEngine(policy), requests)
+        assert any(math.isnan(value) for c in done for value in c.logprobs)
+        with torch.no_grad():
+            weight.copy_(kept)
+
+
 def test_biases_and_scaled_positions(kind, random_prompts, requests_of, run_engine, monkeypatch):
     scaled = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     policy = policy_of("llama", attention_bias=True, mlp_bias=True, rope_parameters=scaled)
@@ -156,11 +170,10 @@ def test_a_large_model_is_not_copied(monkeypatch):
 def test_lower_precision_rounds_where_the_modules_round(
     kind, family, random_prompts, requests_of, run_engine, monkeypatch
 ):
-    if kind is LlamaNative:
-        pytest.skip("computes in float32")
     policy = policy_of(family).to(torch.bfloat16)
     requests = requests_of(random_prompts(9, 3, 14), 4, max_new_tokens=10)
     found = gaps(kind, policy, requests, run_engine, monkeypatch)
-    # A unit in the last place of bfloat16 is 0.004 to 0.008 of a value: one rounding more would show in every
-    # step.
-    assert len(found) > 5 and statistics.median(found) == 0.0 and max(found) < 0.02
+    # A unit in the last place of bfloat16 is 0.004 to 0.008 of a value. In torch one rounding more would show
+    # in every step; in C sums are added in another order, and some values round to their neighbour.
+    assert len(found) > 5 and max(found) < 0.02
+    assert statistics.median(found) == 0.0 if kind is LlamaStep else statistics.median(found) < 0.015

@@ -1,4 +1,5 @@
-/* Vectors, and products of rows with a weight as the learner holds it.
+/* Vectors, and products of rows with a weight as the learner holds it: in float32, or with BFLOAT16 defined in
+   bfloat16. Values are float32 throughout; `rounded` is where the modules would round.
 
    A sum runs over the width in one order, whatever the number of rows beside it: a row's result does not
    depend on what it is batched with, nor on the number of threads. */
@@ -47,9 +48,52 @@ INLINE long share(Share of, long total, long unit, long *first) {
     return last < total ? last : total;
 }
 
+#ifdef BFLOAT16
+typedef uint16_t number;
+typedef uint16_t numbers __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+#define NAME(of) of##_bfloat16
+#else
+typedef float number;
+#define NAME(of) of##_float32
+#endif
+
 INLINE vec load(const float *from) { return *(const loose_vec *)from; }
 
 INLINE void store(float *to, vec x) { *(loose_vec *)to = x; }
+
+#ifdef BFLOAT16
+INLINE vec load_numbers(const number *from) {
+    return (vec)(__builtin_convertvector(*(const numbers *)from, uints) << 16);
+}
+
+INLINE float value_of(number x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* To the nearest number, of two as near to the even one. */
+INLINE number nearest(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return 0x7fc0;
+    return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+INLINE float rounded(float x) { return value_of(nearest(x)); }
+
+INLINE vec all_rounded(vec x) {
+    uints bits = (uints)x;
+    return (vec)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u);
+}
+#else
+INLINE vec load_numbers(const number *from) { return load(from); }
+INLINE float value_of(number x) { return x; }
+INLINE number nearest(float x) { return x; }
+INLINE float rounded(float x) { return x; }
+INLINE vec all_rounded(vec x) { return x; }
+#endif
 
 INLINE vec each(float x) { return x - (vec){0}; }
 
@@ -77,10 +121,11 @@ INLINE vec larger(vec a, vec b) {
     return (vec)(((ints)a & is_larger) | ((ints)b & ~is_larger));
 }
 
-/* e^x within two units in the last place; 0 below -87 and at most e^88. x = n log 2 + r, |r| <= log(2) / 2;
+/* e^x within two units in the last place; 0 below -87, at most e^88, and NaN of NaN. x = n log 2 + r, |r| <= log(2) / 2;
    the polynomial is Cephes' (expf.c). */
 INLINE vec exponential(vec x) {
-    ints is_zero = x < -87.0f;
+    ints is_zero = x < -87.0f, is_number = x == x;
+    vec given = x;
     x = larger(each(-87.0f), -larger(-x, each(-88.0f)));
     vec shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
     vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -92,7 +137,8 @@ INLINE vec exponential(vec x) {
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
     ints power = ((ints)shifted - (ints)each(12582912.0f) + 127) << 23;
-    return (vec)((ints)(p * (vec)power) & ~is_zero);
+    ints value = (ints)(p * (vec)power) & ~is_zero;
+    return (vec)((value & is_number) | ((ints)given & ~is_number));
 }
 
 /* log(x) of positive normal numbers: x = 2^n m, 1/sqrt(2) <= m < sqrt(2); the polynomial is Cephes' (logf.c). */
@@ -132,13 +178,13 @@ INLINE four sums(const vec v[COLUMNS]) {
 }
 
 /* out[r][c] = x[r] . w[c] for some rows, at compile time, and COLUMNS rows of a weight. */
-INLINE void dots(int rows, const float *x, long stride, const float *w, long width, float out[ROWS][COLUMNS]) {
+INLINE void dots(int rows, const float *x, long stride, const number *w, long width, float out[ROWS][COLUMNS]) {
     vec total[ROWS][COLUMNS] = {{{0}}};
     long k = 0;
     for (; k + LANES <= width; k += LANES) {
         vec weight[COLUMNS];
         for (int c = 0; c < COLUMNS; c++) {
-            weight[c] = load(w + c * width + k);
+            weight[c] = load_numbers(w + c * width + k);
             /* The rows that come next, which a processor does not foresee. */
             __builtin_prefetch(w + (c + COLUMNS) * width + k);
         }
@@ -153,10 +199,11 @@ INLINE void dots(int rows, const float *x, long stride, const float *w, long wid
     }
     for (; k < width; k++)
         for (int r = 0; r < rows; r++)
-            for (int c = 0; c < COLUMNS; c++) out[r][c] += x[r * stride + k] * w[c * width + k];
+            for (int c = 0; c < COLUMNS; c++) out[r][c] += x[r * stride + k] * value_of(w[c * width + k]);
 }
 
-static void some_dots(int rows, const float *x, long stride, const float *w, long width, float out[ROWS][COLUMNS]) {
+static void some_dots(int rows, const float *x, long stride, const number *w, long width,
+                      float out[ROWS][COLUMNS]) {
     switch (rows) {
     case 1: dots(1, x, stride, w, width, out); break;
     case 2: dots(2, x, stride, w, width, out); break;
@@ -208,12 +255,12 @@ INLINE int some_panel_dots(int rows, const float *a, long row, long next, const 
 }
 
 /* Weights (columns, inner) as panels (columns / PANEL, inner, PANEL). */
-INLINE void lay(Share of, const float *weight, long columns, long inner, float *panels) {
+INLINE void lay(Share of, const number *weight, long columns, long inner, float *panels) {
     long first, last = share(of, columns / PANEL, 1, &first);
     for (long p = first; p < last; p++)
         for (long c = 0; c < PANEL; c++)
             for (long i = 0; i < inner; i++)
-                panels[(p * inner + i) * PANEL + c] = weight[(p * PANEL + c) * inner + i];
+                panels[(p * inner + i) * PANEL + c] = value_of(weight[(p * PANEL + c) * inner + i]);
 }
 
 /* Write a block of results, or add it. */
@@ -221,8 +268,8 @@ INLINE void put(float *y, long stride, const float *out, long out_stride, int ro
                 int adds) {
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) {
-            float value = out[r * out_stride + c] + (bias ? bias[c] : 0);
-            y[r * stride + c] = adds ? y[r * stride + c] + value : value;
+            float value = rounded(out[r * out_stride + c] + (bias ? bias[c] : 0));
+            y[r * stride + c] = adds ? rounded(y[r * stride + c] + value) : value;
         }
 }
 
@@ -256,7 +303,7 @@ __attribute__((unused)) static void panel_product(Share of, long rows, long colu
 }
 
 /* Columns first to last of the same, of a weight as it lies. */
-__attribute__((unused)) static void product(long n, const float *x, long width, const float *w, const float *bias, float *y, long stride,
+__attribute__((unused)) static void product(long n, const float *x, long width, const number *w, const float *bias, float *y, long stride,
                     long first, long last, int adds) {
     long chunk = CHUNK / width / ROWS * ROWS;
     if (chunk < ROWS) chunk = ROWS;

@@ -7,19 +7,21 @@
 
 /* A linear layer; `panels` hold a copy of the weight where that is worth one. */
 typedef struct {
-    const float *weight, *bias, *panels;
+    const number *weight;
+    const float *bias, *panels;
 } Linear;
 
 typedef struct {
     Linear query, key, value, out, gate, up, down;
     const float *before_attention, *before_mlp, *query_norm, *key_norm;
-    float *prefix, *own; /* keys and then values: (2, slots, key heads, columns, head width) */
+    number *prefix, *own; /* keys and then values: (2, slots, key heads, columns, head width) */
 } Layer;
 
 typedef struct {
     int64_t layers, width, heads, key_heads, head_width, inner;
     float epsilon, scaling;
-    const float *embedding, *norm, *cosines, *sines;
+    const number *embedding;
+    const float *norm, *cosines, *sines;
     const Layer *layer;
     int64_t prefix_slots, prefix_columns, own_slots, own_columns;
 } Model;
@@ -40,9 +42,18 @@ INLINE float dot(const float *a, const float *b, long width) {
     return rest;
 }
 
+INLINE float dot_numbers(const float *a, const number *b, long width) {
+    vec total = {0};
+    long k = 0;
+    for (; k + LANES <= width; k += LANES) total += load(a + k) * load_numbers(b + k);
+    float rest = sum(total);
+    for (; k < width; k++) rest += a[k] * value_of(b[k]);
+    return rest;
+}
+
 INLINE void normalise(const float *x, const float *weight, float epsilon, long width, float *out) {
     float scale = 1 / sqrtf(dot(x, x, width) / width + epsilon);
-    for (long k = 0; k < width; k++) out[k] = x[k] * scale * weight[k];
+    for (long k = 0; k < width; k++) out[k] = rounded(rounded(x[k] * scale) * weight[k]);
 }
 
 /* Norm of all tokens, by each thread for itself: it is small beside the product that follows. */
@@ -74,13 +85,13 @@ static void turn(const Model *m, const Tokens *t, long token, float *head, const
     if (norm) normalise(head, norm, m->epsilon, width, head);
     for (long k = 0; k < half; k++) {
         float low = head[k], high = head[k + half];
-        head[k] = low * cosine[k] + high * sine[k];
-        head[k + half] = high * cosine[k + half] + low * sine[k + half];
+        head[k] = rounded(rounded(low * cosine[k]) + rounded(high * sine[k]));
+        head[k + half] = rounded(rounded(high * cosine[k + half]) + rounded(low * sine[k + half]));
     }
 }
 
 /* Where a slot's key head begins. */
-INLINE float *place(const Model *m, float *cache, long slots, long columns, long slot, long head, int is_value) {
+INLINE number *place(const Model *m, number *cache, long slots, long columns, long slot, long head, int is_value) {
     return cache + (((is_value * slots + slot) * m->key_heads + head) * columns) * m->head_width;
 }
 
@@ -94,15 +105,15 @@ static void remember(Share of, const Model *m, const Tokens *t, const Layer *lay
             float *key = heads + (m->heads + h) * m->head_width, *value = key + m->key_heads * m->head_width;
             turn(m, t, i, key, layer->key_norm);
             int has_own = t->row_count[i] > 0;
-            float *cache = has_own ? layer->own : layer->prefix;
+            number *cache = has_own ? layer->own : layer->prefix;
             long slots = has_own ? m->own_slots : m->prefix_slots;
             long columns = has_own ? m->own_columns : m->prefix_columns;
             long slot = has_own ? t->row[i] : t->slot[i];
             long end = has_own ? t->row_first[i] + t->row_count[i] : t->slot_first[i] + t->slot_count[i];
             long offset = (end - 1) * m->head_width;
-            size_t bytes = m->head_width * sizeof(float);
-            memcpy(place(m, cache, slots, columns, slot, h, 0) + offset, key, bytes);
-            memcpy(place(m, cache, slots, columns, slot, h, 1) + offset, value, bytes);
+            number *keys = place(m, cache, slots, columns, slot, h, 0) + offset;
+            number *values = place(m, cache, slots, columns, slot, h, 1) + offset;
+            for (long k = 0; k < m->head_width; k++) keys[k] = nearest(key[k]), values[k] = nearest(value[k]);
         }
     }
 }
@@ -123,17 +134,18 @@ static void softmax(float *score, long count) {
 }
 
 /* What one query head of a token sees; `width` is known when this is compiled, or general. */
-INLINE void see(const float *query, const float *keys[2], const float *values[2], const long counts[2], long width,
-                float scaling, float *score, float *out) {
+INLINE void see(const float *query, const number *keys[2], const number *values[2], const long counts[2],
+                long width, float scaling, float *score, float *out) {
     long place = 0;
     for (int part = 0; part < 2; part++)
-        for (long l = 0; l < counts[part]; l++) score[place++] = scaling * dot(query, keys[part] + l * width, width);
+        for (long l = 0; l < counts[part]; l++) score[place++] = scaling * dot_numbers(query, keys[part] + l * width, width);
     softmax(score, place);
     memset(out, 0, width * sizeof(float));
     place = 0;
     for (int part = 0; part < 2; part++)
         for (long l = 0; l < counts[part]; l++, place++)
-            for (long k = 0; k < width; k++) out[k] += score[place] * values[part][l * width + k];
+            for (long k = 0; k < width; k++) out[k] += score[place] * value_of(values[part][l * width + k]);
+    for (long k = 0; k < width; k++) out[k] = rounded(out[k]);
 }
 
 static void attend(Share of, const Model *m, const Tokens *t, const Layer *layer) {
@@ -142,10 +154,10 @@ static void attend(Share of, const Model *m, const Tokens *t, const Layer *layer
     float *score = t->scores + of.thread * t->scores_width;
     for (long task = first; task < last; task++) {
         long i = task / m->key_heads, h = task % m->key_heads;
-        const float *keys[2], *values[2];
+        const number *keys[2], *values[2];
         long counts[2] = {t->slot_count[i], t->row_count[i]};
         for (int is_value = 0; is_value < 2; is_value++) {
-            const float **at = is_value ? values : keys;
+            const number **at = is_value ? values : keys;
             at[0] = place(m, layer->prefix, m->prefix_slots, m->prefix_columns, t->slot[i], h, is_value);
             at[1] = place(m, layer->own, m->own_slots, m->own_columns, t->row[i], h, is_value);
             at[0] += t->slot_first[i] * width;
@@ -164,17 +176,14 @@ static void attend(Share of, const Model *m, const Tokens *t, const Layer *layer
     }
 }
 
+INLINE vec silu(vec x) { return all_rounded(x / (1.0f + exponential(-x))); }
+
 /* gate = silu(gate) * up */
 static void combine(Share of, const Model *m, const Tokens *t) {
     long first, last = share(of, t->number * m->inner, LANES, &first), k = first;
-    for (; k + LANES <= last; k += LANES) {
-        vec x = load(t->gate + k);
-        store(t->gate + k, x / (1.0f + exponential(-x)) * load(t->up + k));
-    }
-    for (; k < last; k++) {
-        vec x = each(t->gate[k]);
-        t->gate[k] = (x / (1.0f + exponential(-x)))[0] * t->up[k];
-    }
+    for (; k + LANES <= last; k += LANES)
+        store(t->gate + k, all_rounded(silu(load(t->gate + k)) * load(t->up + k)));
+    for (; k < last; k++) t->gate[k] = rounded(silu(each(t->gate[k]))[0] * t->up[k]);
 }
 
 static void layer_pass(Share of, const Model *m, const Tokens *t, const Layer *layer) {
@@ -200,13 +209,14 @@ static void layer_pass(Share of, const Model *m, const Tokens *t, const Layer *l
 #pragma omp barrier
 }
 
-void step(const Model *m, const Tokens *t) {
+void NAME(step)(const Model *m, const Tokens *t) {
 #pragma omp parallel num_threads(t->threads)
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
         long first, last = share(of, t->number, 1, &first);
         for (long i = first; i < last; i++)
-            memcpy(t->hidden + i * m->width, m->embedding + t->token[i] * m->width, m->width * sizeof(float));
+            for (long k = 0; k < m->width; k++)
+                t->hidden[i * m->width + k] = value_of(m->embedding[t->token[i] * m->width + k]);
 #pragma omp barrier
         for (long l = 0; l < m->layers; l++) layer_pass(of, m, t, m->layer + l);
         for (long i = first; i < last; i++) {
@@ -261,7 +271,7 @@ static void draw_row(float *logit, long vocab, float temperature, uint32_t state
 
 /* Draws a token for each row from softmax(hidden @ head.T / temperature), with the noise of its key and position;
    `token` is 0 and `logprob` NaN where the logits are no numbers. */
-void draw(int64_t n, const float *hidden, int64_t width, const Linear *head, int64_t vocab, const float *temperature,
+void NAME(draw)(int64_t n, const float *hidden, int64_t width, const Linear *head, int64_t vocab, const float *temperature,
           const int64_t *key, const int64_t *position, const int64_t *table, float *logits, int64_t *token,
           float *logprob, int64_t threads) {
 #pragma omp parallel num_threads(threads)
@@ -279,7 +289,7 @@ void draw(int64_t n, const float *hidden, int64_t width, const Linear *head, int
 }
 
 /* y = x @ weight.T + bias: (n, width) and (columns, width) to (n, columns). */
-void multiply_rows(int64_t n, const float *x, int64_t width, const Linear *by, float *y, int64_t columns,
+void NAME(multiply_rows)(int64_t n, const float *x, int64_t width, const Linear *by, float *y, int64_t columns,
                    int64_t threads) {
 #pragma omp parallel num_threads(threads)
     {
@@ -289,11 +299,14 @@ void multiply_rows(int64_t n, const float *x, int64_t width, const Linear *by, f
 }
 
 /* A weight (columns, inner) as panels. */
-void lay_panels(const float *weight, int64_t columns, int64_t inner, float *panels, int64_t threads) {
+void NAME(lay_panels)(const number *weight, int64_t columns, int64_t inner, float *panels, int64_t threads) {
 #pragma omp parallel num_threads(threads)
     lay((Share){omp_get_thread_num(), omp_get_num_threads()}, weight, columns, inner, panels);
 }
 
+#ifndef BFLOAT16
+/* Columns of a panel, and numbers of a vector, for the one who gives them. */
 int64_t panel_width(void) { return PANEL; }
 
 int64_t lanes(void) { return LANES; }
+#endif
