@@ -243,13 +243,13 @@ def _products(library: ctypes.CDLL, functions: _Functions, known: Llama, head: L
     width = library.panel_width()
     kept: list[Tensor] = []
 
-    def product(part: Linear) -> Any:
+    def product(part: Linear, *, is_few: bool = True) -> Any:
         rows, columns = part.weight.shape
         bias = panels = None
         if part.bias is not None:
             bias = part.bias.float()
             kept.append(bias)
-        if known.size <= _PANELLED and rows % width == 0:
+        if is_few and known.size <= _PANELLED and rows % width == 0:
             panels = torch.empty(part.weight.shape)
             sizes, threads = (INT(rows), INT(columns)), INT(torch.get_num_threads())
             functions.lay_panels(POINTER(place(part.weight)), *sizes, POINTER(place(panels)), threads)
@@ -260,7 +260,7 @@ def _products(library: ctypes.CDLL, functions: _Functions, known: Llama, head: L
         {name: product(part) for name, part in zip(_PRODUCTS, _parts(layer), strict=True)}
         for layer in known.layers
     ]
-    return _Products(tuple(layers), product(head), kept)
+    return _Products(tuple(layers), product(head, is_few=head.weight.shape[0] <= _DRAWN), kept)
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:
