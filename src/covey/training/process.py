@@ -8,6 +8,7 @@ import platform
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -73,8 +74,13 @@ def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
         yield GroupComm()
     finally:
         dist.destroy_process_group()
+        # A thread of gloo frees the tensors of the last collective behind it. One that still does so while
+        # Python ends aborts the process: a good run would look like a failed one.
+        time.sleep(_FREEING_S)
 
 
+# What takes microseconds, at most.
+_FREEING_S = 0.1
 # Above the half hour of the watchdog, so that a hang is named before a collective fails for it.
 _COLLECTIVE_LIMIT = timedelta(minutes=60)
 
