@@ -62,12 +62,9 @@ class BeforeAttention(torch.autograd.Function):
         cos_T1D: Tensor,
         sin_T1D: Tensor,
         epsilon: float,
-        norm_E: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *biases: Tensor | None,
+        *weights: Tensor,
     ) -> Tensor:
+        norm_E, query, key, value, *biases = weights
         given = [b for b in biases if b is not None]
         bias_X = torch.cat(given) if given else None
         unit_TE, normed_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
@@ -157,18 +154,9 @@ class BehindAttention(torch.autograd.Function):
         args = _Behind(
             sizes=_sizes(x_TE, epsilon),
             norm=_norm(norm_E, unit_TE, scale_T, normed_TE),
-            attended_width=out.shape[1],
-            inner_width=gate.shape[0],
+            **_layer_of(attended_TX, (out, gate, up, down), (gates_TF, ups_TF, inner_TF)),
             x=place(x_TE),
-            attended=place(attended_TX),
-            out=place(out),
-            gate=place(gate),
-            up=place(up),
-            down=place(down),
             panels=place(panels),
-            gates=place(gates_TF),
-            ups=place(ups_TF),
-            inner=place(inner_TF),
             y=place(y_TE),
         )
         library.behind_attention(ctypes.byref(args))
@@ -192,16 +180,7 @@ class BehindAttention(torch.autograd.Function):
         args = _Behind(
             sizes=_sizes(unit_TE, 0.0),
             norm=_norm(norm_E, unit_TE, scale_T, normed_TE),
-            attended_width=out.shape[1],
-            inner_width=gate.shape[0],
-            attended=place(attended_TX),
-            out=place(out),
-            gate=place(gate),
-            up=place(up),
-            down=place(down),
-            gates=place(gates_TF),
-            ups=place(ups_TF),
-            inner=place(inner_TF),
+            **_layer_of(attended_TX, (out, gate, up, down), (gates_TF, ups_TF, inner_TF)),
             grad=place(grad_TE),
             grad_inner=place(grad_inner_TF),
             grad_gates=place(grad_gates_TF),
@@ -213,3 +192,13 @@ class BehindAttention(torch.autograd.Function):
         )
         ctx.library.behind_attention_backward(ctypes.byref(args))
         return None, grad_x_TE, grad_attended_TX, None, *grads
+
+
+def _layer_of(
+    attended_TX: Tensor, products: tuple[Tensor, ...], kept: tuple[Tensor, ...]
+) -> dict[str, int | None]:
+    out, gate, *_ = products
+    names = ("attended", "out", "gate", "up", "down", "gates", "ups", "inner")
+    tensors = (attended_TX, *products, *kept)
+    places = {name: place(tensor) for name, tensor in zip(names, tensors, strict=True)}
+    return {"attended_width": out.shape[1], "inner_width": gate.shape[0], **places}
