@@ -307,8 +307,8 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSegment:
-    """A run of a stream: tokens [start, start + length), seeing itself causally and all of segment
-    `parent`."""
+    """A run of a stream: tokens [start, start + length), seeing itself causally, and all that the last token
+    of segment `parent` sees. What grows from a segment lies right behind it, as a tree is walked."""
 
     start: int
     length: int
@@ -320,7 +320,8 @@ class MicroBatch:
     """One forward pass: a stream of tokens and the trained tokens as flat vectors.
 
     `predictor_N` is the stream index whose hidden state predicts token n; with a shared prompt the first
-    token of every sibling is predicted by the prompt's last position. `num_rows` is 1 for a stream; above 1
+    token of every sibling is predicted by the prompt's last position, and what siblings begin with in common
+    is predicted once. `num_rows` is 1 for a stream; above 1
     the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
     of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
     policy term of a token counts and 0 where it does not (None: all count). `is_stale_S` is True for

@@ -10,7 +10,8 @@ from covey.types import StreamSegment
 H, K, D = 4, 2, 8
 """Query heads, key heads, head width."""
 
-# Two families (prompts 9 and 5 long with completions), a packed row and a row of one token.
+# Two families (prompts 9 and 5 long with completions), a packed row, a row of one token, and a tree: of what
+# grows from its prompt some parts once more, and of that some again.
 SEGMENTS = (
     StreamSegment(start=0, length=9),
     StreamSegment(start=9, length=6, parent=0),
@@ -20,8 +21,15 @@ SEGMENTS = (
     StreamSegment(start=33, length=3, parent=4),
     StreamSegment(start=36, length=8),
     StreamSegment(start=44, length=1),
+    StreamSegment(start=45, length=4),
+    StreamSegment(start=49, length=2, parent=8),
+    StreamSegment(start=51, length=3, parent=9),
+    StreamSegment(start=54, length=2, parent=9),
+    StreamSegment(start=56, length=1, parent=11),
+    StreamSegment(start=57, length=4, parent=11),
+    StreamSegment(start=61, length=2, parent=8),
 )
-T = 45
+T = 63
 
 OPTIONS = {
     "plain": {},
@@ -38,14 +46,15 @@ def dense_mask(segments: tuple[StreamSegment, ...], window: int | None) -> torch
     total = sum(s.length for s in segments)
     sees = torch.zeros(total, total, dtype=torch.bool)
     for s in segments:
-        parent = None if s.parent is None else segments[s.parent]
-        before = 0 if parent is None else parent.length
+        above, ancestor = [], s.parent
+        while ancestor is not None:
+            of = segments[ancestor]
+            above = [*range(of.start, of.start + of.length), *above]
+            ancestor = of.parent
         for i in range(s.length):
-            keys = {s.start + j: before + j for j in range(i + 1)}
-            if parent is not None:
-                keys |= {parent.start + j: j for j in range(parent.length)}
-            for key, position in keys.items():
-                sees[s.start + i, key] = window is None or before + i - position < window
+            keys = [*above, *range(s.start, s.start + i + 1)]
+            for position, key in enumerate(keys):
+                sees[s.start + i, key] = window is None or len(keys) - 1 - position < window
     return sees
 
 
@@ -79,7 +88,7 @@ def options_of(name: str, sinks: torch.Tensor) -> AttentionOptions:
 
 
 def random_segments(seed: int) -> tuple[StreamSegment, ...]:
-    """Up to four families of a prompt and up to five completions."""
+    """Up to four families of a prompt and up to five segments that grow from it, or from one another."""
     rng = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -88,8 +97,11 @@ def random_segments(seed: int) -> tuple[StreamSegment, ...]:
     segments: list[StreamSegment] = []
     total = 0
     for _ in range(draw(1, 5)):
-        parent = len(segments)
-        for i, length in enumerate([draw(1, 40), *(draw(1, 30) for _ in range(draw(0, 5)))]):
-            segments.append(StreamSegment(start=total, length=length, parent=parent if i else None))
+        path: list[int] = []
+        for i, length in enumerate([draw(1, 40), *(draw(1, 30) for _ in range(draw(0, 6)))]):
+            # On the way from the root to the latest segment, anyone may have the next.
+            path = path[: draw(1, len(path) + 1)] if i else []
+            segments.append(StreamSegment(start=total, length=length, parent=path[-1] if i else None))
+            path.append(len(segments) - 1)
             total += length
     return tuple(segments)

@@ -1,9 +1,9 @@
 """Attention over streams, through transformers' attention interface.
 
-A stream is one row of tokens made of segments: a segment sees itself causally and the whole of its parent.
-Packed rows are segments without a parent; completions that share a prompt are segments with the prompt as
-parent. The layout is a forward argument (`covey_layout`) and not a global: with activation checkpointing the
-forward runs again, later and on another thread.
+A stream is one row of tokens made of segments: a segment sees itself causally and all of its ancestors.
+Packed rows are segments without a parent; completions that share a prompt are segments that grow from it, and
+from what they begin with in common. The layout is a forward argument (`covey_layout`) and not a global: with
+activation checkpointing the forward runs again, later and on another thread.
 
 Axes: R rows of a bucket, H query heads, K key heads, Q queries, L keys, D head width, T tokens of the stream.
 """
@@ -287,18 +287,14 @@ def _gather(source_THD: Tensor, index_RQ: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some queries of a segment, from token `first` of it on, and what they may see: its parent and its own
-    tokens up to the last of them."""
+    """Some queries of a segment, from token `first` of it on, and what they may see: its ancestors from the root
+    on, of `before` tokens, and its own tokens up to the last of them."""
 
     segment: StreamSegment
-    parent: StreamSegment | None
+    ancestors: tuple[StreamSegment, ...]
+    before: int
     first: int
     queries: int
-
-    @property
-    def before(self) -> int:
-        """Tokens of the parent."""
-        return self.parent.length if self.parent is not None else 0
 
     @property
     def keys(self) -> int:
@@ -314,11 +310,15 @@ class _Piece:
 def _pieces(segments: Sequence[StreamSegment]) -> list[_Piece]:
     """Segments in order; a long one behind a parent is cut, as its first queries see few of its keys."""
     found = []
+    paths: list[tuple[StreamSegment, ...]] = []
     for segment in segments:
-        parent = None if segment.parent is None else segments[segment.parent]
-        step = segment.length if parent is None or segment.length < 2 * _PIECE else _PIECE
+        ancestors = () if segment.parent is None else (*paths[segment.parent], segments[segment.parent])
+        paths.append(ancestors)
+        before = sum(ancestor.length for ancestor in ancestors)
+        step = _PIECE if ancestors and segment.length >= 2 * _PIECE else segment.length
         for first in range(0, segment.length, step):
-            found.append(_Piece(segment, parent, first, min(step, segment.length - first)))
+            queries = min(step, segment.length - first)
+            found.append(_Piece(segment, ancestors, before, first, queries))
     return found
 
 
@@ -328,9 +328,9 @@ def _plan_buckets(pieces: Sequence[_Piece], cheap: int) -> list[list[_Piece]]:
     buckets: list[list[_Piece]] = []
     needed = widest = longest = 0
     has_parent = False
-    for piece in sorted(pieces, key=lambda p: (p.parent is not None, p.size)):
+    for piece in sorted(pieces, key=lambda p: (p.before > 0, p.size)):
         queries, keys = piece.size
-        parented = piece.parent is not None
+        parented = piece.before > 0
         row = max(widest, queries) * max(longest, keys)
         is_cheap = row <= cheap
         if not is_cheap and buckets and parented == has_parent:
@@ -355,8 +355,11 @@ def _build_bucket(pieces: Sequence[_Piece], device: torch.device | str) -> _Buck
     key_length = np.zeros((len(pieces), 1), dtype=np.int64)
     for row, piece in enumerate(pieces):
         own = np.arange(piece.segment.start, piece.segment.start + piece.first + piece.queries)
-        if piece.parent is not None:
-            key[row, : piece.before] = np.arange(piece.parent.start, piece.parent.start + piece.before)
+        position = 0
+        for ancestor in piece.ancestors:
+            end = position + ancestor.length
+            key[row, position:end] = np.arange(ancestor.start, ancestor.start + ancestor.length)
+            position = end
         query[row, : piece.queries] = own[piece.first :]
         query_position[row, : piece.queries] = np.arange(piece.before + piece.first, piece.keys)
         key[row, piece.before : piece.keys] = own
@@ -365,7 +368,7 @@ def _build_bucket(pieces: Sequence[_Piece], device: torch.device | str) -> _Buck
     age = query_position[:, :, None] - key_position
     # A padded query has position 0 and so sees the row's first key: no row of the softmax is ever empty.
     visible = (age >= 0) & (key_position < key_length)[:, None, :]
-    square = all(piece.parent is None and piece.queries == num_queries for piece in pieces)
+    square = all(piece.before == 0 and piece.queries == num_queries for piece in pieces)
 
     def tensor(array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(device)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,10 +17,10 @@ from torch.autograd.function import once_differentiable
 from covey.models.native.library import FLOAT, INT, POINTER, place, structure
 from covey.types import StreamSegment
 
-_SEGMENTS = ("family", "start", "length", "parent_start", "parent_length")
+_SEGMENTS = ("family", "start", "length", "before", "parent")
 _Attention = structure(
     "_Attention",
-    **dict.fromkeys(("heads", "key_heads", "head_width", "families", "threads", "scratch"), INT),
+    **dict.fromkeys(("heads", "key_heads", "head_width", "families", "threads", "longest"), INT),
     scaling=FLOAT,
     **dict.fromkeys((*_SEGMENTS, "x", "out", "lse", "grad", "grad_x", "held"), POINTER),
 )
@@ -29,33 +28,32 @@ _Attention = structure(
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """The segments of a stream, those of one parent behind it: for each its place and its parent's, as int64,
-    and where each family begins among them. `longest` are the tokens of the longest parent and of the longest
-    segment."""
+    """The segments of a stream as int64: for each its place, the tokens of its ancestors, its parent (-1 for
+    a root), and where each family, a root with what grows from it, begins among them. `longest` is the
+    longest way from a root to the end of a segment, in tokens."""
 
     family: Tensor
     start: Tensor
     length: Tensor
-    parent_start: Tensor
-    parent_length: Tensor
-    longest: tuple[int, int]
+    before: Tensor
+    parent: Tensor
+    longest: int
 
     @classmethod
     def of(cls, segments: Sequence[StreamSegment]) -> Families:
-        """From segments in the order of the stream; a parent has none itself."""
-        members: dict[int, list[int]] = {}
-        for number, segment in enumerate(segments):
-            members.setdefault(number if segment.parent is None else segment.parent, []).append(number)
-        listed = [segments[number] for family in members.values() for number in family]
-        parents = [None if segment.parent is None else segments[segment.parent] for segment in listed]
-        lengths = [0 if parent is None else parent.length for parent in parents]
+        """From segments in the order of the stream."""
+        before: list[int] = []
+        for segment in segments:
+            above = segment.parent
+            before.append(0 if above is None else before[above] + segments[above].length)
+        roots = [number for number, segment in enumerate(segments) if segment.parent is None]
         return cls(
-            family=torch.tensor([0, *accumulate(len(family) for family in members.values())]),
-            start=torch.tensor([segment.start for segment in listed]),
-            length=torch.tensor([segment.length for segment in listed]),
-            parent_start=torch.tensor([0 if parent is None else parent.start for parent in parents]),
-            parent_length=torch.tensor(lengths),
-            longest=(max(lengths), max(segment.length for segment in listed)),
+            family=torch.tensor([*roots, len(segments)]),
+            start=torch.tensor([segment.start for segment in segments]),
+            length=torch.tensor([segment.length for segment in segments]),
+            before=torch.tensor(before),
+            parent=torch.tensor([-1 if segment.parent is None else segment.parent for segment in segments]),
+            longest=max(b + segment.length for b, segment in zip(before, segments, strict=True)),
         )
 
 
@@ -73,23 +71,21 @@ class CompiledAttention:
     def arguments(self, heads_TXD: Tensor, queries: int, scaling: float, **places: Tensor) -> Any:
         """What the library is called with, and the scratch that has to live as long."""
         _, every, width = heads_TXD.shape
-        threads, panel = torch.get_num_threads(), self.library.panel_width()
-        keys = sum(-(-longest // panel) * panel for longest in self.families.longest)
-        scratch = 2 * keys * (width + self.library.queries())
-        held = heads_TXD.new_empty(threads * scratch)
         names = {name: getattr(self.families, name) for name in _SEGMENTS}
-        return _Attention(
+        found = _Attention(
             heads=queries,
             key_heads=(every - queries) // 2,
             head_width=width,
             families=self.families.family.shape[0] - 1,
-            threads=threads,
-            scratch=scratch,
+            threads=torch.get_num_threads(),
+            longest=self.families.longest,
             scaling=scaling,
             x=place(heads_TXD),
-            held=place(held),
             **{name: place(tensor) for name, tensor in {**names, **places}.items()},
-        ), held
+        )
+        held = heads_TXD.new_empty(found.threads * self.library.scratch(ctypes.byref(found)))
+        found.held = place(held)
+        return found, held
 
 
 class _Attend(torch.autograd.Function):
@@ -111,7 +107,7 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
         heads_TXD, lse_TH = ctx.saved_tensors
-        grad_heads_TXD, grad_THD = torch.zeros_like(heads_TXD), grad_THD.contiguous()
+        grad_heads_TXD, grad_THD = torch.empty_like(heads_TXD), grad_THD.contiguous()
         arguments, _held = ctx.attention.arguments(
             heads_TXD, ctx.queries, ctx.scaling, lse=lse_TH, grad=grad_THD, grad_x=grad_heads_TXD
         )

@@ -96,15 +96,26 @@ class FlexLayout:
 
 
 class _Plan:
-    """Segment, parent and position of every token of a stream padded to whole blocks, int32 on the device.
+    """What every token of a stream padded to whole blocks sees, int32 on the device.
 
-    Padding is one more segment, which nothing but itself sees. A token sees the keys [own_start, itself] and
-    [parent_start, parent_end).
+    A token is seen by itself and by later ones before `end`, the end of what grows from its segment. `ranges`
+    says the same from the other side: of a token's segment and of each ancestor the start, the end and the
+    position of the start; they are empty where there are fewer ancestors. Padding is one more segment.
     """
 
-    def __init__(self, arrays: dict[str, np.ndarray[Any, Any]], device: torch.device | str) -> None:
-        self.length = len(arrays["segment"])
-        self._by_name = {n: torch.from_numpy(a.astype(np.int32)).to(device) for n, a in arrays.items()}
+    def __init__(
+        self,
+        position: np.ndarray[Any, Any],
+        end: np.ndarray[Any, Any],
+        ranges: Sequence[tuple[np.ndarray[Any, Any], ...]],
+        device: torch.device | str,
+    ) -> None:
+        def tensor(array: np.ndarray[Any, Any]) -> Tensor:
+            return torch.from_numpy(array.astype(np.int32)).to(device)
+
+        self.length = len(position)
+        self._position_T, self._end_T = tensor(position), tensor(end)
+        self._ranges = [[tensor(array) for array in arrays] for arrays in ranges]
 
     def block_mask(self, window: int | None) -> BlockMask:
         seen_BB = self._seen(window)
@@ -119,16 +130,15 @@ class _Plan:
         )
 
     def _mask(self, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        segment_T, parent_T, position_T = (self._by_name[n] for n in ("segment", "parent", "position"))
+        position_T, end_T = self._position_T, self._end_T
 
         def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            own = (segment_T[query] == segment_T[key]) & (key <= query)
-            return own | (parent_T[query] == segment_T[key])
+            return (key <= query) & (query < end_T[key])
 
         if window is None:
             return visible
         # A tensor and not a number, for which another window would compile anew.
-        reach = torch.tensor(window, dtype=torch.int32, device=segment_T.device)
+        reach = torch.tensor(window, dtype=torch.int32, device=end_T.device)
 
         def visible_near(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return visible(b, h, query, key) & (position_T[query] - position_T[key] < reach)
@@ -137,18 +147,18 @@ class _Plan:
 
     def _seen(self, window: int | None) -> Tensor:
         """How many of a block's 128 x 128 cells are seen, (B, B)."""
-        own_T, start_T, end_T = (self._by_name[n] for n in ("own_start", "parent_start", "parent_end"))
-        here_T = torch.arange(self.length, device=own_T.device, dtype=torch.int32)
-        if window is not None:
-            own_T = torch.maximum(own_T, here_T - (window - 1))
-            first_T = start_T + (self._by_name["position"] - (window - 1)).clamp_min(0)
-            start_T = torch.minimum(first_T, end_T)
-        edge_B = torch.arange(0, self.length, BLOCK, device=own_T.device, dtype=torch.int32)
+        here_T = torch.arange(self.length, device=self._end_T.device, dtype=torch.int32)
+        edge_B = torch.arange(0, self.length, BLOCK, device=here_T.device, dtype=torch.int32)
         rows = []
         for chunk in range(0, self.length, _COUNTED * BLOCK):
             part = slice(chunk, chunk + _COUNTED * BLOCK)
-            count_CB = _overlap(own_T[part], here_T[part] + 1, edge_B)
-            count_CB += _overlap(start_T[part], end_T[part], edge_B)
+            count_CB = here_T.new_zeros(len(here_T[part]), len(edge_B))
+            for start_T, end_T, before_T in self._ranges:
+                first_C, last_C = start_T[part], torch.minimum(end_T, here_T + 1)[part]
+                if window is not None:
+                    hidden_C = self._position_T[part] - (window - 1) - before_T[part]
+                    first_C = torch.minimum(first_C + hidden_C.clamp_min(0), last_C)
+                count_CB += _overlap(first_C, last_C, edge_B)
             rows.append(count_CB.unflatten(0, (-1, BLOCK)).sum(1))
         return torch.cat(rows)
 
@@ -158,19 +168,22 @@ def _plan(segments: tuple[StreamSegment, ...], device: torch.device | str) -> _P
     padded = math.ceil(total / BLOCK) * BLOCK
     if padded > total:
         segments = (*segments, StreamSegment(start=total, length=padded - total))
+    paths: list[list[tuple[int, int, int]]] = []
+    ends = [s.start + s.length for s in segments]
+    for number, segment in enumerate(segments):
+        above = [] if segment.parent is None else paths[segment.parent]
+        before = above[0][2] + above[0][1] - above[0][0] if above else 0
+        paths.append([(segment.start, segment.start + segment.length, before), *above])
+        while segment.parent is not None:
+            ends[segment.parent] = ends[number]
+            segment = segments[segment.parent]
     lengths = [s.length for s in segments]
-    parents = [None if s.parent is None else segments[s.parent] for s in segments]
-    starts = np.repeat([s.start for s in segments], lengths)
-    before = np.repeat([0 if p is None else p.length for p in parents], lengths)
-    arrays = {
-        "segment": np.repeat(np.arange(len(segments)), lengths),
-        "parent": np.repeat([-1 if s.parent is None else s.parent for s in segments], lengths),
-        "position": np.arange(padded) - starts + before,
-        "own_start": starts,
-        "parent_start": np.repeat([0 if p is None else p.start for p in parents], lengths),
-        "parent_end": np.repeat([0 if p is None else p.start + p.length for p in parents], lengths),
-    }
-    return _Plan(arrays, device)
+    ranges = []
+    for level in range(max(len(path) for path in paths)):
+        listed = [path[level] if level < len(path) else (0, 0, 0) for path in paths]
+        ranges.append(tuple(np.repeat(values, lengths) for values in zip(*listed, strict=True)))
+    starts, _, ahead = ranges[0]
+    return _Plan(np.arange(padded) - starts + ahead, np.repeat(ends, lengths), ranges, device)
 
 
 def _overlap(first_C: Tensor, end_C: Tensor, edge_B: Tensor) -> Tensor:

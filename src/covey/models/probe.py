@@ -37,10 +37,13 @@ class ProbeResult:
 def _rows(vocab: int) -> list[Row]:
     generator = torch.Generator().manual_seed(20)
     rows = []
-    for family, (prompt, completions) in enumerate(((11, (7, 4)), (6, (9, 5)))):
+    # A prompt's tokens, those of its completions, and how many of these are the same.
+    for family, (prompt, completions, same) in enumerate(((11, (7, 4), 0), (6, (9, 5), 2))):
         shared = torch.randint(vocab, (prompt,), generator=generator).tolist()
+        begin: list[int] = []
         for length in completions:
-            own = torch.randint(vocab, (length,), generator=generator).tolist()
+            own = begin + torch.randint(vocab, (length - len(begin),), generator=generator).tolist()
+            begin = own[:same]
             rows.append(
                 Row(
                     token_ids=shared + own,

@@ -1,4 +1,8 @@
-"""Laying sequences out as a stream: padded rows, packed rows, or rows that share their prompt.
+"""Laying sequences out as a stream: padded rows, packed rows, or rows that share what they begin with.
+
+Rows of one prompt are laid out as a tree (tree training): the prompt once, and behind it, once too, whatever
+several of them go on with before they part. A hidden state follows from the tokens up to it alone, so no value
+changes.
 
 Losses see only flat vectors over trained tokens, so the three are the same thing built three ways. A token
 that predicts nothing that is trained (the last of every row) is left out of the stream.
@@ -17,6 +21,7 @@ from covey.models.policy import StreamKind
 from covey.types import StreamSegment
 
 _IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
+_IntTable = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,24 +132,50 @@ def _shared(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
     predictors: list[_IntArray] = [np.empty(0, dtype=np.int64)] * len(rows)
     start = 0
     for members in families.values():
-        first = rows[members[0]]
-        prompt_start, prompt_length = start, first.prompt_length
-        tokens.append(np.asarray(first.token_ids[:prompt_length], dtype=np.int64))
-        positions.append(np.arange(prompt_length))
-        parent = len(segments)
-        segments.append(StreamSegment(start=start, length=prompt_length))
-        start += prompt_length
-        for i in members:
-            own = max(0, trained[i].needed - prompt_length)
-            if own:
-                tokens.append(
-                    np.asarray(rows[i].token_ids[prompt_length : prompt_length + own], dtype=np.int64)
-                )
-                positions.append(np.arange(prompt_length, prompt_length + own))
-                segments.append(StreamSegment(start=start, length=own, parent=parent))
-            before_n = trained[i].position_n - 1
-            predictors[i] = np.where(
-                before_n < prompt_length, prompt_start + before_n, start + before_n - prompt_length
-            )
-            start += own
+        prompt_length = rows[members[0]].prompt_length
+        needed_M = np.array([max(trained[i].needed, prompt_length) for i in members])
+        column_L = np.arange(needed_M.max())
+        is_there_ML = column_L < needed_M[:, None]
+        token_ML: _IntTable = np.zeros((len(members), len(column_L)), dtype=np.int64)
+        token_ML[is_there_ML] = np.concatenate(
+            [rows[i].token_ids[:needed] for i, needed in zip(members, needed_M, strict=True)]
+        )
+        place_ML = _grow(token_ML, needed_M, prompt_length, start, segments)
+        place_X = place_ML[is_there_ML] - start
+        grown = place_X.max() + 1
+        tokens.append(np.empty(grown, dtype=np.int64))
+        positions.append(np.empty(grown, dtype=np.int64))
+        tokens[-1][place_X] = token_ML[is_there_ML]
+        positions[-1][place_X] = np.broadcast_to(column_L, is_there_ML.shape)[is_there_ML]
+        for i, place_L in zip(members, place_ML, strict=True):
+            predictors[i] = place_L[trained[i].position_n - 1]
+        start += grown
     return _Parts(np.concatenate(tokens), np.concatenate(positions), segments, predictors)
+
+
+def _grow(
+    token_ML: _IntTable, needed_M: _IntArray, prompt_length: int, start: int, segments: list[StreamSegment]
+) -> _IntTable:
+    """Add the tree of rows that share a prompt, from `start` of the stream on: a branch wherever some of them
+    part. Gives the place of each token in the stream."""
+    place_ML = np.zeros_like(token_ML)
+    waiting: list[tuple[list[int], int, int | None]] = [(list(range(len(token_ML))), 0, None)]
+    while waiting:
+        members, first, parent = waiting.pop()
+        end = prompt_length if parent is None else _parting(token_ML, needed_M, members, first)
+        place_ML[members, first:end] = np.arange(start, start + end - first)
+        segments.append(StreamSegment(start=start, length=end - first, parent=parent))
+        start += end - first
+        branches: dict[int, list[int]] = {}
+        for row in members:
+            if needed_M[row] > end:
+                branches.setdefault(int(token_ML[row, end]), []).append(row)
+        waiting += [(branch, end, len(segments) - 1) for branch in reversed(branches.values())]
+    return place_ML
+
+
+def _parting(token_ML: _IntTable, needed_M: _IntArray, members: Sequence[int], first: int) -> int:
+    """The position up to which these rows are the same, as they are up to `first`."""
+    end = int(needed_M[members].min())
+    differs_L = (token_ML[members[1:], first:end] != token_ML[members[0], first:end]).any(axis=0)
+    return first + int(differs_L.argmax()) if differs_L.any() else end

@@ -57,10 +57,12 @@ def test_attend_against_a_dense_mask(name, key_heads, buckets, monkeypatch, asse
 @pytest.mark.parametrize(
     "broken",
     [
-        # A completion that does not see its prompt, one that sees another's, and two rows run together.
+        # A completion that does not see its prompt, one that sees another's, two rows run together, and a
+        # branch that grows from its prompt and not from what others begin with.
         (*SEGMENTS[:1], StreamSegment(start=9, length=6), *SEGMENTS[2:]),
         (*SEGMENTS[:5], StreamSegment(start=33, length=3, parent=0), *SEGMENTS[6:]),
-        (*SEGMENTS[:6], StreamSegment(start=36, length=9)),
+        (*SEGMENTS[:7], StreamSegment(start=44, length=1, parent=6), *SEGMENTS[8:]),
+        (*SEGMENTS[:11], StreamSegment(start=54, length=2, parent=8), *SEGMENTS[12:]),
     ],
 )
 def test_another_layout_would_fail_the_comparison(broken):

@@ -91,6 +91,49 @@ def test_prefix_keeps_row_order_where_siblings_are_apart():
     assert got["sequence"] == [0, 0, 1, 1, 2, 2, 2]
 
 
+def test_what_siblings_begin_with_is_there_once():
+    # Completions 3 4 5 (twice), 3 4 6 7, 8 9 and 3: without their last tokens 3 4, 3 4 6, 8 and none.
+    rows = [row([1, 2], own, 0) for own in ([3, 4, 5], [3, 4, 6, 7], [8, 9], [3, 4, 5], [3])]
+    assert as_lists([*rows, row([1, 2], [3, 4], 1)], "prefix") == {
+        "tokens": [1, 2, 3, 4, 6, 8, 1, 2, 3],
+        "positions": [0, 1, 2, 3, 4, 2, 0, 1, 2],
+        "segments": (seg(0, 2), seg(2, 2, 0), seg(4, 1, 1), seg(5, 1, 0), seg(6, 2), seg(8, 1, 4)),
+        "num_rows": 1,
+        "predictor": [1, 2, 3, 1, 2, 3, 4, 1, 5, 1, 2, 3, 1, 7, 6 + 2],
+        "target": [3, 4, 5, 3, 4, 6, 7, 8, 9, 3, 4, 5, 3, 3, 4],
+        "sequence": [0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 4, 5, 5],
+    }
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_tree_spells_every_row_and_nothing_twice(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int, count: int) -> list[int]:
+        return torch.randint(low, high, (count,), generator=generator).tolist()
+
+    rows = [
+        row([family, *prompt], draw(0, 3, length), family)
+        for family, prompt in enumerate((draw(0, 3, 4), draw(0, 3, 1), []))
+        for length in draw(1, 12, 9)
+    ]
+    stream = build_stream(rows, "prefix")
+    tokens, spelt = stream.tokens_T.tolist(), {}
+    begins: dict[int, tuple[int, ...]] = {}
+    for number, segment in enumerate(stream.segments):
+        begin = () if segment.parent is None else begins[segment.parent]
+        for place in range(segment.start, segment.start + segment.length):
+            begin = (*begin, tokens[place])
+            spelt[place] = begin
+            assert stream.positions_T[place] == len(begin) - 1
+        begins[number] = begin
+    assert sorted(spelt) == list(range(len(tokens)))
+    needed = {tuple(r.token_ids[:n]) for r in rows for n in range(1, len(r.token_ids))}
+    assert sorted(spelt.values()) == sorted(needed)
+    wanted = [tuple(r.token_ids[:n]) for r in rows for n in range(r.prompt_length, len(r.token_ids))]
+    assert [spelt[place] for place in stream.predictor_N.tolist()] == wanted
+
+
 @pytest.mark.parametrize(
     ("kind", "tokens", "predictor"),
     [
