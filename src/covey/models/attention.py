@@ -287,8 +287,8 @@ def _gather(source_THD: Tensor, index_RQ: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some queries of a segment, from token `first` of it on, and what they may see: its ancestors from the root
-    on, of `before` tokens, and its own tokens up to the last of them."""
+    """Some queries of a segment, from token `first` of it on, and what they may see: its ancestors from the
+    root on, of `before` tokens, and its own tokens up to the last of them."""
 
     segment: StreamSegment
     ancestors: tuple[StreamSegment, ...]

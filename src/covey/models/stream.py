@@ -1,8 +1,8 @@
 """Laying sequences out as a stream: padded rows, packed rows, or rows that share what they begin with.
 
-Rows of one prompt are laid out as a tree (tree training): the prompt once, and behind it, once too, whatever
-several of them go on with before they part. A hidden state follows from the tokens up to it alone, so no value
-changes.
+Rows of one prompt are laid out as a tree (tree training): the prompt once, and behind it, once too, what
+several of them go on with before they part. A hidden state follows from the tokens up to it alone, so no
+value changes.
 
 Losses see only flat vectors over trained tokens, so the three are the same thing built three ways. A token
 that predicts nothing that is trained (the last of every row) is left out of the stream.

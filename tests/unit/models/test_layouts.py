@@ -161,7 +161,18 @@ def test_float32_takes_masked_rows(flash_kernels, monkeypatch):
 
 @pytest.mark.parametrize("window", [None, 1, 60, 128, 300])
 def test_the_blocks_of_flex_attention_are_those_that_hold_something(window):
-    lengths = [(300, None), (90, 0), (40, 0), (200, 0), (130, None), (64, 4), (257, None), (128, None)]
+    lengths = [
+        (300, None),
+        (90, 0),
+        (40, 0),
+        (200, 0),
+        (130, None),
+        (64, 4),
+        (70, 5),
+        (90, 4),
+        (257, None),
+        (128, None),
+    ]
     segments, start = [], 0
     for length, parent in lengths:
         segments.append(StreamSegment(start=start, length=length, parent=parent))
