@@ -233,8 +233,8 @@ def test_rows_that_nobody_reads_change_nothing(
     without = run_engine(NativeEngine(policy), requests)
     monkeypatch.setattr(native_engine, "_FEW_ROWS", 1)
     engine, spare = NativeEngine(policy), []
-    real = engine._spare_rows
-    monkeypatch.setattr(engine, "_spare_rows", lambda: (spare.append(real()), spare[-1])[1])
+    real = engine._spare
+    monkeypatch.setattr(engine, "_spare", lambda active: (spare.append(real(active)), spare[-1])[1])
     # A second round finds what the spare rows of the first have left in the cache.
     run_engine(engine, requests_of(random_prompts(9, 3, 14, 5, seed=1), 6, max_new_tokens=16, rollout=1))
     assert contents(run_engine(engine, requests)) == contents(without)
@@ -397,9 +397,10 @@ def test_aborted_while_running(max_rows, tiny_policy, random_prompts, requests_o
 # -- work done once ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("may_share", [True, False])
 @pytest.mark.parametrize("max_rows", [256, 5])
 def test_a_prompt_is_prefilled_once_for_all_siblings(
-    max_rows, tiny_policy, random_prompts, requests_of, run_engine, monkeypatch
+    max_rows, may_share, tiny_policy, random_prompts, requests_of, run_engine, monkeypatch
 ):
     policy = tiny_policy("llama")
     requests = requests_of(random_prompts(9, 3, 14), 8, stop=(5, 17, 40), max_new_tokens=10)
@@ -423,13 +424,52 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
     monkeypatch.setattr(policy, "hidden", counting)
     for kind in steps:
         monkeypatch.setattr(kind, "hidden", counting_step)
-    done = run_engine(NativeEngine(policy, max_rows=max_rows), requests)
+    engine = NativeEngine(policy, max_rows=max_rows)
+    engine._branches.may_share = may_share
+    done = run_engine(engine, requests)
     # 9, 3 and 14 tokens, together or one by one, each time filled up to a multiple of 16.
     assert prefilled == ([32] if max_rows == 256 else [16, 16, 16])
     # A completion of n tokens is fed n - 1 of them: the first comes from the prompt, the last is fed to
-    # nobody.
-    assert sum(decoded) == sum(len(c.token_ids) - 1 for c in done)
+    # nobody. What siblings that started together begin with is fed once.
+    once = {
+        (r.prompt_token_ids, c.token_ids[:n])
+        for r, c in zip(requests, done, strict=True)
+        for n in range(1, len(c.token_ids))
+    }
+    every = sum(len(c.token_ids) - 1 for c in done)
+    assert len(once) < every
+    if not may_share:
+        assert sum(decoded) == every
+    elif max_rows == 256:
+        assert sum(decoded) == len(once)
+    else:
+        assert len(once) <= sum(decoded) < every
     assert max(decoded) <= max_rows
+
+
+@pytest.mark.parametrize("max_rows", [64, 24])
+def test_siblings_in_one_row_sample_what_each_samples_in_its_own(
+    max_rows, layout, quickstart_policy, quickstart_codec, quickstart_prompts, requests_of, run_engine
+):
+    """At a low temperature siblings draw the same tokens for long, and some of them all."""
+    requests = requests_of(
+        quickstart_prompts, 8, stop=quickstart_codec.stop_token_ids, max_new_tokens=20, temperature=0.7
+    )
+    shared, apart = (NativeEngine(quickstart_policy, max_rows=max_rows) for _ in range(2))
+    apart._branches.may_share = False
+    fed = {shared: 0, apart: 0}
+    for engine in fed:
+
+        def counting(tokens, positions, layout, engine=engine, hidden=engine._hidden):
+            fed[engine] += tokens.shape[0]
+            return hidden(tokens, positions, layout)
+
+        engine._hidden = counting
+    one, two = run_engine(shared, requests), run_engine(apart, requests)
+    assert contents(one) == contents(two)
+    # In C a row does not depend, to the bit, on what it is batched with.
+    assert largest_logprob_gap(one, two) <= (0.0 if "compiled" in layout else 1e-4)
+    assert fed[shared] < 0.6 * fed[apart]
 
 
 def test_the_cache_is_allocated_once(tiny_policy, random_prompts, requests_of, run_engine):

@@ -90,7 +90,7 @@ class KVCache:
         return self.layer(layer, like_1KTD), self.own[layer]
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy rows `sources`, which have `length` tokens at most, onto rows `targets`."""
+        """Copy rows `sources`, which have `length` tokens at most, onto rows `targets`; none is both."""
         columns = self.start + length
         for own in self.own.values():
             for source, target in zip(sources, targets, strict=True):

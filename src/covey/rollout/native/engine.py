@@ -1,8 +1,9 @@
 """The native engine: continuous batching in this process, on the learner's own weights.
 
-A prompt is prefilled once for all its siblings; rows are refilled as they end; the cache is allocated once;
-sampled logprobs are kept. The engine calls the very modules that the optimizer updates, or a short step where
-there is one: that of `covey.models.llama_native` in C, or that of `covey.models.llama_step`.
+A prompt is prefilled once for all its siblings, and siblings are one row until they draw different tokens;
+rows are refilled as they end; the cache is allocated once; sampled logprobs are kept. The engine calls the
+very modules that the optimizer updates, or a short step where there is one: that of
+`covey.models.llama_native` in C, or that of `covey.models.llama_step`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.policy import Policy
 from covey.models.rounding import step_up
 from covey.rollout.engine import Capabilities, NamedWeights
+from covey.rollout.native.branches import Branches
 from covey.rollout.native.budget import rows_that_fit
 from covey.rollout.native.cache import (
     CacheShape,
@@ -73,6 +75,7 @@ class NativeEngine:
         self._recordings = recordings
         if recordings is None and policy.device.type == "cuda":
             self._recordings = Recordings()
+        self._branches = Branches(may_share=self._stride == 1 and self._recordings is None)
         self._places: tuple[int, ...] = ()
         self._fullest = 1
         self._version = 0
@@ -80,7 +83,6 @@ class NativeEngine:
         self._requests: dict[int, GenerationRequest] = {}
         self._prompts: dict[tuple[int, ...], deque[int]] = {}
         self._families: list[Family] = []
-        self._rows: list[Row] = []
         self._aborted: list[Completion] = []
         self._caches: dict[bool, KVCache] = {}
         self._cache: KVCache | None = None
@@ -91,6 +93,10 @@ class NativeEngine:
         self._step: LlamaStep | LlamaNative | None = None
         # A recording is of torch's calls.
         self._library = policy.library if self._recordings is None else None
+
+    @property
+    def _rows(self) -> list[Row]:
+        return self._branches.rows
 
     @property
     def is_compiled(self) -> bool:
@@ -134,7 +140,7 @@ class NativeEngine:
         wanted = set(ids)
         for row in [r for r in self._rows if r.id in wanted]:
             self._aborted.append(self._completion(row, Finish.ABORT))
-        self._drop([i for i, r in enumerate(self._rows) if r.id in wanted])
+        self._follow(has_ended=True)
         queues = [*self._prompts.values(), *(f.waiting for f in self._families)]
         for queue in queues:
             for number in [n for n in queue if n in wanted]:
@@ -219,12 +225,16 @@ class NativeEngine:
         assert self._last_hidden_FD is not None
         device = self._last_hidden_FD.device
         slots = torch.tensor([row.family.slot for row in started], device=device)
-        longest = max(len(row.family.prompt) for row in started)
-        self._cache.start_rows(len(self._rows), slots, longest)
-        self._rows += started
-        self._arrangement = None
         token_n, logprob_n = self._draw(self._last_hidden_FD[slots], Draws.of(started, device))
-        return self._keep(started, token_n[:, None], logprob_n[:, None])
+        done = self._take(started, token_n[:, None], logprob_n[:, None])
+        first = len(self._branches.held)
+        leads = self._branches.start([row for row in started if not row.has_ended])
+        if leads:
+            slots = torch.tensor([row.family.slot for row in leads], device=device)
+            self._cache.start_rows(first, slots, max(len(row.family.prompt) for row in leads))
+        self._families = [f for f in self._families if f.running or f.waiting]
+        self._arrangement = None
+        return done
 
     def _claim_slots(self) -> list[Family]:
         assert self._cache is not None
@@ -275,15 +285,32 @@ class NativeEngine:
 
     def _decode(self) -> list[Completion]:
         """Decode a stride of every row; nothing of it waits for the host."""
-        own = [len(row.tokens) - 1 for row in self._rows]
+        rows = self._rows
+        own = [len(branch[0].tokens) - 1 for branch in self._branches.held]
         longest, shortest = max(own), min(own)
         if self._recordings is not None:
-            return self._keep(self._rows, *self._play(self._recordings, longest))
-        if self._arrangement is None or self._draws is None:
-            spare = self._spare_rows()
-            self._arrangement = self._arrange(self._policy.device, spare)
-            self._draws = Draws.of(self._rows, self._policy.device, spare)
-        return self._keep(self._rows, *self._stride_of(self._arrangement, self._draws, longest, shortest))
+            drawn = self._play(self._recordings, longest)
+        else:
+            if self._arrangement is None or self._draws is None:
+                self._arrangement = self._arrange(self._policy.device, self._spare(len(own)))
+                self._draws = self._draws_of(rows)
+            drawn = self._stride_of(self._arrangement, self._draws, longest, shortest)
+        done = self._take(rows, *drawn)
+        if done or len(own) < len(rows):
+            self._follow(has_ended=bool(done))
+        return done
+
+    def _draws_of(self, rows: Sequence[Row]) -> Draws:
+        """What the rows' draws need, and which of them share what is computed."""
+        device, held = self._policy.device, self._branches.held
+        draws = Draws.of(rows, device, self._spare(len(rows)))
+        if len(held) < len(rows):
+            sizes = [len(branch) for branch in held]
+            leads = [0, *accumulate(sizes)][:-1]
+            draws.lead_b = torch.tensor(leads + [0] * self._spare(len(held)), device=device)
+            shared = [number for number, size in enumerate(sizes) for _ in range(size)]
+            draws.shared_n = torch.tensor(shared + [0] * self._spare(len(rows)), device=device)
+        return draws
 
     def _stride_of(
         self, arrangement: Families | FlatRows, draws: Draws, longest_own: int, shortest_own: int
@@ -299,12 +326,13 @@ class NativeEngine:
     def _play(self, recordings: Recordings, longest_own: int) -> tuple[Tensor, Tensor]:
         """A stride by a recording: its sizes are a few, whatever the rows have."""
         assert self._cache is not None
-        shape, active, device = self._cache.shape, len(self._rows), self._policy.device
+        rows, device, shape = self._rows, self._policy.device, self._cache.shape
+        active = len(rows)
         spare = min(step_up(active, 1, 4), shape.rows) - active
         if self._arrangement is None:
             self._arrangement = self._arrange(device, spare, shape)
         columns = min(step_up(longest_own + self._stride, 64, 4), shape.completion)
-        draws = Draws.of(self._rows, device, spare)
+        draws = Draws.of(rows, device, spare)
         arrangement, tensors = self._arrangement, self._arrangement.tensors
 
         def compute(*at: Tensor) -> Compute:
@@ -342,13 +370,15 @@ class NativeEngine:
     ) -> tuple[Tensor, Tensor]:
         """Feed every row its newest token and draw the next; returns tokens and logprobs, (n,) each."""
         assert self._cache is not None
-        own_n = draws.count_n - 1
+        token_b, count_b = draws.fed
+        own_b = count_b - 1
         layout: DecodeLayout | FlatLayout
         if isinstance(arrangement, FlatRows):
-            layout = FlatLayout(self._cache, arrangement, own_n, longest_own, shortest_own)
+            layout = FlatLayout(self._cache, arrangement, own_b, longest_own, shortest_own)
         else:
-            layout = DecodeLayout(self._cache, arrangement, own_n, longest_own)
-        return self._draw(self._hidden(draws.token_n, arrangement.prompt_length_n + own_n, layout), draws)
+            layout = DecodeLayout(self._cache, arrangement, own_b, longest_own)
+        hidden_bD = self._hidden(token_b, arrangement.prompt_length_n + own_b, layout)
+        return self._draw(draws.spread(hidden_bD), draws)
 
     def _hidden(
         self, tokens_T: Tensor, positions_T: Tensor, layout: PrefillLayout | DecodeLayout | FlatLayout
@@ -358,10 +388,9 @@ class NativeEngine:
             return self._step.hidden(tokens_T, positions_T, layout)
         return self._policy.hidden(tokens_T, positions_T, layout)
 
-    def _spare_rows(self) -> int:
-        """Rows that are computed beside the active ones, so that few numbers of rows occur."""
+    def _spare(self, active: int) -> int:
+        """Rows that are computed beside so many active ones, so that few numbers of rows occur."""
         assert self._cache is not None
-        active = len(self._rows)
         if active <= _FEW_ROWS or isinstance(self._step, LlamaNative):
             return 0
         return min(-(-active // _ROW_STEP) * _ROW_STEP, self._cache.shape.rows) - active
@@ -370,7 +399,8 @@ class NativeEngine:
         self, device: torch.device, spare: int, fixed: CacheShape | None = None
     ) -> Families | FlatRows:
         """How the rows read the cache; with `fixed` as large as this shape allows, whatever the rows need."""
-        lengths = [len(row.family.prompt) for row in self._rows]
+        leads = [branch[0] for branch in self._branches.held]
+        lengths = [len(row.family.prompt) for row in leads]
         # A spare row sees what lies in its slot, and so has finite values.
         length_n = torch.tensor(lengths + lengths[:1] * spare, device=device)
         assert self._cache is not None
@@ -378,11 +408,11 @@ class NativeEngine:
         if self._cache.shape.flat:
             return FlatRows(length_n, longest, shortest)
         members: dict[int, list[int]] = {}
-        for i, row in enumerate(self._rows):
+        for i, row in enumerate(leads):
             members.setdefault(row.family.slot, []).append(i)
         fullest = self._fullest if fixed else max(len(rows) for rows in members.values())
         row_FM = torch.zeros(fixed.slots if fixed else max(members) + 1, fullest, dtype=torch.long)
-        place_n = torch.zeros(len(self._rows) + spare, dtype=torch.long)
+        place_n = torch.zeros(len(leads) + spare, dtype=torch.long)
         for slot, rows in members.items():
             row_FM[slot, : len(rows)] = torch.tensor(rows)
             place_n[rows] = slot * fullest + torch.arange(len(rows))
@@ -408,23 +438,22 @@ class NativeEngine:
         draws.token_n, draws.count_n = token_n, draws.count_n + 1
         return token_n, logprob_n
 
-    def _keep(self, rows: Sequence[Row], tokens_nk: Tensor, logprobs_nk: Tensor) -> list[Completion]:
-        """Give `rows` the tokens that were drawn for them, and take those that ended off the batch."""
+    def _take(self, rows: Sequence[Row], tokens_nk: Tensor, logprobs_nk: Tensor) -> list[Completion]:
+        """Give `rows` the tokens that were drawn for them; returns what has ended with them."""
         all_tokens, all_logprobs = tokens_nk[: len(rows)].tolist(), logprobs_nk[: len(rows)].tolist()
         done = []
         for row, tokens, logprobs in zip(rows, all_tokens, all_logprobs, strict=True):
             finish = row.take(tokens, logprobs)
             if finish is not None:
                 done.append(self._completion(row, finish))
-        if done:
-            ended = {c.request_id for c in done}
-            self._drop([i for i, row in enumerate(self._rows) if row.id in ended])
         return done
 
     # -- bookkeeping
 
     def _completion(self, row: Row, finish: Finish) -> Completion:
         self._requests.pop(row.id)
+        row.has_ended = True
+        row.family.running -= 1
         return Completion(
             request_id=row.id,
             token_ids=tuple(row.tokens),
@@ -434,26 +463,17 @@ class NativeEngine:
             seconds=time.perf_counter() - row.started,
         )
 
-    def _drop(self, numbers: Sequence[int]) -> None:
-        """Take rows off; the last rows move into the holes, so that active rows stay a prefix of the
-        cache."""
-        if not numbers:
-            return
-        assert self._cache is not None
-        gone = set(numbers)
-        for i in numbers:
-            self._rows[i].family.running -= 1
-        remaining = len(self._rows) - len(gone)
-        holes = [i for i in numbers if i < remaining]
-        movers = [i for i in range(remaining, len(self._rows)) if i not in gone]
-        if holes:
-            length = max(len(self._rows[i].tokens) for i in movers)
-            self._cache.move_rows(movers, holes, length)
-            for hole, mover in zip(holes, movers, strict=True):
-                self._rows[hole] = self._rows[mover]
-        del self._rows[remaining:]
-        self._families = [f for f in self._families if f.running or f.waiting]
-        self._arrangement = None
+    def _follow(self, *, has_ended: bool) -> None:
+        """Let the rows of the cache follow the newest tokens, and go on without what has ended."""
+        sources, targets = self._branches.part()
+        if sources:
+            assert self._cache is not None
+            length = max(len(self._branches.held[target][0].tokens) for target in targets)
+            self._cache.move_rows(sources, targets, length)
+        if has_ended:
+            self._families = [f for f in self._families if f.running or f.waiting]
+        if sources or has_ended:
+            self._arrangement = None
 
 
 def _aligned(tokens: int) -> int:

@@ -37,6 +37,7 @@ class Row:
     started: float
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    has_ended: bool = False
 
     def take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Finish | None:
         """Keep what was drawn up to the row's end; says why it ended if it did."""
@@ -54,18 +55,35 @@ class Row:
 @dataclass(slots=True)
 class Draws:
     """What a draw needs of some rows beside their logits, (n,) each: the newest token, how many tokens there
-    are, temperature and noise key. They follow the rows without the host."""
+    are, temperature and noise key. They follow the rows without the host.
+
+    Where rows share what is computed, `lead_b` are the numbers of those whose tokens are fed and `shared_n`
+    says whose hidden state each row draws from.
+    """
 
     token_n: Tensor
     count_n: Tensor
     temperature_n: Tensor
     key_n: Tensor
     ahead: Ahead | None = None
+    lead_b: Tensor | None = None
+    shared_n: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """In the order of the fields; the noise ahead follows from them."""
         return self.token_n, self.count_n, self.temperature_n, self.key_n
+
+    @property
+    def fed(self) -> tuple[Tensor, Tensor]:
+        """The newest token and how many there are of what is computed, (b,) each."""
+        if self.lead_b is None:
+            return self.token_n, self.count_n
+        return self.token_n[self.lead_b], self.count_n[self.lead_b]
+
+    def spread(self, hidden_bD: Tensor) -> Tensor:
+        """What was computed for every row, (n, D)."""
+        return hidden_bD if self.shared_n is None else hidden_bD.index_select(0, self.shared_n)
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: torch.device, spare: int = 0) -> Draws:
