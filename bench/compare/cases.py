@@ -20,8 +20,9 @@ class Case:
     per_device_train_batch_size x gradient_accumulation_steps completions make a step, num_generations of each
     prompt. `forced` completions run to max_completion_length; with `mean_length` each has a length of its
     own, drawn around that mean (covey alone can do that). `options` are further ones that all sides have
-    under one name. `target` ends the run where the mean of the first reward over ten steps reaches it.
-    `is_long` cases run once. `not_swift` says why ms-swift is not run on the case.
+    under one name. `reward` names functions of rewards.py, each of weight 1. `target` ends the run where the
+    mean of the first reward over ten steps reaches it. `is_long` cases run once. `not_swift` says why
+    ms-swift is not run on the case.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Case:
     dtype: str = "float32"
     lora: bool = False
     learning_rate: float = 1e-4
+    seed: int = 42
     target: float | None = None
     is_long: bool = False
     not_swift: str = ""
@@ -89,7 +91,14 @@ CASES = (
         warmup=2,
     ),
     Case(name="h", says="LoRA, rank 16, all linear layers", lora=True),
-    Case(name="target", says="seconds to 0.80 of the answers", steps=800, target=0.80, is_long=True),
+    Case(
+        name="target",
+        says="seconds to 0.80 of the answers",
+        reward="answer form",
+        max_completion_length=32,
+        steps=800,
+        target=0.80,
+    ),
     Case(
         name="d",
         says="1,000-token prompts, 14 forced tokens",

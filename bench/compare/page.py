@@ -9,8 +9,8 @@ _TITLE = """\
 
 Written by [bench/compare](../bench/compare/cases.py): covey, TRL and ms-swift on the same model directory,
 rows, rewards, group size, batch, lengths, loss (dapo, beta 0, clip range 0.2 and 0.28), learning rate, dtype
-and seed, in turns, each in a process and an environment of its own. Figures are medians over three runs; of
-ms-swift, of the cases c, d and e, and of the way to a score there is one. Another machine gives other
+and seed, in turns, each in a process and an environment of its own. Figures are medians over three runs, each
+with a seed of its own; of ms-swift and of the cases c, d and e there is one. Another machine gives other
 seconds: `make bench` runs every case and part and writes this page anew. What was not run for it is not on
 it."""
 
@@ -25,7 +25,8 @@ completions a step, 8 of each prompt, at most 64 tokens, float32."""
 _TARGET = """\
 ## Time to a score
 
-From the first step until the mean reward of ten steps in a row reaches 0.80."""
+From the first step until the mean of ten steps in a row reaches 0.80 of the answers, with the quickstart's
+rewards, one for the answer and one for the form, and its limit of 32 tokens."""
 
 _EQUAL = """\
 ## Equal work

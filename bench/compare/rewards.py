@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -9,6 +10,14 @@ def answer(completions: Any, solution: Any, **kwargs: Any) -> list[float]:
     """1 where the answer between the tags is the gold, else 0."""
     texts = [c[0]["content"] for c in completions]
     return [float(f"<answer>{gold}</answer>" in text) for text, gold in zip(texts, solution, strict=True)]
+
+
+def form(completions: Any, **kwargs: Any) -> list[float]:
+    """1 where a text is a thought and an answer and nothing else, else 0."""
+    return [
+        float(re.fullmatch(r"<think>.*?</think>\s*<answer>.*?</answer>", c[0]["content"], re.S) is not None)
+        for c in completions
+    ]
 
 
 def length(completions: Any, **kwargs: Any) -> list[float]:

@@ -8,7 +8,7 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,8 @@ def run_side(case: Case, side: str, python: str, work: Path) -> Mapping[str, Any
 
 
 def measure(case: Case, work: Path, pythons: Mapping[str, str], repeats: int) -> dict[str, Measured]:
-    """Run the sides in turns, ms-swift once; a side other than covey that fails is left out from then on."""
+    """Run the sides in turns, with another seed each time, ms-swift once; a side other than covey that fails
+    is left out from then on."""
     results: dict[str, list[Mapping[str, Any]]] = {side: [] for side in pythons}
     failed = {"swift": case.not_swift} if case.not_swift else {}
     for number in range(1 if case.is_long else repeats):
@@ -114,7 +115,8 @@ def measure(case: Case, work: Path, pythons: Mapping[str, str], repeats: int) ->
             if side in failed or (side == "swift" and number):
                 continue
             try:
-                results[side].append(run_side(case, side, pythons[side], work))
+                seeded = replace(case, seed=case.seed + number)
+                results[side].append(run_side(seeded, side, pythons[side], work))
             except SideFailed as error:
                 if side == "covey":
                     raise

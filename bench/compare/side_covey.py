@@ -54,12 +54,15 @@ def options(case: dict[str, Any], work: Path) -> dict[str, Any]:
     return {
         "model": case["model_dir"],
         "dataset": [case["data_file"]],
-        "reward_funcs": [f"{Path(__file__).with_name('rewards.py')}:{case['reward']}"],
+        "reward_funcs": [
+            f"{Path(__file__).with_name('rewards.py')}:{name}" for name in case["reward"].split()
+        ],
         "num_generations": case["num_generations"],
         "per_device_train_batch_size": case["per_device_train_batch_size"],
         "gradient_accumulation_steps": case["gradient_accumulation_steps"],
         "max_completion_length": case["max_completion_length"],
         "learning_rate": case["learning_rate"],
+        "seed": case["seed"],
         "torch_dtype": case["dtype"],
         "tuner_type": "lora" if case["lora"] else "full",
         "max_steps": case["steps"] + case["warmup"],
@@ -83,7 +86,7 @@ def watch_steps(notes: dict[str, list[float]], case: dict[str, Any]) -> None:
         begin(self)
 
     def finished(self: Job, *arguments: Any) -> None:
-        rewards = self.buffer.metrics[f"rewards/{case['reward']}/mean"].value
+        rewards = self.buffer.metrics[f"rewards/{case['reward'].split()[0]}/mean"].value
         finish(self, *arguments)
         notes["ends"].append(time.perf_counter())
         notes["resident_bytes"].append(resident_bytes())

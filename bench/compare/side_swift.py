@@ -17,7 +17,8 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
     """Train, and return seconds of every step and of its parts, generated tokens and peak memory."""
     from swift.pipelines.train.rlhf import SwiftRLHF
 
-    register_reward(case["reward"])
+    for name in case["reward"].split():
+        register_reward(name)
     notes: dict[str, list[float]] = {
         "rollout_s": [],
         "reward_s": [],
@@ -55,7 +56,6 @@ def arguments(case: dict[str, Any], work: Path) -> list[str]:
         "system": "",
         "dataset": str(rows_of(case, work)),
         "split_dataset_ratio": 0,
-        "reward_funcs": "bench",
         "num_generations": case["num_generations"],
         "per_device_train_batch_size": case["per_device_train_batch_size"],
         "gradient_accumulation_steps": case["gradient_accumulation_steps"],
@@ -87,12 +87,13 @@ def arguments(case: dict[str, Any], work: Path) -> list[str]:
         "disable_tqdm": "true",
         "dataset_num_proc": 1,
         "dataloader_num_workers": 0,
-        "seed": 42,
+        "seed": case["seed"],
         "output_dir": str(work / "swift"),
         "add_version": "false",
         **case["options"],
     }
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [*words, "--reward_funcs", *case["reward"].split()]
 
 
 def rows_of(case: dict[str, Any], work: Path) -> Path:
@@ -105,7 +106,7 @@ def rows_of(case: dict[str, Any], work: Path) -> Path:
 
 
 def register_reward(name: str) -> None:
-    """Put a reward in TRL's form under the name `bench`."""
+    """Put a reward in TRL's form under its name."""
     import rewards
     from swift.rewards import ORM, orms
 
@@ -115,7 +116,7 @@ def register_reward(name: str) -> None:
         def __call__(self, completions: list[str], **columns: Any) -> list[float]:
             return function([[{"role": "assistant", "content": text}] for text in completions], **columns)
 
-    orms["bench"] = Bench
+    orms[name] = Bench
 
 
 def watch_trainer(notes: dict[str, list[float]]) -> None:

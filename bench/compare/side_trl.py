@@ -22,7 +22,7 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
     notes: dict[str, list[float]] = {"rollout_s": [], "reward_s": [], "tokens": [], "ends": [], "scores": []}
     trainer = timed_trainer(notes)(
         model=case["model_dir"],
-        reward_funcs=getattr(rewards, case["reward"]),
+        reward_funcs=[getattr(rewards, name) for name in case["reward"].split()],
         args=settings(case, work),
         train_dataset=datasets.Dataset.from_list(rows),
         callbacks=[watcher(notes, case["target"])],
@@ -65,7 +65,7 @@ def settings(case: dict[str, Any], work: Path, **changes: Any) -> Any:
         "report_to": "none",
         "logging_steps": 50,
         "disable_tqdm": True,
-        "seed": 42,
+        "seed": case["seed"],
         "generation_kwargs": {"min_new_tokens": case["max_completion_length"]} if case["forced"] else None,
         "model_init_kwargs": {"dtype": "float32"},
         **case["options"],
