@@ -91,7 +91,7 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batc
         least = least_entropy(everyone, plan.top_entropy_quantile)
         micros = [build_micro(members, plan, least) for members in held]
         spare = max(1, *(len(numbers) for numbers in per_rank)) - len(micros)
-        micros += [_empty_micro(samples[step.start], plan)] * spare
+        micros += [_empty_micro(samples[step.start], plan) for _ in range(spare)]
         signal = (*(_has_signal(members, least) for members in held), *(False,) * spare)
         groups = range(samples[step.start].group, samples[step.stop - 1].group + 1)
         steps.append(

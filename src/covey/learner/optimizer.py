@@ -82,6 +82,7 @@ class Masters:
         self._sampled = [*self.masters, *vectors, *ups][-1]
         total = sum(p.numel() for p in self.masters)
         self._stride = max(1, math.ceil(total / _WATCHED))
+        self._parts = [m.detach().reshape(-1)[:: self._stride] for m in self.masters]
         self._inspections = _INSPECTED
 
     def absorb(self) -> None:
@@ -185,8 +186,9 @@ class Masters:
 
     def _watched(self, *, gradient: bool = False) -> Tensor:
         """The watched weights, or their gradients."""
-        tensors = [_gradient(m) if gradient else m.detach() for m in self.masters]
-        return torch.cat([t.reshape(-1)[:: self._stride] for t in tensors])
+        if not gradient:
+            return torch.cat(self._parts)
+        return torch.cat([_gradient(m).reshape(-1)[:: self._stride] for m in self.masters])
 
     @torch.no_grad()
     def _write_back(self) -> None:

@@ -9,7 +9,7 @@ Axes: n tokens, T tokens of a prefill, E model width, D head width, P positions.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ _DRAWN = 512
 
 
 _Weight = structure("_Weight", **dict.fromkeys(("weight", "bias", "panels"), POINTER))
+_Laid = structure("_Laid", weight=POINTER, panels=POINTER, columns=INT, inner=INT)
 _PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
 _NORMS = ("before_attention", "before_mlp", "query_norm", "key_norm")
 _Layer = structure(
@@ -106,11 +107,13 @@ class _Functions:
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """Linear layers as the library takes them; `kept` are the panels and biases that were made for it."""
+    """Linear layers as the library takes them; `kept` are the panels and biases that were made for it, `laid`
+    the panels with their weights."""
 
     layers: tuple[Mapping[str, Any], ...]
     head: Any
     kept: list[Tensor]
+    laid: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class LlamaNative:
     """A policy's weights where they are, and the turns of every position, (P, 1, D).
 
     `draws` says whether `draw` serves the policy: a small vocabulary whose logits are plain products.
+    `places` are where the weights are.
     """
 
     functions: _Functions
@@ -129,7 +133,20 @@ class LlamaNative:
     cos_P1D: Tensor
     sin_P1D: Tensor
     draws: bool
+    places: Sequence[int]
     models: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+    def serves(self, weights: Sequence[Tensor], num_positions: int) -> bool:
+        """Whether these are the weights it was made of. In bfloat16 it has copies that `refresh` leaves."""
+        is_read = all(weight.dtype == torch.float32 for weight in weights)
+        is_same = self.places == [weight.data_ptr() for weight in weights]
+        return is_read and is_same and len(self.cos_P1D) >= num_positions
+
+    def refresh(self) -> None:
+        """Copy the weights anew where they are copied, after a step of the optimizer; forget the caches."""
+        self.models.clear()
+        laid = self.products.laid
+        self.functions.lay_panels(INT(len(laid)), ctypes.byref(laid), INT(torch.get_num_threads()))
 
     def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: Cached) -> Tensor:
         """Last hidden states (n, E) of the new tokens."""
@@ -238,10 +255,11 @@ class LlamaNative:
         return model
 
 
-def _products(library: ctypes.CDLL, functions: _Functions, known: Llama, head: Linear) -> _Products:
-    """Every linear layer; those of a small model with a copy of their weights in panels."""
+def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
+    """Every linear layer; those of a small model with room for a copy of their weights in panels."""
     width = library.panel_width()
     kept: list[Tensor] = []
+    laid: list[Any] = []
 
     def product(part: Linear, *, is_few: bool = True) -> Any:
         rows, columns = part.weight.shape
@@ -251,8 +269,7 @@ def _products(library: ctypes.CDLL, functions: _Functions, known: Llama, head: L
             kept.append(bias)
         if is_few and known.size <= _PANELLED and rows % width == 0:
             panels = torch.empty(part.weight.shape)
-            sizes, threads = (INT(rows), INT(columns)), INT(torch.get_num_threads())
-            functions.lay_panels(POINTER(place(part.weight)), *sizes, POINTER(place(panels)), threads)
+            laid.append(_Laid(place(part.weight), place(panels), rows, columns))
             kept.append(panels)
         return _Weight(*(place(tensor) for tensor in (part.weight, bias, panels)))
 
@@ -260,7 +277,8 @@ def _products(library: ctypes.CDLL, functions: _Functions, known: Llama, head: L
         {name: product(part) for name, part in zip(_PRODUCTS, _parts(layer), strict=True)}
         for layer in known.layers
     ]
-    return _Products(tuple(layers), product(head, is_few=head.weight.shape[0] <= _DRAWN), kept)
+    last = product(head, is_few=head.weight.shape[0] <= _DRAWN)
+    return _Products(tuple(layers), last, kept, (_Laid * len(laid))(*laid))
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:
@@ -272,19 +290,26 @@ def _parts(layer: LlamaLayer) -> tuple[Linear, ...]:
 
 
 @torch.inference_mode()
-def llama_native(library: ctypes.CDLL, policy: Policy, num_positions: int) -> LlamaNative | None:
+def llama_native(
+    library: ctypes.CDLL, policy: Policy, num_positions: int, former: LlamaNative | None = None
+) -> LlamaNative | None:
     """The step of a policy that `covey.models.llama` recognises, in float32 or bfloat16 on a CPU, for
-    positions up to `num_positions`; None for any other."""
+    positions up to `num_positions`; None for any other. A `former` one of the same weights is brought up to
+    date and kept."""
     known = llama(policy.model)
     if known is None or policy.device.type != "cpu":
         return None
     output: Any = policy.model.get_output_embeddings()  # type: ignore[operator]
     head = Linear(output.weight, getattr(output, "bias", None))
+    weights = [*weights_of(known), head.weight, *([] if head.bias is None else [head.bias])]
+    if former is not None and former.serves(weights, num_positions):
+        former.refresh()
+        return former
     parts = [head, *(part for layer in known.layers for part in _parts(layer))]
     dtype = known.embedding.dtype
     if dtype not in (torch.float32, torch.bfloat16):
         return None
-    if any(w.dtype != dtype or not w.is_contiguous() for w in (*weights_of(known), head.weight)):
+    if any(w.dtype != dtype or not w.is_contiguous() for w in weights):
         return None
     if any(part.weight.shape[0] % _COLUMNS for part in parts) or known.head_width % 2:
         return None
@@ -292,14 +317,17 @@ def llama_native(library: ctypes.CDLL, policy: Policy, num_positions: int) -> Ll
     vocab, spec = head.weight.shape[0], policy.head
     cos_P1D, sin_P1D = known.turns(known.embedding, torch.arange(num_positions))
     is_plain = spec.scale == 1.0 and spec.softcap is None
-    return LlamaNative(
+    made = LlamaNative(
         functions,
         policy,
         known,
-        _products(library, functions, known, head),
+        _products(library, known, head),
         tuple({name: _float(getattr(layer, name)) for name in _NORMS} for layer in known.layers),
         known.norm.float(),
         cos_P1D.float().contiguous(),
         sin_P1D.float().contiguous(),
         draws=is_plain and vocab <= _DRAWN and vocab % library.lanes() == 0,
+        places=[weight.data_ptr() for weight in weights],
     )
+    made.refresh()
+    return made

@@ -134,6 +134,29 @@ def test_logits_that_are_no_numbers_draw_the_first_token(library):
     assert token.tolist() == [0, 0, 0] and bool(logprob.isnan().all())
 
 
+@pytest.mark.usefixtures("weights")
+def test_a_former_step_follows_the_weights_where_they_are(library):
+    policy = policy_of("llama")
+    step = llama_native(library, policy, 8)
+    hidden = torch.randn(5, 64)
+    before = step.logits(hidden)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.5)
+    assert llama_native(library, policy, 8, step) is step
+    assert torch.allclose(step.logits(hidden), policy.logits(hidden), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(step.logits(hidden), before, rtol=1e-2, atol=1e-2)
+    # More positions, weights elsewhere or in another precision need another one.
+    assert llama_native(library, policy, 9, step) is not step
+    last = policy.model.get_output_embeddings().weight
+    last.data = last.data * 2
+    moved = llama_native(library, policy, 8, step)
+    assert moved is not step
+    assert torch.allclose(moved.logits(hidden), policy.logits(hidden), rtol=1e-5, atol=1e-5)
+    low = llama_native(library, policy.to(torch.bfloat16), 8, moved)
+    assert llama_native(library, policy, 8, low) is not low
+
+
 def test_other_policies_take_the_other_way(library):
     assert llama_native(library, policy_of("gpt2"), 8) is None
     assert llama_native(library, policy_of("llama").to(torch.float16), 8) is None

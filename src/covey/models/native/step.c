@@ -298,10 +298,19 @@ void NAME(multiply_rows)(int64_t n, const float *x, int64_t width, const Linear 
     }
 }
 
-/* A weight (columns, inner) as panels. */
-void NAME(lay_panels)(const number *weight, int64_t columns, int64_t inner, float *panels, int64_t threads) {
+/* A weight (columns, inner) and where its panels are. */
+typedef struct {
+    const number *weight;
+    float *panels;
+    int64_t columns, inner;
+} Laid;
+
+/* Some weights as panels. */
+void NAME(lay_panels)(int64_t n, const Laid *laid, int64_t threads) {
 #pragma omp parallel num_threads(threads)
-    lay((Share){omp_get_thread_num(), omp_get_num_threads()}, weight, columns, inner, panels);
+    for (long i = 0; i < n; i++)
+        lay((Share){omp_get_thread_num(), omp_get_num_threads()}, laid[i].weight, laid[i].columns, laid[i].inner,
+            laid[i].panels);
 }
 
 #ifndef BFLOAT16

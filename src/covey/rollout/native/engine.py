@@ -128,7 +128,7 @@ class NativeEngine:
             yield from self._aborted
             self._aborted.clear()
             if not (self._prompts or self._rows or self._families):
-                if self._recordings is None:
+                if self._recordings is None and not isinstance(self._step, LlamaNative):
                     # Nothing reads the copies of weights until the next rollout, and the update needs room.
                     self._step = None
                 return
@@ -350,7 +350,8 @@ class NativeEngine:
     def _short_step(self, num_positions: int) -> LlamaStep | LlamaNative | None:
         """The step in C, else the one in few calls, else none."""
         if self._library is not None:
-            step = llama_native(self._library, self._policy, num_positions)
+            made = self._step if isinstance(self._step, LlamaNative) else None
+            step = llama_native(self._library, self._policy, num_positions, made)
             if step is not None:
                 return step
         former = self._step if isinstance(self._step, LlamaStep) else None
