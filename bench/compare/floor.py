@@ -2,8 +2,9 @@
 
 Counted are matrix products and attention, and the bytes of weights, keys and values, gradients and
 optimizer state. Activations, norms, sampling, rewards and Python are not: a floor leaves them out.
-A prompt counts once a group, in rollout and update alike. Rows whose advantage is 0 have no gradient and
-do not count in the update; the head counts for trained tokens alone.
+A prompt counts once a group, and once whatever several completions begin with, in rollout and update alike.
+Rows whose advantage is 0 have no gradient and do not count in the update; the head counts where something is
+predicted.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt's tokens, those of its completions, and which of these have a gradient."""
+    """A prompt's tokens, and of 1, 2, ... tokens how many different beginnings of its completions go on: of
+    all of them and of those with a gradient."""
 
     prompt: int
-    completions: Sequence[int]
-    has_gradient: Sequence[bool]
+    decoded: Sequence[int]
+    trained: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,26 +124,26 @@ def rollout(shape: Shape, groups: Sequence[Group], machine: Machine) -> Work:
     tokens = sum(g.prompt for g in groups)
     flops = 2.0 * shape.body * tokens + 2.0 * shape.head * len(groups) + 4.0 * shape.query_width * pairs
     total = machine.phase(flops, shape.weight_bytes + _cache_bytes(shape, tokens))
-    for step in range(1, max(c for g in groups for c in g.completions)):
+    for step in range(1, 1 + max(len(g.decoded) for g in groups)):
         total += _decode(shape, groups, step, machine)
     return total
 
 
 def update(shape: Shape, groups: Sequence[Group], machine: Machine, optimizer: Machine) -> Work:
     """Forward and backward over what has a gradient, then AdamW."""
-    kept = [(g.prompt, lengths) for g in groups if (lengths := _with_gradient(g))]
-    # The last token of a completion is predicted and predicts nothing.
-    tokens = sum(prompt + sum(c - 1 for c in lengths) for prompt, lengths in kept)
+    kept = [g for g in groups if g.trained]
+    tokens = sum(g.prompt + sum(g.trained) for g in kept)
     pairs = sum(
-        _triangle(prompt) + sum((c - 1) * prompt + _triangle(c - 1) for c in lengths)
-        for prompt, lengths in kept
+        _triangle(g.prompt) + sum(count * (g.prompt + n) for n, count in enumerate(g.trained, start=1))
+        for g in kept
     )
-    trained = sum(sum(lengths) for _, lengths in kept)
+    # The prompt's last token predicts, and each one behind it.
+    predicted = sum(1 + sum(g.trained) for g in kept)
     is_lora = shape.adapters > 0
     # A frozen weight has no gradient of its own; it passes that of its input on.
     passes = 4.0 if is_lora else 6.0
     flops = (
-        passes * (shape.body * tokens + shape.head * trained)
+        passes * (shape.body * tokens + shape.head * predicted)
         + 6.0 * shape.adapters * tokens
         + 12.0 * shape.query_width * pairs
     )
@@ -150,15 +152,11 @@ def update(shape: Shape, groups: Sequence[Group], machine: Machine, optimizer: M
     return done + optimizer.phase(0.0, 4.0 * _OPTIMIZER_PASSES * num_stepped)
 
 
-def _with_gradient(group: Group) -> list[int]:
-    return [c for c, has in zip(group.completions, group.has_gradient, strict=True) if has]
-
-
 def _decode(shape: Shape, groups: Sequence[Group], step: int, machine: Machine) -> Work:
-    running = [(g.prompt, sum(c > step for c in g.completions)) for g in groups]
-    rows = sum(count for _, count in running)
-    seen = sum(count * (prompt + step) for prompt, count in running)
-    held = sum(prompt + count * step for prompt, count in running if count)
+    running = [g for g in groups if len(g.decoded) >= step]
+    rows = sum(g.decoded[step - 1] for g in running)
+    seen = sum(g.decoded[step - 1] * (g.prompt + step) for g in running)
+    held = sum(g.prompt + sum(g.decoded[:step]) for g in running)
     flops = 2.0 * (shape.body + shape.head) * rows + 4.0 * shape.query_width * seen
     return machine.phase(flops, shape.weight_bytes + _cache_bytes(shape, held))
 
@@ -193,7 +191,7 @@ def rows(case: Case, measured: Measured, model_dir: Path, rates: Rates) -> list[
     machine = machine_for(shape, rates, case.dtype)
     optimizer = machine_for(shape, rates, "float32")
     steps = [
-        [Group(**group) for group in groups]
+        [Group(**{name: group[name] for name in ("prompt", "decoded", "trained")}) for group in groups]
         for result in measured.results
         for groups in result["lengths"][-case.steps :]
     ]

@@ -40,10 +40,10 @@ _FLOOR = """\
 
 The least that covey's steps can take on this machine: floating-point operations and bytes, each counted once,
 over the best rates below; in each phase the slower of the two. Counted are matrix products and attention, and
-the bytes of weights, keys and values, gradients and optimizer state. A prompt counts once a group; rows whose
-advantage is 0 have no gradient and do not count in the update; the head counts for trained tokens alone. Not
-counted: activations, norms, the softmax, sampling, rewards, records, Python. The share is floor over
-measured."""
+the bytes of weights, keys and values, gradients and optimizer state. A prompt counts once a group, and once
+whatever several completions begin with; rows whose advantage is 0 have no gradient and do not count in the
+update; the head counts where something is predicted. Not counted: activations, norms, the softmax, sampling,
+rewards, records, Python. The share is floor over measured."""
 
 _RATES = """\
 What the machine does at best. A model of up to 32 MB is held to the cache's rates, a larger one to memory's,
@@ -52,7 +52,8 @@ and to the fastest of its row."""
 _LENGTHS = """\
 ## Cost by real tokens
 
-32 completions a step: all of one length, or each with a length of its own, exponential around the mean. With
+32 completions a step of a model of the built-in one's size with random weights, whose completions have
+nothing in common: all of one length, or each with a length of its own, exponential around the mean. With
 padding the update of ragged rows would cost as much as *if padded* says. The rollout of ragged rows takes as
 many decoding steps as its longest row has tokens. Attention is in the seconds: per token it grows with
 length."""

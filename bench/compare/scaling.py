@@ -34,16 +34,20 @@ _MEMORY = replace(_BASE, per_device_train_batch_size=16, max_completion_length=6
 
 
 def length_table(work: Path) -> list[str]:
-    """Seconds per real token at several lengths, all equal and each drawn by itself."""
+    """Seconds per real token at several lengths, all equal and each drawn by itself.
+
+    The weights are random, so that siblings part at once and each token is computed.
+    """
     lines = [
         "| mean length | lengths | real tokens | if padded | s/step | rollout µs/token | update µs/token |",
         "|---|---|---|---|---|---|---|",
     ]
     for length in _LENGTHS:
-        lines.append(_length_row(replace(_BASE, max_completion_length=length), f"{length}", "equal", work))
+        case = replace(_BASE, model="ragged", max_completion_length=length)
+        lines.append(_length_row(case, f"{length}", "equal", work))
     for length in _LENGTHS:
         limit = min(_MAX_LENGTH, _LONGEST * length)
-        case = replace(_BASE, max_completion_length=limit, mean_length=length)
+        case = replace(_BASE, model="ragged", max_completion_length=limit, mean_length=length)
         lines.append(_length_row(case, "", "ragged", work))
     return lines
 

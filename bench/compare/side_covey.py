@@ -127,22 +127,32 @@ def draw_lengths(mean: int, longest: int) -> None:
 
 
 def lengths(rollouts: Path) -> list[list[dict[str, Any]]]:
-    """Of each of the last rollouts its groups: tokens of the prompt, of each completion, and which of these
-    have an advantage other than 0."""
+    """Of each of the last rollouts its groups: tokens of the prompt and of each completion, and how many
+    beginnings completions have by length, all of them and those with an advantage other than 0."""
     from covey.telemetry.rollouts import read_rollouts
 
     found: list[list[dict[str, Any]]] = []
     for _, records in read_rollouts(rollouts):
-        groups: dict[int, dict[str, Any]] = {}
+        groups: dict[int, list[dict[str, Any]]] = {}
         for record in records:
-            prompt = len(record["prompt_ids"])
-            group = groups.setdefault(
-                record["group"], {"prompt": prompt, "completions": [], "has_gradient": []}
-            )
-            group["completions"].append(len(record["completion_ids"]))
-            group["has_gradient"].append(record["advantage"] != 0)
-        found = [*found[1 - _COUNTED :], list(groups.values())]
+            groups.setdefault(record["group"], []).append(record)
+        counted = [
+            {
+                "prompt": len(group[0]["prompt_ids"]),
+                "completions": [len(r["completion_ids"]) for r in group],
+                "decoded": beginnings([r["completion_ids"] for r in group]),
+                "trained": beginnings([r["completion_ids"] for r in group if r["advantage"] != 0]),
+            }
+            for group in groups.values()
+        ]
+        found = [*found[1 - _COUNTED :], counted]
     return found
+
+
+def beginnings(completions: list[list[int]]) -> list[int]:
+    """How many different beginnings of 1, 2, ... tokens completions have that go on behind them."""
+    longest = max((len(c) for c in completions), default=0)
+    return [len({tuple(c[:n]) for c in completions if len(c) > n}) for n in range(1, longest)]
 
 
 if __name__ == "__main__":

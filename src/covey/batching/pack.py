@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,28 +52,41 @@ def micro_batches(
     """The sample numbers that each of a rank's forward passes holds, in order.
 
     Rows are taken in sample order, so siblings stay together, until the next one would pass the token budget.
-    A shared prompt counts once. A single row is never refused.
+    What siblings begin with counts once. A single row is never refused.
     """
-    mine = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
+    share = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
+    mine = [i for i in share if forward[i]]
+    if plan.stream != "padded" and sum(len(samples[i].token_ids) for i in mine) <= plan.max_tokens:
+        return [mine] if mine else []
     out: list[list[int]] = []
     used = widest = 0
-    prompts: set[int] = set()
+    siblings: dict[int, list[int]] = {}
     for i in mine:
-        if not forward[i]:
-            continue
-        length, prompt = len(samples[i].token_ids), samples[i].prompt_length
+        length = len(samples[i].token_ids)
         if plan.stream == "padded":
             total = (len(out[-1]) + 1) * max(widest, length) if out else length
+        elif plan.stream == "packed":
+            total = used + length
         else:
-            shared = plan.stream == "prefix" and samples[i].group in prompts
-            total = used + length - (prompt if shared else 0)
+            held = [samples[k].token_ids for k in siblings.get(samples[i].group, ())]
+            total = used + length - _in_common(samples[i].token_ids, held)
         if not out or total > plan.max_tokens:
             out.append([])
-            prompts, widest, total = set(), 0, length
+            siblings, widest, total = {}, 0, length
         out[-1].append(i)
         used, widest = total, max(widest, length)
-        prompts.add(samples[i].group)
+        siblings.setdefault(samples[i].group, []).append(i)
     return out
+
+
+def _in_common(row: Sequence[int], others: Sequence[Sequence[int]]) -> int:
+    """How many tokens of a row another one begins with."""
+    longest, row_L = 0, np.asarray(row)
+    for other in others:
+        shorter = min(len(row), len(other))
+        differs_L = row_L[:shorter] != np.asarray(other)[:shorter]
+        longest = max(longest, int(differs_L.argmax()) if differs_L.any() else shorter)
+    return longest
 
 
 def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batch]:
