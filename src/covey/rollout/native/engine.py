@@ -127,7 +127,7 @@ class NativeEngine:
         while True:
             yield from self._aborted
             self._aborted.clear()
-            if not (self._prompts or self._rows or self._families):
+            if not (self._prompts or self._branches.held or self._families):
                 if self._recordings is None and not isinstance(self._step, LlamaNative):
                     # Nothing reads the copies of weights until the next rollout, and the update needs room.
                     self._step = None
@@ -170,7 +170,7 @@ class NativeEngine:
     def _advance(self) -> list[Completion]:
         """Admit what fits, then decode a stride of every row; returns what ended."""
         done = self._admit()
-        if self._rows:
+        if self._branches.held:
             done += self._decode()
         return done
 
@@ -214,8 +214,9 @@ class NativeEngine:
         if fresh:
             self._prefill(fresh)
         started: list[Row] = []
+        room = self._cache.shape.rows - len(self._rows)
         for family in self._families:
-            while family.waiting and len(self._rows) + len(started) < self._cache.shape.rows:
+            while family.waiting and len(started) < room:
                 number = family.waiting.popleft()
                 request = self._requests[number]
                 started.append(Row(number, request, family, row_key(request.noise_key), time.perf_counter()))
