@@ -73,9 +73,9 @@ the logits, which never exist all at once."""
 _SOAK = """\
 ## Memory by steps
 
-The built-in model, 64 completions a step; resident after each step, and the slope over the last 150 steps
-with its error. With natural lengths memory rises where a step is larger than all before it; where every step
-has the same size it stays."""
+64 completions a step; resident after each step, and the slope over the last 150 steps with its error. With
+natural lengths, of the built-in model, memory rises where a step is larger than all before it; where every
+step has the same size it stays."""
 
 _SECTIONS: Sequence[tuple[str, str]] = (
     ("table", _TABLE),

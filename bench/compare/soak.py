@@ -13,9 +13,11 @@ from runs import run_side
 _STEPS = 200
 _FITTED = 150
 _NATURAL = Case(name="soak", says="", steps=_STEPS - 4)
-# The same lengths in every step, and a signal in every group.
-_EVEN = replace(_NATURAL, name="soak-even", reward="length", forced=True, max_completion_length=12)
-_CASES = {"natural lengths": _NATURAL, "12 forced tokens, no group skipped": _EVEN}
+# The same size in every step: equal lengths, a signal in every group, and siblings that part at once.
+_EVEN = replace(
+    _NATURAL, name="soak-even", model="ragged", reward="length", forced=True, max_completion_length=12
+)
+_CASES = {"natural lengths": _NATURAL, "12 forced tokens, random weights": _EVEN}
 _MARKS = (1, 10, 50, 100, 150, _STEPS)
 
 
