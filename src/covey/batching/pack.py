@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,41 +51,28 @@ def micro_batches(
     """The sample numbers that each of a rank's forward passes holds, in order.
 
     Rows are taken in sample order, so siblings stay together, until the next one would pass the token budget.
-    What siblings begin with counts once. A single row is never refused.
+    A shared prompt counts once. A single row is never refused.
     """
-    share = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
-    mine = [i for i in share if forward[i]]
-    if plan.stream != "padded" and sum(len(samples[i].token_ids) for i in mine) <= plan.max_tokens:
-        return [mine] if mine else []
+    mine = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
     out: list[list[int]] = []
     used = widest = 0
-    siblings: dict[int, list[int]] = {}
+    prompts: set[int] = set()
     for i in mine:
-        length = len(samples[i].token_ids)
+        if not forward[i]:
+            continue
+        length, prompt = len(samples[i].token_ids), samples[i].prompt_length
         if plan.stream == "padded":
             total = (len(out[-1]) + 1) * max(widest, length) if out else length
-        elif plan.stream == "packed":
-            total = used + length
         else:
-            held = [samples[k].token_ids for k in siblings.get(samples[i].group, ())]
-            total = used + length - _in_common(samples[i].token_ids, held)
+            shared = plan.stream == "prefix" and samples[i].group in prompts
+            total = used + length - (prompt if shared else 0)
         if not out or total > plan.max_tokens:
             out.append([])
-            siblings, widest, total = {}, 0, length
+            prompts, widest, total = set(), 0, length
         out[-1].append(i)
         used, widest = total, max(widest, length)
-        siblings.setdefault(samples[i].group, []).append(i)
+        prompts.add(samples[i].group)
     return out
-
-
-def _in_common(row: Sequence[int], others: Sequence[Sequence[int]]) -> int:
-    """How many tokens of a row another one begins with."""
-    longest, row_L = 0, np.asarray(row)
-    for other in others:
-        shorter = min(len(row), len(other))
-        differs_L = row_L[:shorter] != np.asarray(other)[:shorter]
-        longest = max(longest, int(differs_L.argmax()) if differs_L.any() else shorter)
-    return longest
 
 
 def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batch]:

@@ -82,7 +82,6 @@ class Masters:
         self._sampled = [*self.masters, *vectors, *ups][-1]
         total = sum(p.numel() for p in self.masters)
         self._stride = max(1, math.ceil(total / _WATCHED))
-        self._parts = [m.detach().reshape(-1)[:: self._stride] for m in self.masters]
         self._inspections = _INSPECTED
 
     def absorb(self) -> None:
@@ -186,9 +185,8 @@ class Masters:
 
     def _watched(self, *, gradient: bool = False) -> Tensor:
         """The watched weights, or their gradients."""
-        if not gradient:
-            return torch.cat(self._parts)
-        return torch.cat([_gradient(m).reshape(-1)[:: self._stride] for m in self.masters])
+        tensors = [_gradient(m) if gradient else m.detach() for m in self.masters]
+        return torch.cat([t.reshape(-1)[:: self._stride] for t in tensors])
 
     @torch.no_grad()
     def _write_back(self) -> None:

@@ -32,26 +32,20 @@ def rows_of(groups, *, may_skip: bool = True, mask_truncated: bool = False) -> l
     return credit_samples(annotated, credits, may_skip_rows=may_skip)
 
 
-def sample_of(token_ids: tuple[int, ...], group: int = 0, sibling: int = 0) -> Sample:
-    """A completion behind a prompt of 3 tokens."""
-    own = len(token_ids) - 3
-    return Sample(
-        group=group,
-        sibling=sibling,
-        token_ids=token_ids,
-        prompt_length=3,
-        is_trained=(False,) * 3 + (True,) * own,
-        sampler_logprobs=(0.0,) * own,
-        versions=(0,) * own,
-        temperature=1.0,
-        finish=Finish.STOP,
-    )
-
-
 def cut(lengths: list[tuple[int, int]], plan: PackPlan, skip: tuple[int, ...] = ()) -> list[list[int]]:
-    """Micro-batches over rows of (group, completion length); no completion begins as another."""
+    """Micro-batches over rows of (group, completion length), with prompts of 3 tokens."""
     samples = [
-        sample_of((1,) * 3 + (10 + i,) * own, group=group, sibling=i)
+        Sample(
+            group=group,
+            sibling=i,
+            token_ids=(1,) * (3 + own),
+            prompt_length=3,
+            is_trained=(False,) * 3 + (True,) * own,
+            sampler_logprobs=(0.0,) * own,
+            versions=(0,) * own,
+            temperature=1.0,
+            finish=Finish.STOP,
+        )
         for i, (group, own) in enumerate(lengths)
     ]
     forward = [i not in skip for i in range(len(samples))]
@@ -86,22 +80,6 @@ FOUR = [(0, 2), (0, 4), (1, 3), (1, 3)]
 )
 def test_the_token_budget_by_hand(stream, max_tokens, expected, pack_plan):
     assert cut(FOUR, pack_plan(stream=stream, max_tokens=max_tokens)) == expected
-
-
-def test_what_siblings_begin_with_takes_room_once(pack_plan):
-    # Of one prompt of 3: 1 1 2 and 1 1 3 4 share two tokens, the third is the first one's beginning.
-    samples = [
-        sample_of((9, 9, 9, *own), sibling=i) for i, own in enumerate(((1, 1, 2), (1, 1, 3, 4), (1, 1)))
-    ]
-    # 6, + 2 = 8, + 0; in rows of their own 6, 7 and 5.
-    for stream, budget, expected in (
-        ("prefix", 8, [[0, 1, 2]]),
-        ("prefix", 7, [[0], [1, 2]]),
-        ("packed", 17, [[0, 1], [2]]),
-        ("packed", 18, [[0, 1, 2]]),
-    ):
-        plan = pack_plan(stream=stream, max_tokens=budget)
-        assert micro_batches(samples, [True] * 3, range(3), plan, plan.rank) == expected
 
 
 def test_rows_without_a_forward_pass_take_no_room(pack_plan):
