@@ -319,9 +319,9 @@ class StreamSegment:
 class MicroBatch:
     """One forward pass: a stream of tokens and the trained tokens as flat vectors.
 
-    `predictor_N` is the stream index whose hidden state predicts token n; with a shared prompt the first
-    token of every sibling is predicted by the prompt's last position, and what siblings begin with in common
-    is predicted once. `num_rows` is 1 for a stream; above 1
+    `context_U` are the stream indices whose hidden states predict something that is trained, each once, and
+    `context_N` says which of them predicts token n: with a shared prompt its last position predicts the first
+    token of every sibling. Tokens of one context have one temperature. `num_rows` is 1 for a stream; above 1
     the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
     of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
     policy term of a token counts and 0 where it does not (None: all count). `is_stale_S` is True for
@@ -332,7 +332,8 @@ class MicroBatch:
     positions_T: Tensor
     segments: tuple[StreamSegment, ...]
     num_rows: int
-    predictor_N: Tensor
+    context_U: Tensor
+    context_N: Tensor
     target_N: Tensor
     sequence_N: Tensor
     temperature_N: Tensor

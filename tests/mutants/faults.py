@@ -486,7 +486,7 @@ MUTANTS = (
         changed(
             pack,
             "build_micro",
-            lambda m, *a: replace(m, predictor_N=(m.predictor_N - 1).clamp_min(0)),
+            lambda m, *a: replace(m, context_U=(m.context_U - 1).clamp_min(0)),
         ),
     ),
     Mutant(

@@ -56,22 +56,22 @@ def micro_batches(
     mine = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
     out: list[list[int]] = []
     used = widest = 0
-    prompts: set[int] = set()
+    families: set[tuple[int, float]] = set()
     for i in mine:
         if not forward[i]:
             continue
-        length, prompt = len(samples[i].token_ids), samples[i].prompt_length
+        length, prompt, family = len(samples[i].token_ids), samples[i].prompt_length, _family(samples[i])
         if plan.stream == "padded":
             total = (len(out[-1]) + 1) * max(widest, length) if out else length
         else:
-            shared = plan.stream == "prefix" and samples[i].group in prompts
+            shared = plan.stream == "prefix" and family in families
             total = used + length - (prompt if shared else 0)
         if not out or total > plan.max_tokens:
             out.append([])
-            prompts, widest, total = set(), 0, length
+            families, widest, total = set(), 0, length
         out[-1].append(i)
         used, widest = total, max(widest, length)
-        prompts.add(samples[i].group)
+        families.add(family)
     return out
 
 
@@ -201,7 +201,8 @@ def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None
         positions_T=stream.positions_T.to(device),
         segments=stream.segments,
         num_rows=stream.num_rows,
-        predictor_N=stream.predictor_N.to(device),
+        context_U=stream.context_U.to(device),
+        context_N=stream.context_N.to(device),
         target_N=stream.target_N.to(device),
         sequence_N=stream.sequence_N.to(device),
         temperature_N=per_token([s.temperature for s in samples]),
@@ -221,8 +222,13 @@ def _row(sample: Sample) -> Row:
         token_ids=sample.token_ids,
         is_trained=sample.is_trained,
         prompt_length=sample.prompt_length,
-        prompt_key=sample.group,
+        prompt_key=_family(sample),
     )
+
+
+def _family(sample: Sample) -> tuple[int, float]:
+    """Samples that share a prompt in the stream: a context of the head has one temperature."""
+    return sample.group, sample.temperature
 
 
 def _joined(parts: Sequence[Tensor | None], device: torch.device) -> Tensor | None:

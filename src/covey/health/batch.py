@@ -86,8 +86,8 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     before = joined([i[n - 1] for i, n in zip(ids, at, strict=True)])
     for name, code, found, wanted in (
         ("targets", "F110", [m.target_N for m in micros], trained),
-        ("tokens before the targets", "F110", [m.tokens_T[m.predictor_N] for m in micros], before),
-        ("positions", "F110", [m.positions_T[m.predictor_N] for m in micros], joined(at) - 1),
+        ("tokens before the targets", "F110", [m.tokens_T[m.context_U[m.context_N]] for m in micros], before),
+        ("positions", "F110", [m.positions_T[m.context_U[m.context_N]] for m in micros], joined(at) - 1),
         (
             "advantages",
             "F113",

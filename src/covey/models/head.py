@@ -1,6 +1,8 @@
 """The language-model head in blocks: log-probability and entropy of chosen tokens without a batch of logits.
 
-Axes: N trained tokens, C tokens of a block, D hidden width, V vocabulary, B the part of it in a block.
+Axes: N trained tokens, U contexts, C of them in a block, D hidden width, V vocabulary, B the part of it in a
+block. A context is what a token is predicted from; what several tokens are predicted from, as the first ones
+of siblings are, is projected once.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from covey.models.linear import linear, transposed_product
 
-# Tokens of a block, or more where the vocabulary is small, and its logits: 2 Mi values are 8 MiB in float32,
-# which stay in a CPU's cache; on a GPU products have to be larger to fill it.
+# Contexts of a block, or more where the vocabulary is small, and its logits: 2 Mi values are 8 MiB in
+# float32, which stay in a CPU's cache; on a GPU products have to be larger to fill it.
 _BLOCK = {"cpu": (512, 1 << 21), "gpu": (4096, 1 << 26)}
 
 
@@ -25,7 +27,7 @@ _BLOCK = {"cpu": (512, 1 << 21), "gpu": (4096, 1 << 26)}
 class HeadSpec:
     """How hidden states become logits: `softcap * tanh(scale * (hidden @ weight.T + bias) / softcap)`.
 
-    `block` is how many tokens and logits are held at once; None is what suits the device.
+    `block` is how many contexts and logits are held at once; None is what suits the device.
     """
 
     scale: float = 1.0
@@ -68,26 +70,26 @@ class _Head:
     weight_VD: Tensor
     bias_V: Tensor | None
     spec: HeadSpec
-    token_blocks: list[slice]
+    context_blocks: list[slice]
     vocab_blocks: list[slice]
 
     @classmethod
-    def over(cls, num_tokens: int, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec) -> _Head:
-        tokens, cells = spec.block or _BLOCK["cpu" if weight_VD.device.type == "cpu" else "gpu"]
-        tokens = max(tokens, cells // weight_VD.shape[0])
-        vocab = max(1, cells // max(1, min(tokens, num_tokens)))
-        blocks = _slices(num_tokens, tokens), _slices(weight_VD.shape[0], vocab)
+    def over(cls, num_contexts: int, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec) -> _Head:
+        contexts, cells = spec.block or _BLOCK["cpu" if weight_VD.device.type == "cpu" else "gpu"]
+        contexts = max(contexts, cells // weight_VD.shape[0])
+        vocab = max(1, cells // max(1, min(contexts, num_contexts)))
+        blocks = _slices(num_contexts, contexts), _slices(weight_VD.shape[0], vocab)
         return cls(weight_VD, bias_V, spec, *blocks)
 
     @property
     def keeps_logprobs(self) -> bool:
         """Whether one block holds everything, so that the backward pass need not compute it again."""
-        return len(self.token_blocks) == len(self.vocab_blocks) == 1 and self.spec.softcap is None
+        return len(self.context_blocks) == len(self.vocab_blocks) == 1 and self.spec.softcap is None
 
     @property
     def cells(self) -> int:
         """Logits of the largest block."""
-        sizes = ([s.stop - s.start for s in blocks] for blocks in (self.token_blocks, self.vocab_blocks))
+        sizes = ([s.stop - s.start for s in blocks] for blocks in (self.context_blocks, self.vocab_blocks))
         return math.prod(max(size, default=0) for size in sizes)
 
     def logits(self, hidden_CD: Tensor, vocab: slice) -> Tensor:
@@ -107,38 +109,36 @@ def _divide(logits_CB: Tensor, temperature_C: Tensor) -> Tensor:
     return logits_CB.div_(temperature_C[:, None])
 
 
-def _places(target_C: Tensor, vocab: slice) -> tuple[Tensor, Tensor]:
-    """A target's place in a block of the vocabulary (0 where it is in another), and whether it is in it."""
-    place_C = target_C - vocab.start
-    is_inside_C = (place_C >= 0) & (place_C < vocab.stop - vocab.start)
-    return (place_C * is_inside_C)[:, None], is_inside_C[:, None]
+def _cells(context_N: Tensor, target_N: Tensor, rows: slice, vocab: slice) -> tuple[Tensor, Tensor]:
+    """Where each target lies in a flat block (0 where it is in another), and whether it is in another."""
+    row_N, column_N = context_N - rows.start, target_N - vocab.start
+    height, width = rows.stop - rows.start, vocab.stop - vocab.start
+    is_inside_N = (row_N >= 0) & (row_N < height) & (column_N >= 0) & (column_N < width)
+    return (row_N * width + column_N) * is_inside_N, ~is_inside_N
 
 
 @dataclass(slots=True)
 class _Softmax:
-    """Softmax statistics of some tokens over the blocks of the vocabulary that were added.
+    """Softmax statistics of some contexts over the blocks of the vocabulary that were added.
 
     `peak` is the largest logit, `mass` the sum of exp(logit - peak), `moment` that sum weighted with (logit -
-    peak), `chosen` the logit of the target; each (C, 1). `scratch` is flat and has room for a block: on a CPU
-    fresh memory for each would take longer to get than to fill.
+    peak); each (C, 1). `scratch` is flat and has room for a block: on a CPU fresh memory for each would take
+    longer to get than to fill.
     """
 
     peak: Tensor
     mass: Tensor
     moment: Tensor
-    chosen: Tensor
     scratch: Tensor
 
     @classmethod
-    def empty(cls, num_tokens: int, scratch: Tensor) -> _Softmax:
-        zero = scratch.new_zeros(num_tokens, 1)
+    def empty(cls, num_contexts: int, scratch: Tensor) -> _Softmax:
+        zero = scratch.new_zeros(num_contexts, 1)
         # The least number and not -inf, of which a difference with itself would be NaN.
-        return cls(torch.full_like(zero, torch.finfo(zero.dtype).min), zero, zero, zero, scratch)
+        return cls(torch.full_like(zero, torch.finfo(zero.dtype).min), zero, zero, scratch)
 
-    def add(self, logits_CB: Tensor, target_C: Tensor, vocab: slice) -> None:
+    def add(self, logits_CB: Tensor) -> None:
         """Take a block in; it is left holding its values less the new peak."""
-        place_C1, is_inside_C1 = _places(target_C, vocab)
-        self.chosen = self.chosen + logits_CB.gather(1, place_C1) * is_inside_C1
         peak = torch.maximum(self.peak, logits_CB.amax(dim=1, keepdim=True))
         fall = self.peak - peak
         logits_CB -= peak
@@ -149,16 +149,14 @@ class _Softmax:
         self.mass = fall.exp() * self.mass + mass
         self.peak = peak
 
-    def results(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Logprob of the target, entropy, and log of the sum of exp, each (C,)."""
+    def results(self) -> tuple[Tensor, Tensor]:
+        """Entropy, and log of the sum of exp, each (C,)."""
         log_mass = self.mass.log()
-        normaliser = self.peak + log_mass
-        entropy = log_mass - self.moment / self.mass
-        return (self.chosen - normaliser)[:, 0], entropy[:, 0], normaliser[:, 0]
+        return (log_mass - self.moment / self.mass)[:, 0], (self.peak + log_mass)[:, 0]
 
 
 class _ChunkedStats(torch.autograd.Function):
-    """Log-probability and entropy per token.
+    """Log-probability per token and entropy per context.
 
     The backward pass computes each block's logits again, unless one block held them all. Its outer loop is
     over the vocabulary, so that each part of the weight's gradient is written once.
@@ -167,89 +165,95 @@ class _ChunkedStats(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_ND: Tensor,
+        hidden_UD: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
+        context_N: Tensor,
         target_N: Tensor,
-        temperature_N: Tensor,
+        temperature_U: Tensor,
         spec: HeadSpec,
     ) -> tuple[Tensor, Tensor]:
-        head = _Head.over(hidden_ND.shape[0], weight_VD, bias_V, spec)
-        stats_3N = torch.empty((3, hidden_ND.shape[0]), dtype=torch.float32, device=hidden_ND.device)
-        scratch = stats_3N.new_empty(head.cells)
-        kept_NV: Tensor | None = None
-        for rows in head.token_blocks:
+        head = _Head.over(hidden_UD.shape[0], weight_VD, bias_V, spec)
+        stats_2U = torch.empty((2, hidden_UD.shape[0]), dtype=torch.float32, device=hidden_UD.device)
+        scratch = stats_2U.new_empty(head.cells)
+        chosen_N = stats_2U.new_zeros(target_N.shape)
+        kept_UV: Tensor | None = None
+        for rows in head.context_blocks:
             softmax = _Softmax.empty(rows.stop - rows.start, scratch)
             for vocab in head.vocab_blocks:
-                kept_NV = _divide(head.logits(hidden_ND[rows], vocab), temperature_N[rows])
-                softmax.add(kept_NV, target_N[rows], vocab)
-            stats_3N[:, rows] = torch.stack(softmax.results())
-            if head.keeps_logprobs and kept_NV is not None:
-                kept_NV -= softmax.mass.log()
-        logprob_N, entropy_N, normaliser_N = stats_3N.unbind()
+                kept_UV = _divide(head.logits(hidden_UD[rows], vocab), temperature_U[rows])
+                cell_N, is_outside_N = _cells(context_N, target_N, rows, vocab)
+                chosen_N += kept_UV.view(-1)[cell_N].masked_fill_(is_outside_N, 0.0)
+                softmax.add(kept_UV)
+            stats_2U[:, rows] = torch.stack(softmax.results())
+            if head.keeps_logprobs and kept_UV is not None:
+                kept_UV -= softmax.mass.log()
+        entropy_U, normaliser_U = stats_2U.unbind()
         ctx.save_for_backward(
-            hidden_ND,
+            hidden_UD,
             weight_VD,
             bias_V,
+            context_N,
             target_N,
-            temperature_N,
-            entropy_N,
-            normaliser_N,
-            kept_NV if head.keeps_logprobs else None,
+            temperature_U,
+            entropy_U,
+            normaliser_U,
+            kept_UV if head.keeps_logprobs else None,
         )
         ctx.head = head
         ctx.set_materialize_grads(False)
-        return logprob_N, entropy_N
+        return chosen_N - normaliser_U[context_N], entropy_U
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, ...]:
-        hidden_ND, weight_VD, bias_V, *_ = ctx.saved_tensors
-        grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=torch.float32)
+    def backward(ctx: Any, grad_logprob_N: Tensor | None, grad_entropy_U: Tensor | None) -> tuple[Any, ...]:
+        hidden_UD, weight_VD, bias_V, *_ = ctx.saved_tensors
+        grad_hidden_UD = torch.zeros_like(hidden_UD, dtype=torch.float32)
         # Of a frozen head no gradient is made, which would be as large as the head.
         grad_weight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         for vocab in ctx.head.vocab_blocks:
             weight_BD = weight_VD[vocab]
             grad_weight_BD = torch.zeros_like(weight_BD, dtype=torch.float32)
-            for rows in ctx.head.token_blocks:
-                slope_CB = _slope(ctx, rows, vocab, grad_logprob_N, grad_entropy_N)
+            for rows in ctx.head.context_blocks:
+                slope_CB = _slope(ctx, rows, vocab, grad_logprob_N, grad_entropy_U)
                 if grad_bias_V is not None:
                     grad_bias_V[vocab] += slope_CB.sum(dim=0)
                 slope_CB = slope_CB.to(weight_VD.dtype)
-                grad_hidden_ND[rows] += linear(slope_CB, weight_BD.t())
+                grad_hidden_UD[rows] += linear(slope_CB, weight_BD.t())
                 if grad_weight_VD is not None:
-                    grad_weight_BD += transposed_product(slope_CB, hidden_ND[rows])
+                    grad_weight_BD += transposed_product(slope_CB, hidden_UD[rows])
             if grad_weight_VD is not None:
                 grad_weight_VD[vocab] = grad_weight_BD
         grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias, None, None, None
+        return grad_hidden_UD.to(hidden_UD.dtype), grad_weight_VD, grad_bias, None, None, None, None
 
 
 def _slope(
-    ctx: Any, rows: slice, vocab: slice, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None
+    ctx: Any, rows: slice, vocab: slice, grad_logprob_N: Tensor | None, grad_entropy_U: Tensor | None
 ) -> Tensor:
     """The loss's derivative by the products hidden @ weight.T of a block, float32 (C, B)."""
-    hidden_ND, _, _, target_N, temperature_N, entropy_N, normaliser_N, kept_NV = ctx.saved_tensors
+    hidden_UD, *_, context_N, target_N, temperature_U, entropy_U, normaliser_U, kept_UV = ctx.saved_tensors
     head: _Head = ctx.head
     spec, damping_CB = head.spec, None
-    if kept_NV is not None:
-        logprobs_CB = kept_NV
+    if kept_UV is not None:
+        logprobs_CB = kept_UV
     else:
-        logits_CB = head.logits(hidden_ND[rows], vocab)
+        logits_CB = head.logits(hidden_UD[rows], vocab)
         if spec.softcap is not None:
             damping_CB = 1.0 - (logits_CB / spec.softcap) ** 2
-        logprobs_CB = _divide(logits_CB, temperature_N[rows]).sub_(normaliser_N[rows, None])
-    factor = logprobs_CB.new_zeros(logprobs_CB.shape[0], 1)
+        logprobs_CB = _divide(logits_CB, temperature_U[rows]).sub_(normaliser_U[rows, None])
+    factor = torch.zeros_like(normaliser_U)
     if grad_logprob_N is not None:
-        factor = -grad_logprob_N[rows, None]
-    if grad_entropy_N is not None:
-        factor = (logprobs_CB + entropy_N[rows, None]).mul_(-grad_entropy_N[rows, None]).add_(factor)
-    slope_CB = (logprobs_CB.exp() if kept_NV is not None else logprobs_CB.exp_()).mul_(factor)
+        factor.index_add_(0, context_N, grad_logprob_N, alpha=-1.0)
+    factor = factor[rows, None]
+    if grad_entropy_U is not None:
+        factor = (logprobs_CB + entropy_U[rows, None]).mul_(-grad_entropy_U[rows, None]).add_(factor)
+    slope_CB = (logprobs_CB.exp() if kept_UV is not None else logprobs_CB.exp_()).mul_(factor)
     if grad_logprob_N is not None:
-        place_C1, is_inside_C1 = _places(target_N[rows], vocab)
-        slope_CB.scatter_add_(1, place_C1, grad_logprob_N[rows, None] * is_inside_C1)
-    slope_CB = _divide(slope_CB, temperature_N[rows])
+        cell_N, is_outside_N = _cells(context_N, target_N, rows, vocab)
+        slope_CB.view(-1).scatter_add_(0, cell_N, grad_logprob_N.masked_fill(is_outside_N, 0.0))
+    slope_CB = _divide(slope_CB, temperature_U[rows])
     if damping_CB is not None:
         slope_CB *= damping_CB
     if spec.scale != 1.0:
@@ -258,14 +262,20 @@ def _slope(
 
 
 def token_stats(
-    hidden_ND: Tensor,
+    hidden_UD: Tensor,
     weight_VD: Tensor,
     bias_V: Tensor | None,
+    context_N: Tensor,
     target_N: Tensor,
     temperature_N: Tensor,
     spec: HeadSpec,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of `target_N` and entropy (nats), both float32 (N,), of softmax(logits /
-    temperature)."""
-    logprob_N, entropy_N = _ChunkedStats.apply(hidden_ND, weight_VD, bias_V, target_N, temperature_N, spec)
-    return logprob_N, entropy_N
+    """Log-probability of `target_N` and entropy (nats), both float32 (N,), of softmax(logits / temperature).
+
+    Token n is predicted from `hidden_UD[context_N[n]]`; tokens of one context have one temperature.
+    """
+    temperature_U = temperature_N.new_ones(hidden_UD.shape[0]).index_copy_(0, context_N, temperature_N)
+    logprob_N, entropy_U = _ChunkedStats.apply(
+        hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U, spec
+    )
+    return logprob_N, entropy_U.index_select(0, context_N)

@@ -73,7 +73,6 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        num_trained = micro.target_N.shape[0]
         known = self._known
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
             is_compiled = known is not None and llama_update.is_compiled(known, self.library)
@@ -86,14 +85,15 @@ class Policy(nn.Module):
                 hidden_TD = self._hidden_padded(micro)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         logprob_N, entropy_N = token_stats(
-            hidden_TD.index_select(0, micro.predictor_N),
+            hidden_TD.index_select(0, micro.context_U),
             head.weight,
             getattr(head, "bias", None),
+            micro.context_N,
             micro.target_N,
             micro.temperature_N,
             self.head,
         )
-        return TokenStats(logprob_N=logprob_N[:num_trained], entropy_N=entropy_N[:num_trained])
+        return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""

@@ -65,7 +65,8 @@ def micro_of(rows: Sequence[Row], kind: StreamKind, device: torch.device) -> Mic
         positions_T=stream.positions_T.to(device),
         segments=stream.segments,
         num_rows=stream.num_rows,
-        predictor_N=stream.predictor_N.to(device),
+        context_U=stream.context_U.to(device),
+        context_N=stream.context_N.to(device),
         target_N=stream.target_N.to(device),
         sequence_N=stream.sequence_N.to(device),
         temperature_N=zeros + 1.0,
@@ -173,7 +174,7 @@ def _token_index(rows: Sequence[Row], kind: StreamKind) -> list[Tensor]:
         for r in rows
     ]
     stream = build_stream(everything, kind)
-    return list(stream.predictor_N.split([len(r.token_ids) - 1 for r in rows]))
+    return list(stream.context_U[stream.context_N].split([len(r.token_ids) - 1 for r in rows]))
 
 
 def widest_stream(policy: Policy) -> tuple[StreamKind, list[ProbeResult]]:

@@ -13,16 +13,16 @@ _SEGMENT = 16
 
 
 def in_few_sizes(micro: MicroBatch, *, has_own_products: bool = False) -> MicroBatch:
-    """The same stream with segments of padding behind it, and trained tokens that nobody asked for, so that
-    few sizes ever occur.
+    """The same stream with segments of padding behind it, and contexts from which nothing is predicted, so
+    that few sizes ever occur.
 
     On a CPU oneDNN compiles a kernel for each new size of a product, which takes ten times as long as a
     product of a small model, and keeps it. Nothing sees the padding, and its gradient is exactly zero. Where
     the model's layers have products of their own, only the head's are left to oneDNN.
     """
-    length, trained = micro.tokens_T.shape[0], micro.target_N.shape[0]
+    length, contexts = micro.tokens_T.shape[0], micro.context_U.shape[0]
     room = 0 if has_own_products else step_up(length, 64, 32) - length
-    spare = step_up(trained, 64, 32) - trained if trained else 0
+    spare = step_up(contexts, 64, 32) - contexts
     padding = (
         StreamSegment(start=start, length=min(_SEGMENT, length + room - start))
         for start in range(length, length + room, _SEGMENT)
@@ -32,9 +32,7 @@ def in_few_sizes(micro: MicroBatch, *, has_own_products: bool = False) -> MicroB
         tokens_T=F.pad(micro.tokens_T, (0, room)),
         positions_T=F.pad(micro.positions_T, (0, room)),
         segments=(*micro.segments, *padding),
-        predictor_N=F.pad(micro.predictor_N, (0, spare)),
-        target_N=F.pad(micro.target_N, (0, spare)),
-        temperature_N=F.pad(micro.temperature_N, (0, spare), value=1.0),
+        context_U=F.pad(micro.context_U, (0, spare)),
     )
 
 

@@ -36,13 +36,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """The tensors of a `MicroBatch` that follow from its rows alone; N is in row order, then token order."""
+    """The tensors of a `MicroBatch` that follow from its rows alone; N is in row order, then token order, U
+    in the stream's."""
 
     tokens_T: Tensor
     positions_T: Tensor
     segments: tuple[StreamSegment, ...]
     num_rows: int
-    predictor_N: Tensor
+    context_U: Tensor
+    context_N: Tensor
     target_N: Tensor
     sequence_N: Tensor
 
@@ -80,12 +82,14 @@ def build_stream(rows: Sequence[Row], kind: StreamKind) -> Stream:
         parts = _shared(rows, trained)
     target = [np.asarray(r.token_ids)[t.position_n] for r, t in zip(rows, trained, strict=True)]
     sequence = np.repeat(np.arange(len(rows)), [len(t.position_n) for t in trained])
+    context_U, context_N = np.unique(np.concatenate(parts.predictors), return_inverse=True)
     return Stream(
         tokens_T=torch.from_numpy(parts.tokens_T),
         positions_T=torch.from_numpy(parts.positions_T),
         segments=tuple(parts.segments),
         num_rows=len(rows) if kind == "padded" else 1,
-        predictor_N=torch.from_numpy(np.concatenate(parts.predictors)),
+        context_U=torch.from_numpy(context_U),
+        context_N=torch.from_numpy(context_N),
         target_N=torch.from_numpy(np.concatenate(target).astype(np.int64)),
         sequence_N=torch.from_numpy(sequence.astype(np.int64)),
     )

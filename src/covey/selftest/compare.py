@@ -84,10 +84,10 @@ def _square(tensor: Tensor) -> float:
 
 
 def _weights(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The weight and the temperature of every trained token."""
-    count = sum(sum(row.is_trained) for row in rows)
-    weight_N = torch.randn(count, generator=torch.Generator().manual_seed(3)).to(device)
-    return weight_N, 1.0 + 0.2 * weight_N.clamp(-1, 1)
+    """The weight and the temperature of every trained token; siblings have one temperature at a place."""
+    place_N = torch.cat([torch.arange(sum(row.is_trained)) for row in rows]).to(device)
+    weight_N = torch.randn(len(place_N), generator=torch.Generator().manual_seed(3)).to(device)
+    return weight_N, 1.0 + 0.2 * weight_N[place_N].clamp(-1, 1)
 
 
 def _taken_gradient(model: Any) -> Tensor:

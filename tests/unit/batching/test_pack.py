@@ -101,7 +101,7 @@ def test_a_micro_batch_written_out(scored_group, pack_plan):
     (batch,) = pack(rows_of(groups), pack_plan(completions_per_rank=2), rollout=7)
     (micro,) = batch.micro_batches
     assert micro.tokens_T.tolist() == [9, 8, 100]
-    assert micro.predictor_N.tolist() == [1, 2, 1]
+    assert (micro.context_U.tolist(), micro.context_N.tolist()) == ([1, 2], [0, 1, 0])
     assert micro.target_N.tolist() == [100, 101, 102]
     assert micro.sequence_N.tolist() == [0, 0, 1]
     assert micro.advantage_N.tolist() == [0.5, 0.5, -0.5]
@@ -113,6 +113,22 @@ def test_a_micro_batch_written_out(scored_group, pack_plan):
     floats = ("advantage_N", "temperature_N", "sampler_logprob_N", "old_logprob_N")
     assert {getattr(micro, name).dtype for name in floats} == {torch.float32}
     assert (batch.rollout, batch.pass_index, batch.dropped) == (7, 0, {})
+
+
+def test_a_prompt_is_shared_by_rows_of_one_temperature_alone(scored_group, pack_plan):
+    (group,) = [scored_group([1.0, 0.0, 0.25], prompt=[9, 8], lengths=[1, 1, 1], first=100)]
+    rows = rows_of([group])
+    hot = replace(rows[2].annotated.sample, temperature=1.5)
+    rows[2] = replace(rows[2], annotated=replace(rows[2].annotated, sample=hot))
+    rows.append(rows[1])
+    (batch,) = pack(rows, pack_plan(completions_per_rank=4), rollout=0)
+    (micro,) = batch.micro_batches
+    assert micro.tokens_T.tolist() == [9, 8, 9, 8]
+    assert (micro.context_U.tolist(), micro.context_N.tolist()) == ([1, 3], [0, 0, 1, 0])
+    assert micro.temperature_N.tolist() == pytest.approx([0.7, 0.7, 1.5, 0.7])
+    # 3 tokens of the first row, 1 more, 3 of the hot one, 1 more: 8, and not 6.
+    assert len(pack(rows, pack_plan(completions_per_rank=4, max_tokens=7), rollout=0)[0].micro_batches) == 2
+    assert len(pack(rows, pack_plan(completions_per_rank=4, max_tokens=8), rollout=0)[0].micro_batches) == 1
 
 
 def test_denominators_count_masked_sequences_and_only_unmasked_tokens(scored_group, pack_plan):
@@ -147,7 +163,13 @@ def test_a_rank_without_rows_joins_with_empty_micro_batches(scored_group, pack_p
     (first,), (second,) = (pack(rows, p, rollout=0) for p in plans)
     assert len(first.micro_batches) == len(second.micro_batches) == 2
     for micro in second.micro_batches:
-        assert micro.target_N.numel() == micro.predictor_N.numel() == micro.advantage_N.numel() == 0
+        assert (
+            micro.target_N.numel()
+            == micro.context_U.numel()
+            == micro.context_N.numel()
+            == micro.advantage_N.numel()
+            == 0
+        )
         assert micro.tokens_T.numel() == 1
         assert micro.trained_count_S.tolist() == [0]
     assert [m.target_N.numel() for m in first.micro_batches] == [5, 5]

@@ -12,17 +12,21 @@ import torch
 from covey.models import head
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
 
-N, D, V = 13, 8, 37
+N, U, D, V = 13, 9, 8, 37
+# What each token is predicted from: some from one context, of which some are the same token; context 4
+# predicts nothing.
+CONTEXT = [0, 1, 0, 2, 3, 3, 5, 6, 0, 7, 8, 6, 2]
 
 
 def make(has_bias: bool, seed: int = 0) -> dict[str, torch.Tensor | None]:
     g = torch.Generator().manual_seed(seed)
     return {
-        "hidden": torch.randn(N, D, generator=g).requires_grad_(),
+        "hidden": torch.randn(U, D, generator=g).requires_grad_(),
         "weight": torch.randn(V, D, generator=g).requires_grad_(),
         "bias": torch.randn(V, generator=g).requires_grad_() if has_bias else None,
-        "target": torch.randint(V, (N,), generator=g),
-        "temperature": 0.5 + torch.rand(N, generator=g),
+        "context": torch.tensor(CONTEXT),
+        "target": torch.randint(V, (N,), generator=g).index_fill_(0, torch.tensor([0, 2, 7, 11]), 3),
+        "temperature": (0.5 + torch.rand(U, generator=g))[CONTEXT],
     }
 
 
@@ -33,7 +37,7 @@ def plain(
     leaves = {
         k: x[k].detach().double().requires_grad_() for k in ("hidden", "weight", "bias") if x[k] is not None
     }
-    logits = leaves["hidden"] @ leaves["weight"].t()
+    logits = leaves["hidden"][x["context"]] @ leaves["weight"].t()
     if "bias" in leaves:
         logits = logits + leaves["bias"]
     logits = logits * spec.scale
@@ -47,9 +51,9 @@ def plain(
 SPECS = [HeadSpec(), HeadSpec(scale=0.3), HeadSpec(softcap=5.0), HeadSpec(scale=2.0, softcap=3.0)]
 
 
-# Tokens of a block and its cells: of each token one value or a few at a time, several tokens with a part of
-# the vocabulary, with the whole of it, and everything at once.
-BLOCKS = [(1, 1), (1, 5), (4, 4 * 10), (5, 5 * V), (N, N * 7), (512, 1 << 21)]
+# Contexts of a block and its cells: of each context one value or a few at a time, several contexts with a
+# part of the vocabulary, with the whole of it, and everything at once.
+BLOCKS = [(1, 1), (1, 5), (4, 4 * 10), (5, 5 * V), (U, U * 7), (512, 1 << 21)]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -64,7 +68,7 @@ def test_values_and_gradients(block, spec, has_bias, monkeypatch, assert_close_g
     for on_logprob, on_entropy in weights:
         leaves = [x[k] for k in ("hidden", "weight", "bias") if x[k] is not None]
         logprob, entropy = token_stats(
-            x["hidden"], x["weight"], x["bias"], x["target"], x["temperature"], spec
+            x["hidden"], x["weight"], x["bias"], x["context"], x["target"], x["temperature"], spec
         )
         assert logprob.dtype == entropy.dtype == torch.float32
         expected_logprob, expected_entropy, slow = plain(x, spec)
@@ -81,7 +85,9 @@ def test_a_frozen_head_gets_no_gradient_and_changes_no_other():
     gradients = []
     for is_frozen in (False, True):
         weight = x["weight"].detach().requires_grad_(not is_frozen)
-        outputs = token_stats(x["hidden"], weight, x["bias"], x["target"], x["temperature"], HeadSpec())
+        outputs = token_stats(
+            x["hidden"], weight, x["bias"], x["context"], x["target"], x["temperature"], HeadSpec()
+        )
         leaves = [x["hidden"], x["bias"]]
         gradients.append(torch.autograd.grad(outputs[0].sum(), leaves, retain_graph=True))
         (outputs[0].sum() + outputs[1].sum()).backward()
@@ -92,7 +98,9 @@ def test_a_frozen_head_gets_no_gradient_and_changes_no_other():
 def test_a_loss_on_one_output_alone(assert_close_guarded):
     x = make(False)
     for index in (0, 1):
-        outputs = token_stats(x["hidden"], x["weight"], None, x["target"], x["temperature"], HeadSpec())
+        outputs = token_stats(
+            x["hidden"], x["weight"], None, x["context"], x["target"], x["temperature"], HeadSpec()
+        )
         (got,) = torch.autograd.grad(outputs[index].sum(), x["hidden"])
         *expected, slow = plain(x, HeadSpec())
         assert_close_guarded(got, torch.autograd.grad(expected[index].sum(), slow[0])[0], rtol=1e-5)
@@ -104,7 +112,7 @@ def test_by_hand(assert_close_guarded):
     hidden = torch.ones(2, 1)
     weight = torch.tensor([[math.log(3)], [0.0]])
     logprob, entropy = token_stats(
-        hidden, weight, None, torch.tensor([0, 1]), torch.tensor([1.0, 0.5]), HeadSpec()
+        hidden, weight, None, torch.arange(2), torch.tensor([0, 1]), torch.tensor([1.0, 0.5]), HeadSpec()
     )
     assert_close_guarded(logprob, [math.log(0.75), math.log(0.1)], rtol=1e-6)
     expected = [2 * math.log(2) - 0.75 * math.log(3), math.log(10) - 0.9 * math.log(9)]
@@ -115,7 +123,9 @@ def test_no_tokens_give_no_values_but_a_gradient():
     x = make(True)
     empty = torch.zeros(0, D, requires_grad=True)
     nothing = torch.zeros(0, dtype=torch.long)
-    logprob, entropy = token_stats(empty, x["weight"], x["bias"], nothing, torch.zeros(0), HeadSpec())
+    logprob, entropy = token_stats(
+        empty, x["weight"], x["bias"], nothing, nothing, torch.zeros(0), HeadSpec()
+    )
     (logprob.sum() + entropy.sum()).backward()
     assert logprob.shape == entropy.shape == (0,)
     assert x["weight"].grad.shape == (V, D)
@@ -125,7 +135,9 @@ def test_no_tokens_give_no_values_but_a_gradient():
 def test_large_logits_stay_finite(assert_close_guarded):
     hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
     weight = torch.tensor([[1.0], [0.0]])
-    logprob, entropy = token_stats(hidden, weight, None, torch.tensor([1, 1]), torch.ones(2), HeadSpec())
+    logprob, entropy = token_stats(
+        hidden, weight, None, torch.arange(2), torch.tensor([1, 1]), torch.ones(2), HeadSpec()
+    )
     (logprob + entropy).sum().backward()
     # exp(-1e4) is 0: the second token has probability 0 in the first row and 1 in the second.
     assert_close_guarded(logprob.detach(), [-1e4, 0.0], rtol=1e-7)
@@ -136,7 +148,7 @@ def test_large_logits_stay_finite(assert_close_guarded):
 def test_low_precision_weights_keep_float32_outputs():
     x = make(True)
     low = [x[k].detach().bfloat16().requires_grad_() for k in ("hidden", "weight", "bias")]
-    logprob, entropy = token_stats(*low, x["target"], x["temperature"], HeadSpec())
+    logprob, entropy = token_stats(*low, x["context"], x["target"], x["temperature"], HeadSpec())
     (logprob.sum() + entropy.sum()).backward()
     assert logprob.dtype == entropy.dtype == torch.float32
     assert {t.grad.dtype for t in low} == {torch.bfloat16}
@@ -169,9 +181,9 @@ def test_blocks_cover_every_logit_once_and_stay_small(monkeypatch):
     for block, num, vocab in itertools.product(((1, 1), (4, 10), (8, 100)), (0, 1, 7, 20), (1, 3, 1000)):
         monkeypatch.setattr(head, "_BLOCK", {"cpu": block})
         made = head._Head.over(num, torch.zeros(vocab, 2), None, HeadSpec())
-        assert [i for s in made.token_blocks for i in range(num)[s]] == list(range(num))
+        assert [i for s in made.context_blocks for i in range(num)[s]] == list(range(num))
         assert [i for s in made.vocab_blocks for i in range(vocab)[s]] == list(range(vocab))
         widest = max(len(range(vocab)[s]) for s in made.vocab_blocks)
-        tokens = max((len(range(num)[s]) for s in made.token_blocks), default=0)
+        tokens = max((len(range(num)[s]) for s in made.context_blocks), default=0)
         assert tokens <= max(block[0], block[1] // vocab)
         assert tokens * widest <= max(block)

@@ -74,9 +74,14 @@ def assert_same_gradients(got: dict[str, torch.Tensor], expected: dict[str, torc
 
 
 def settings(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    num = sum(sum(r.is_trained) for r in rows)
+    """The temperature, one at each place of siblings, and the weight of every trained token."""
+    place = torch.cat([torch.arange(sum(r.is_trained)) for r in rows])
     generator = torch.Generator().manual_seed(3)
-    return 0.5 + torch.rand(num, generator=generator), torch.randn(num, generator=generator)
+    temperature, weight = (
+        torch.rand(len(place), generator=generator),
+        torch.randn(len(place), generator=generator),
+    )
+    return 0.5 + temperature[place], weight
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -35,7 +35,8 @@ def test_the_padding_is_short_segments_of_its_own_and_trains_nothing():
     micro = micro_of(rows_of(7, 3), "prefix", torch.device("cpu"))
     padded = in_few_sizes(micro)
     length = micro.tokens_T.shape[0]
-    assert padded.tokens_T.shape == padded.positions_T.shape == padded.predictor_N.shape == (64,)
+    assert padded.tokens_T.shape == padded.positions_T.shape == padded.context_U.shape == (64,)
+    assert torch.equal(padded.context_N, micro.context_N) and torch.equal(padded.target_N, micro.target_N)
     assert torch.equal(padded.tokens_T[:length], micro.tokens_T)
     count = len(micro.segments)
     assert padded.segments[:count] == micro.segments

@@ -29,14 +29,14 @@ ROWS = [row([1, 2, 3], [4, 5], 0), row([1, 2, 3], [6], 0), row([7], [8, 9], 1)]
 
 def as_lists(rows: list[Row], kind: str) -> dict[str, object]:
     stream = build_stream(rows, kind)
-    tensors = ("tokens_T", "positions_T", "predictor_N", "target_N", "sequence_N")
+    tensors = ("tokens_T", "positions_T", "context_U", "context_N", "target_N", "sequence_N")
     assert {getattr(stream, name).dtype for name in tensors} == {torch.int64}
     return {
         "tokens": stream.tokens_T.tolist(),
         "positions": stream.positions_T.tolist(),
         "segments": stream.segments,
         "num_rows": stream.num_rows,
-        "predictor": stream.predictor_N.tolist(),
+        "predictor": stream.context_U[stream.context_N].tolist(),
         "target": stream.target_N.tolist(),
         "sequence": stream.sequence_N.tolist(),
     }
@@ -131,7 +131,7 @@ def test_a_tree_spells_every_row_and_nothing_twice(seed):
     needed = {tuple(r.token_ids[:n]) for r in rows for n in range(1, len(r.token_ids))}
     assert sorted(spelt.values()) == sorted(needed)
     wanted = [tuple(r.token_ids[:n]) for r in rows for n in range(r.prompt_length, len(r.token_ids))]
-    assert [spelt[place] for place in stream.predictor_N.tolist()] == wanted
+    assert [spelt[place] for place in stream.context_U[stream.context_N].tolist()] == wanted
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_every_target_follows_its_predictor(kind, random_rows):
         trained = [i for i, on in enumerate(r.is_trained) if on]
         token += [r.token_ids[i - 1] for i in trained]
         position += [i - 1 for i in trained]
-    assert stream.tokens_T[stream.predictor_N].tolist() == token
-    assert stream.positions_T[stream.predictor_N].tolist() == position
+    assert stream.tokens_T[stream.context_U[stream.context_N]].tolist() == token
+    assert stream.positions_T[stream.context_U[stream.context_N]].tolist() == position
     assert stream.target_N.tolist() == [t for r in rows for t in r.token_ids[r.prompt_length :]]
     # Segments cover the stream in order, without gaps.
     ends = [s.start + s.length for s in stream.segments]
