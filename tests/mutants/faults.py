@@ -16,7 +16,7 @@ from covey.learner import learn, optimizer, reference, update
 from covey.learner.backends import single
 from covey.models.policy import Policy
 from covey.rollout import collect
-from covey.rollout.native import engine
+from covey.rollout.native import branches, engine
 from covey.training import backend, scoring
 from covey.types import Score, TokenStats
 from mutants.harness import Mutant
@@ -406,6 +406,20 @@ def _moves_at_other_steps(patch: Patch) -> None:
     )
 
 
+def _grown_from_the_prompt(stream: Any, *args: Any) -> Any:
+    """Branches that see the prompt and not what lies between."""
+    root: list[int] = []
+    for number, segment in enumerate(stream.segments):
+        root.append(number if segment.parent is None else root[segment.parent])
+    return replace(
+        stream,
+        segments=tuple(
+            s if s.parent is None else replace(s, parent=r)
+            for s, r in zip(stream.segments, root, strict=True)
+        ),
+    )
+
+
 LORA = {"tuner_type": "lora", "lora_rank": 4}
 TWICE = {"num_iterations": 2}
 KL = {"beta": 0.1}
@@ -488,6 +502,21 @@ MUTANTS = (
             "build_micro",
             lambda m, *a: replace(m, context_U=(m.context_U - 1).clamp_min(0)),
         ),
+    ),
+    Mutant(
+        "predicts tokens from other places",
+        "F110",
+        1,
+        changed(pack, "build_micro", lambda m, *a: replace(m, context_N=m.context_N.roll(1))),
+    ),
+    Mutant(
+        "a branch forgets what it grew from", "F115", 1, changed(pack, "build_stream", _grown_from_the_prompt)
+    ),
+    Mutant(
+        "copies another completion's cache",
+        "F115",
+        1,
+        changed(branches.Branches, "part", lambda out, *a: (out[0][::-1], out[1])),
     ),
     Mutant(
         "shifts the targets by one",
