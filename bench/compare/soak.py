@@ -1,4 +1,4 @@
-"""Memory over 200 steps: whether the process grows."""
+"""Memory over 600 steps: whether the process grows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from cases import Case
 from runs import run_side
 
-_STEPS = 200
-_FITTED = 150
+_STEPS = 600
+_FITTED = 200
 _NATURAL = Case(name="soak", says="", steps=_STEPS - 4)
 # The same size in every step: equal lengths, a signal in every group, and siblings that part at once.
 _EVEN = replace(
     _NATURAL, name="soak-even", model="ragged", reward="length", forced=True, max_completion_length=12
 )
 _CASES = {"natural lengths": _NATURAL, "12 forced tokens, random weights": _EVEN}
-_MARKS = (1, 10, 50, 100, 150, _STEPS)
+_MARKS = (1, 10, 50, 100, 200, 300, 400, 500, _STEPS)
 
 
 def lines(work: Path) -> list[str]:

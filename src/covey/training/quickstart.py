@@ -107,7 +107,7 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
             "",
             "next:",
             f"  {typed} quickstart --max_steps {2 * outcome.total_steps} --output_dir {run} "
-            "--resume_from_checkpoint latest",
+            "--resume_from_checkpoint latest --allow_changes true",
             f"  {typed} train --model DIR --dataset FILE.jsonl --reward_funcs accuracy format",
             f"  {typed} train --help",
             "",
