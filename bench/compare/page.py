@@ -61,7 +61,8 @@ length."""
 _ACCUMULATION = """\
 ## Cost by accumulation
 
-The same 64 completions of 32 tokens in 1, 4 and 32 micro-batches."""
+The same 64 completions of 32 tokens in 1, 4 and 32 micro-batches: medians over three runs of each, in
+turns."""
 
 _MEMORY = """\
 ## Memory by vocabulary and length
@@ -73,10 +74,10 @@ the logits, which never exist all at once."""
 _SOAK = """\
 ## Memory by steps
 
-64 completions a step; resident after each step, and the slope over the last 200 steps with its error. Over
-the first 200 steps fill up the newest 200 values of each metric, which the health rules look at: half a
-megabyte. With natural lengths, of the built-in model, memory also rises where a step is larger than all
-before it."""
+64 completions a step; resident after each step, and the slope over the last 200 steps: the median over all
+pairs of them, which a single jump does not move. Over the first 200 steps fill up the newest 200 values of
+each metric, which the health rules look at: half a megabyte. With natural lengths, of the built-in model,
+memory also rises where a step is larger than all before it."""
 
 _SECTIONS: Sequence[tuple[str, str]] = (
     ("table", _TABLE),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 from cases import Case
@@ -22,7 +24,7 @@ _MARKS = (1, 10, 50, 100, 200, 300, 400, 500, _STEPS)
 
 
 def lines(work: Path) -> list[str]:
-    """Resident memory at some steps, and the slope over the last steps with its standard error."""
+    """Resident memory at some steps, and the slope over the last ones."""
     table = [
         f"| resident MB at step | {' | '.join(str(mark) for mark in _MARKS)} | MB per 100 steps |",
         f"|---|{'---|' * len(_MARKS)}---|",
@@ -31,17 +33,13 @@ def lines(work: Path) -> list[str]:
         # The first value is from before the first step.
         resident = run_side(case, "covey", sys.executable, work)["resident_bytes"][1:]
         megabytes = [value / 1e6 for value in resident]
-        slope, error = fitted_slope(megabytes[-_FITTED:])
+        slope = typical_slope(megabytes[-_FITTED:])
         shown = " | ".join(f"{megabytes[mark - 1]:.1f}" for mark in _MARKS)
-        table.append(f"| {name} | {shown} | {100 * slope:+.2f} ± {100 * error:.2f} |")
+        table.append(f"| {name} | {shown} | {100 * slope:+.2f} |")
     return table
 
 
-def fitted_slope(values: Sequence[float]) -> tuple[float, float]:
-    """The least-squares slope per index, and its standard error."""
-    count = len(values)
-    middle, mean = (count - 1) / 2, sum(values) / count
-    spread = sum((i - middle) ** 2 for i in range(count))
-    slope = sum((i - middle) * (value - mean) for i, value in enumerate(values)) / spread
-    left = sum((value - mean - slope * (i - middle)) ** 2 for i, value in enumerate(values))
-    return slope, (left / (count - 2) / spread) ** 0.5
+def typical_slope(values: Sequence[float]) -> float:
+    """The median rise per index over all pairs of values (Theil-Sen), which a single jump does not move."""
+    pairs = combinations(enumerate(values), 2)
+    return statistics.median((after - before) / (j - i) for (i, before), (j, after) in pairs)
