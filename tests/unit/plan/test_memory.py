@@ -183,7 +183,7 @@ def test_blocks_are_those_of_the_head(trained: int, cuda: bool) -> None:
         device = torch.device("meta" if cuda else "cpu")
         weight = torch.empty(vocabulary, 1, device=device)
         head = _Head.over(trained, weight, None, HeadSpec())
-        first = [blocks[0].stop for blocks in (head.token_blocks, head.vocab_blocks)]
+        first = [blocks[0].stop for blocks in (head.context_blocks, head.vocab_blocks)]
         block = head_block(replace(MODEL, vocabulary=vocabulary), trained, cuda=cuda)
         assert [block.tokens, block.words] == first
 
