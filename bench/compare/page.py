@@ -74,10 +74,10 @@ the logits, which never exist all at once."""
 _SOAK = """\
 ## Memory by steps
 
-64 completions a step; resident after each step, and the slope over the last 200 steps: the median over all
-pairs of them, which a single jump does not move. Over the first 200 steps fill up the newest 200 values of
-each metric, which the health rules look at: half a megabyte. With natural lengths, of the built-in model,
-memory also rises where a step is larger than all before it."""
+64 completions a step; resident after each step, and the slope early and late: the median over all pairs
+of steps, which a single jump does not move. It is not 0 early: over the first 200 steps fill up the newest
+200 values of each metric, which the health rules look at, about half a megabyte. With natural lengths, of the
+built-in model, memory also rises where a step is larger than all before it."""
 
 _SECTIONS: Sequence[tuple[str, str]] = (
     ("table", _TABLE),
