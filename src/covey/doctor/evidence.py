@@ -48,7 +48,7 @@ def _reward(h: History, trend: tuple[float, float, int] | None) -> list[tuple[st
         text = f"best {best.value:.4g} at step {best.step}, newest {newest.value:.4g} at step {newest.step}"
         lines.append(("held-out", text))
     if "frac_reward_zero_std" in h.series:
-        shares = [1 - v.value for v in h.series["frac_reward_zero_std"].last[-20:]]
+        shares = [1 - v for v in h.series["frac_reward_zero_std"].last.numbers(20)]
         text = f"{fmean(shares):.0%} of the groups of the last {len(shares)} records have different rewards"
         lines.append(("signal", text))
     return lines
@@ -56,14 +56,14 @@ def _reward(h: History, trend: tuple[float, float, int] | None) -> list[tuple[st
 
 def _movement(h: History) -> list[tuple[str, str]]:
     parts = []
-    norms = [v.value for v in h.series["grad_norm"].last] if "grad_norm" in h.series else []
+    norms = h.series["grad_norm"].last.numbers() if "grad_norm" in h.series else ()
     if norms:
         parts.append(f"median norm {median(norms):.3g}, newest {norms[-1]:.3g}")
     for name, words in (("learning_rate", "learning rate"), ("kl", "KL"), ("update_ratio", "update ratio")):
         if name in h.series:
             parts.append(f"{words} {h.series[name].last[-1].value:.3g}")
     lines = [("gradient", "; ".join(parts))] if parts else []
-    losses = [v.value for v in h.series["loss"].last] if "loss" in h.series else []
+    losses = h.series["loss"].last.numbers() if "loss" in h.series else ()
     zero = sum(abs(x) < _ZERO_LOSS for x in losses)
     if norms and zero > len(losses) / 2 and norms[-1] > 0:
         text = f"next to 0 at {zero} of {len(losses)} steps, as it is on fresh samples, whose advantages"

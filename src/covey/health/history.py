@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -26,18 +27,60 @@ class Value:
     count: int
 
 
+class Window:
+    """The newest 200 values of a metric, oldest first.
+
+    Its room is taken at once, so that a run does not grow while its windows fill.
+    """
+
+    __slots__ = ("_packed", "_taken")
+
+    def __init__(self, values: Iterable[Value] = ()) -> None:
+        self._packed = array("d", bytes(8 * 3 * _KEPT))
+        self._taken = 0
+        for value in values:
+            self.append(value)
+
+    def __len__(self) -> int:
+        return min(self._taken, _KEPT)
+
+    def __getitem__(self, index: int) -> Value:
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(index)
+        at = 3 * ((self._taken - size + index % size) % _KEPT)
+        step, value, count = self._packed[at : at + 3]
+        return Value(step=int(step), value=value, count=int(count))
+
+    def __iter__(self) -> Iterator[Value]:
+        return (self[i] for i in range(len(self)))
+
+    def append(self, value: Value) -> None:
+        """Take a value in, in the place of the oldest one where there are 200."""
+        at = 3 * (self._taken % _KEPT)
+        self._packed[at : at + 3] = array("d", (value.step, value.value, value.count))
+        self._taken += 1
+
+    def numbers(self, newest: int = _KEPT) -> Sequence[float]:
+        """The values alone, at most so many."""
+        size, end = len(self), self._taken % _KEPT
+        ordered = self._packed[1 : 3 * size : 3]
+        if self._taken > _KEPT:
+            ordered = ordered[end:] + ordered[:end]
+        return ordered[max(size - newest, 0) :]
+
+
 @dataclass(slots=True, kw_only=True)
 class Series:
     """The values of one metric: those of the first steps, and the newest ones."""
 
     first: list[Value] = field(default_factory=list)
-    last: list[Value] = field(default_factory=list)
+    last: Window = field(default_factory=Window)
     is_calibrated: bool = False
 
     def add(self, value: Value) -> None:
         """Take a value in; the start ends after 20 steps and at least five values."""
         self.last.append(value)
-        del self.last[:-_KEPT]
         if self.is_calibrated:
             return
         if self.first and value.step - self.first[0].step >= limit("calibration_steps"):
@@ -53,7 +96,7 @@ class Series:
     @property
     def now(self) -> float:
         """The mean of the newest five values."""
-        return fmean(v.value for v in self.last[-int(limit("recent_values")) :])
+        return fmean(self.last.numbers(int(limit("recent_values"))))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,7 +176,7 @@ class History:
             self.record = StepRecord(step=step, rollout=values["rollout"], pass_index=0, metrics={})
         self.num_records, self.highest_rate = values["num_records"], values["highest_rate"]
         self.series = {
-            name: Series(first=_values(first), last=_values(last), is_calibrated=is_calibrated)
+            name: Series(first=_values(first), last=Window(_values(last)), is_calibrated=is_calibrated)
             for name, is_calibrated, first, last in values["series"]
         }
 
@@ -170,7 +213,7 @@ class History:
         return Fix(text=text)
 
 
-def _triples(values: Sequence[Value]) -> list[list[int | float]]:
+def _triples(values: Iterable[Value]) -> list[list[int | float]]:
     return [[v.step, v.value, v.count] for v in values]
 
 

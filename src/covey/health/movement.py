@@ -50,8 +50,9 @@ def held_out_falls(h: History) -> Sign | None:
     wanted = int(limit("eval_fall_values"))
     if series is None or reward is None or series.last[-1].step != h.step or len(series.last) <= wanted:
         return None
-    best = max(series.last[:-wanted], key=lambda v: v.value)
-    highest = max(series.last[-wanted:], key=lambda v: v.value)
+    values = list(series.last)
+    best = max(values[:-wanted], key=lambda v: v.value)
+    highest = max(values[-wanted:], key=lambda v: v.value)
     error = 0.5 / math.sqrt(max(highest.count, 1))
     bound = max(limit("eval_fall_share") * abs(best.value), limit("eval_fall_errors") * error)
     then = [v.value for v in reward.last if v.step <= best.step][-int(limit("recent_values")) :]
@@ -103,7 +104,7 @@ def gradient_blow_up(h: History) -> Sign | None:
     if series is None or not series.start:
         return None
     newest = series.last[-1].value
-    usual = max(series.start, median(v.value for v in series.last))
+    usual = max(series.start, median(series.last.numbers()))
     if newest <= limit("grad_growth") * usual:
         return None
     clipped = h.option("max_grad_norm")
@@ -148,7 +149,7 @@ def no_signal(h: History) -> Sign | None:
 def _is_constant(h: History) -> bool:
     """Whether the reward has the same value, not 0, in every rollout so far."""
     series = h.get(h.sampled("reward"))
-    values = {v.value for v in (*series.first, *series.last)} if series is not None else set()
+    values = {v.value for v in series.first} | set(series.last.numbers()) if series is not None else set()
     return len(values) == 1 and values != {0.0}
 
 
@@ -182,8 +183,8 @@ def _why_equal(h: History) -> str:
     if _is_constant(h):
         return f"Every completion of the run has the reward {reward:.4g}: it does not look at them."
     if reward is not None and series is not None:
-        highest = max(v.value for v in series.last)
-        if reward > 0 and reward >= highest and min(v.value for v in series.last) < highest:
+        highest = max(series.last.numbers())
+        if reward > 0 and reward >= highest and min(series.last.numbers()) < highest:
             return "The prompts are solved: the reward is the highest of the run."
         if reward == 0:
             return "The prompts are too hard, or the reward does not find what it pays for."
@@ -210,9 +211,9 @@ def little_signal(h: History) -> Sign | None:
         return None
     if h.has_risen():  # prompts that the run has come to solve
         return None
-    share = fmean(v.value for v in series.last[-window:])
+    share = fmean(series.last.numbers(window))
     rates = binary_means(h)
-    groups = sum(v.count for v in series.last[-window:])
+    groups = sum(series.last[-i].count for i in range(1, window + 1))
     if not rates or share <= limit("little_signal") or groups < limit("no_signal_groups"):
         return None
     expected, rate = min((chance_of_no_spread(p, size), p) for p in rates)
@@ -281,9 +282,9 @@ def memory_grows(h: History) -> Sign | None:
         series = h.series[name]
         if not name.startswith("memory") or len(series.last) < window + int(limit("calibration_steps")):
             continue
-        last = series.last[-window:]
-        quarters = [median(v.value for v in last[i * window // 4 : (i + 1) * window // 4]) for i in range(4)]
-        first, end = last[0], last[-1]
+        values = series.last.numbers(window)
+        quarters = [median(values[i * window // 4 : (i + 1) * window // 4]) for i in range(4)]
+        first, end = series.last[-window], series.last[-1]
         grown = end.value - first.value
         rises = all(b > a for a, b in pairwise(quarters))
         if (
@@ -315,7 +316,7 @@ def stopped_learning(h: History) -> Sign | None:
     window = int(limit("stopped_window" if stride == 1 else "stopped_window_log"))
     if len(reward.last) < window:
         return None
-    values = [v.value for v in reward.last[-window:]]
+    values = reward.last.numbers(window)
     half = window // 2
     noise = max(stdev(values), 1e-12)
     if abs(fmean(values[half:]) - fmean(values[:half])) > 2 * noise / math.sqrt(half):
@@ -344,9 +345,9 @@ def _idle(h: History, window: int) -> tuple[str, float]:
     )
     found = []
     for words, name, value in ways if h.compares_siblings else ways[2:]:
-        last = h.series[name].last[-window:] if name in h.series else []
+        last = h.series[name].last.numbers(window) if name in h.series else ()
         if len(last) == window:
-            found.append((sum(v.value == value for v in last) / window, words))
+            found.append((sum(v == value for v in last) / window, words))
     share, words = max(found, default=(0.0, ""))
     return words, share
 

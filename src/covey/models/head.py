@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from covey.models.linear import linear, transposed_product
 
-# Contexts of a block, or more where the vocabulary is small, and its logits: 2 Mi values are 8 MiB in
+# Contexts of a block at least, and its logits: 2 Mi values are 8 MiB in
 # float32, which stay in a CPU's cache; on a GPU products have to be larger to fill it.
 _BLOCK = {"cpu": (512, 1 << 21), "gpu": (4096, 1 << 26)}
 
@@ -33,6 +33,11 @@ class HeadSpec:
     scale: float = 1.0
     softcap: float | None = None
     block: tuple[int, int] | None = None
+
+    def block_for(self, weight_VD: Tensor) -> tuple[int, int]:
+        """Contexts and logits that are held at once: contexts are more where the vocabulary is small."""
+        contexts, cells = self.block or _BLOCK["cpu" if weight_VD.device.type == "cpu" else "gpu"]
+        return max(contexts, cells // weight_VD.shape[0]), cells
 
 
 def head_spec(model: nn.Module) -> HeadSpec:
@@ -75,8 +80,7 @@ class _Head:
 
     @classmethod
     def over(cls, num_contexts: int, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec) -> _Head:
-        contexts, cells = spec.block or _BLOCK["cpu" if weight_VD.device.type == "cpu" else "gpu"]
-        contexts = max(contexts, cells // weight_VD.shape[0])
+        contexts, cells = spec.block_for(weight_VD)
         vocab = max(1, cells // max(1, min(contexts, num_contexts)))
         blocks = _slices(num_contexts, contexts), _slices(weight_VD.shape[0], vocab)
         return cls(weight_VD, bias_V, spec, *blocks)

@@ -1,8 +1,9 @@
 """Matrix products in float32 on a CPU whose BLAS is not the faster library.
 
 torch multiplies float32 matrices with MKL, which takes a slower path on processors of another make than its
-own: oneDNN, which torch carries for its compiler, does the same product in less than half the time there. It
-computes in full float32; sums are added in another order, as between any two shapes of one product.
+own: oneDNN, which torch carries for its compiler, multiplies large matrices in less time there, at best in
+half. It computes in full float32; sums are added in another order, as between any two shapes of one product.
+It compiles a kernel for each size of a product that it meets, and keeps it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch.autograd.function import once_differentiable
 
 # Products of fewer multiplications cost more to hand over than to compute.
 _SMALL = 3 << 19
+# With weights of fewer values MKL is as fast, and keeps nothing.
+_SMALL_WEIGHT = 1 << 17
 
 
 def _is_measured() -> bool:
@@ -33,6 +36,11 @@ def _is_measured() -> bool:
 _ONEDNN = _is_measured()
 
 
+def is_kept_by_size(weight: Tensor) -> bool:
+    """Whether, on a CPU, a kernel is compiled and kept for each number of rows that a weight multiplies."""
+    return weight.dtype != torch.float32 or (_ONEDNN and weight.numel() >= _SMALL_WEIGHT)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, as `torch.nn.functional.linear`, by the faster library."""
     if (
@@ -40,7 +48,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         or weight.dtype != torch.float32
         or x.device.type != "cpu"
         or x.numel() * weight.shape[0] < _SMALL
-        or not _ONEDNN
+        or not is_kept_by_size(weight)
     ):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -50,7 +58,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def transposed_product(left_TN: Tensor, right_TK: Tensor) -> Tensor:
     """left.T @ right, the gradient of a weight (N, K)."""
-    if left_TN.dtype != torch.float32 or left_TN.device.type != "cpu" or not _ONEDNN:
+    is_small = left_TN.shape[1] * right_TK.shape[1] < _SMALL_WEIGHT
+    if left_TN.dtype != torch.float32 or left_TN.device.type != "cpu" or not _ONEDNN or is_small:
         return left_TN.t() @ right_TK
     # oneDNN copies its first operand into rows, so that is the narrower one.
     if left_TN.shape[1] <= right_TK.shape[1]:

@@ -19,6 +19,7 @@ from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
+from covey.models.linear import is_kept_by_size
 from covey.models.llama import Llama
 from covey.models.native.library import open_library
 from covey.models.rounding import in_few_sizes
@@ -74,16 +75,17 @@ class Policy(nn.Module):
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
         known = self._known
+        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
             is_compiled = known is not None and llama_update.is_compiled(known, self.library)
-            micro = in_few_sizes(micro, has_own_products=is_compiled)
+            block = self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None
+            micro = in_few_sizes(micro, tokens=not is_compiled, block=block)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
             if micro.num_rows == 1 and self.stream != "padded":
                 layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device)
                 hidden_TD = self._hidden_of(known, micro.tokens_T, micro.positions_T, layout)
             else:
                 hidden_TD = self._hidden_padded(micro)
-        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         logprob_N, entropy_N = token_stats(
             hidden_TD.index_select(0, micro.context_U),
             head.weight,

@@ -12,17 +12,18 @@ from covey.types import MicroBatch, StreamSegment
 _SEGMENT = 16
 
 
-def in_few_sizes(micro: MicroBatch, *, has_own_products: bool = False) -> MicroBatch:
+def in_few_sizes(micro: MicroBatch, *, tokens: bool = True, block: int | None = None) -> MicroBatch:
     """The same stream with segments of padding behind it, and contexts from which nothing is predicted, so
-    that few sizes ever occur.
+    that few sizes ever occur: of tokens, and of contexts, which the head takes in blocks of so many.
 
     On a CPU oneDNN compiles a kernel for each new size of a product, which takes ten times as long as a
-    product of a small model, and keeps it. Nothing sees the padding, and its gradient is exactly zero. Where
-    the model's layers have products of their own, only the head's are left to oneDNN.
+    product of a small model, and keeps it: a quarter of a megabyte. Nothing sees the padding, and its
+    gradient is exactly zero. What is multiplied by other means need not be padded: no `tokens`, no `block`.
     """
     length, contexts = micro.tokens_T.shape[0], micro.context_U.shape[0]
-    room = 0 if has_own_products else step_up(length, 64, 32) - length
-    spare = step_up(contexts, 64, 32) - contexts
+    room = step_up(length, 64, 32) - length if tokens else 0
+    last = contexts % block if block else 0
+    spare = min(step_up(last, 64, 4), block) - last if block else 0
     padding = (
         StreamSegment(start=start, length=min(_SEGMENT, length + room - start))
         for start in range(length, length + room, _SEGMENT)

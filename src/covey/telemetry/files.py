@@ -51,7 +51,7 @@ class RunFiles:
         self._limits = rollouts or RolloutLimits()
         self._log = RolloutLog(self.rollouts_dir)
         self._clock = clock
-        self._steps: set[int] | None = None
+        self._last_step: int | None = None
         self._said_deletion = False
 
     def write_config(self, text: str) -> None:
@@ -63,22 +63,23 @@ class RunFiles:
         write_text(self.output_dir / "plan.json", encode(plan, indent=2) + "\n")
 
     def append_metrics(self, record: StepRecord) -> None:
-        """Append one step to metrics.jsonl; a step that is already there is a CoveyError.
+        """Append one step to metrics.jsonl; one that is not behind those already there is a CoveyError.
 
         The line reads `{"step": 1, "rollout": 0, "pass": 0, "reward": 0.4, "n": {"reward": 64}}`.
         """
-        steps = self._known_steps()
-        if record.step in steps:
-            raise CoveyError(f"{self.metrics_path} already holds step {record.step}; a step stands once")
+        last = self._last_recorded()
+        if record.step <= last:
+            words = f"{self.metrics_path} already holds step {last}; each step stands once, in order"
+            raise CoveyError(f"{words}, and this is step {record.step}")
         append_line(self.metrics_path, _metrics_line(record))
-        steps.add(record.step)
+        self._last_step = record.step
 
     def append_event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
         """Append one event to events.jsonl, with UTC time and its step (by default the last recorded one)."""
         if clash := {"time"} & set(fields):
             raise CoveyError(f"an event's field cannot be called {', '.join(clash)}")
         if step is None:
-            step = max(self._known_steps(), default=0)
+            step = max(self._last_recorded(), 0)
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
         append_line(self.events_path, {"kind": kind, "step": step, "time": now, **fields})
 
@@ -107,8 +108,8 @@ class RunFiles:
         before they are cut and files are renamed, so a kill at any moment loses nothing. None means that
         nothing was there.
         """
-        self._known_steps()
-        self._steps = None
+        self._last_recorded()
+        self._last_step = None
         metrics = _split(self.metrics_path, step)
         events = _split(self.events_path, step)
         rollouts = [path for number, path in list_rollouts(self.rollouts_dir).items() if number > rollout]
@@ -140,16 +141,16 @@ class RunFiles:
         )
         return result
 
-    def _known_steps(self) -> set[int]:
-        """Return the recorded steps; the first call also cuts lines that a kill left unfinished."""
-        if self._steps is None:
-            self._steps = set()
+    def _last_recorded(self) -> int:
+        """The last recorded step, -1 before the first; the first call also cuts lines that a kill left
+        unfinished."""
+        if self._last_step is None:
             torn = {path.name: cut_torn_tail(path) for path in (self.metrics_path, self.events_path)}
-            self._steps = {record.step for record in read_metrics(self.metrics_path)}
+            self._last_step = max((record.step for record in read_metrics(self.metrics_path)), default=-1)
             for name, num_bytes in torn.items():
                 if num_bytes:
                     self.append_event("torn_line_removed", file=name, bytes=num_bytes)
-        return self._steps
+        return self._last_step
 
 
 def read_metrics(path: Path) -> list[StepRecord]:

@@ -8,7 +8,6 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,67 +57,80 @@ def list_rollouts(directory: Path) -> dict[int, Path]:
 class RolloutLog:
     """The rollout files that one process writes to a directory.
 
-    The directory is listed once: a listing for every rollout would make a long run slower and slower. Files
-    that somebody takes away meanwhile are not missed.
+    The directory is listed when old files are first asked for, and each time that those which may be deleted
+    run out: a listing for every rollout would make a long run slower and slower, and a list of all rollouts
+    would grow with it. Files that somebody takes away meanwhile are not missed.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._sizes: dict[int, int] | None = None
-        self._plain: deque[int] = deque()
+        # Those that are not compressed; None before the directory is listed.
+        self._plain: deque[int] | None = None
+        self._num_bytes = 0
+        self._deletable: deque[int] = deque()
 
     def forget(self) -> None:
         """List the directory anew, as something else has changed it."""
-        self._sizes = None
+        self._plain = None
+        self._deletable.clear()
 
     def write(self, rollout: int, records: Iterable[Mapping[str, Any]]) -> Path:
         """Write one rollout, which appears under its name once it is whole; a second one is a CoveyError."""
-        sizes = self._listed()
-        if rollout in sizes:
-            raise CoveyError(f"{self._directory} already holds rollout {rollout}")
         path = rollout_path(self._directory, rollout)
+        if path.exists() or _compressed(path).exists():
+            raise CoveyError(f"{self._directory} already holds rollout {rollout}")
         write_text(path, "".join(encode(record) + "\n" for record in records))
-        sizes[rollout] = path.stat().st_size
-        self._plain.append(rollout)
+        if self._plain is not None:
+            self._plain.append(rollout)
+            self._num_bytes += path.stat().st_size
         return path
 
     def compress_old(self, keep_plain: int) -> None:
-        """Compress all but the newest `keep_plain` rollouts."""
-        sizes = self._listed()
-        newest = set(islice(reversed(sizes), keep_plain))
-        while self._plain and self._plain[0] not in newest:
-            rollout = self._plain.popleft()
-            path = rollout_path(self._directory, rollout)
+        """Compress the oldest until no more than `keep_plain` are not."""
+        plain = self._listed()
+        while len(plain) > keep_plain:
+            path = rollout_path(self._directory, plain.popleft())
             if not path.is_file():
                 continue
             # Without a time of its own the compressed file depends on its content only.
-            content = gzip.compress(path.read_bytes(), 6, mtime=0)
-            write_bytes(path.with_name(path.name + ".gz"), content)
+            whole = path.read_bytes()
+            content = gzip.compress(whole, 6, mtime=0)
+            write_bytes(_compressed(path), content)
             path.unlink()
-            sizes[rollout] = len(content)
+            self._num_bytes += len(content) - len(whole)
 
     def delete_oldest(self, max_gb: float) -> list[Path]:
         """Delete the oldest rollouts until the rest fits `max_gb`, and return what went; the newest stays."""
-        sizes = self._listed()
-        total = sum(sizes.values())
+        self._listed()
         deleted: list[Path] = []
-        while len(sizes) > 1 and total > max_gb * _GIGABYTE:
-            rollout = next(iter(sizes))
-            total -= sizes.pop(rollout)
-            plain = rollout_path(self._directory, rollout)
-            for path in (plain, plain.with_name(plain.name + ".gz")):
+        while self._num_bytes > max_gb * _GIGABYTE:
+            if not self._deletable:
+                self._deletable.extend(list(self._list())[:-1])
+                if not self._deletable:
+                    break
+                continue
+            plain = rollout_path(self._directory, self._deletable.popleft())
+            for path in (plain, _compressed(plain)):
                 if path.is_file():
+                    self._num_bytes -= path.stat().st_size
                     path.unlink()
                     deleted.append(path)
         return deleted
 
-    def _listed(self) -> dict[int, int]:
-        """The bytes of every rollout's file, in order."""
-        if self._sizes is None:
-            found = list_rollouts(self._directory)
-            self._sizes = {number: path.stat().st_size for number, path in found.items()}
-            self._plain = deque(number for number, path in found.items() if path.suffix != ".gz")
-        return self._sizes
+    def _listed(self) -> deque[int]:
+        if self._plain is None:
+            self._plain = deque(number for number, path in self._list().items() if path.suffix != ".gz")
+        return self._plain
+
+    def _list(self) -> dict[int, Path]:
+        """The file of each rollout, in order, whose bytes are counted anew."""
+        found = list_rollouts(self._directory)
+        self._num_bytes = sum(path.stat().st_size for path in found.values())
+        return found
+
+
+def _compressed(path: Path) -> Path:
+    return path.with_name(path.name + ".gz")
 
 
 def read_rollouts(directory: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:

@@ -31,9 +31,21 @@ def test_sizes_are_few_and_little_is_padded():
     assert step_up(64, 64, 32) == 64 and step_up(4096, 64, 32) == 4096
 
 
+def test_contexts_are_of_fewer_sizes_still_and_never_more_than_full_blocks():
+    """A head's products are of a block, and of what is left behind the last one."""
+    found = set()
+    for rows in ((n % 7, n) for n in range(1, 700)):
+        micro = micro_of(rows_of(*rows), "packed", torch.device("cpu"))
+        contexts = micro.context_U.shape[0]
+        padded = in_few_sizes(micro, tokens=False, block=200).context_U.shape[0]
+        assert contexts <= padded < contexts + 64
+        found.add(padded % 200)
+    assert found == {0, 64, 128, 192}
+
+
 def test_the_padding_is_short_segments_of_its_own_and_trains_nothing():
     micro = micro_of(rows_of(7, 3), "prefix", torch.device("cpu"))
-    padded = in_few_sizes(micro)
+    padded = in_few_sizes(micro, block=512)
     length = micro.tokens_T.shape[0]
     assert padded.tokens_T.shape == padded.positions_T.shape == padded.context_U.shape == (64,)
     assert torch.equal(padded.context_N, micro.context_N) and torch.equal(padded.target_N, micro.target_N)
@@ -42,12 +54,12 @@ def test_the_padding_is_short_segments_of_its_own_and_trains_nothing():
     assert padded.segments[:count] == micro.segments
     found = [(segment.start, segment.length, segment.parent) for segment in padded.segments[count:]]
     assert found == [(start, min(16, 64 - start), None) for start in range(length, 64, 16)]
-    assert in_few_sizes(padded).segments == padded.segments
+    assert in_few_sizes(padded, block=512).segments == padded.segments
 
 
 def test_a_stream_that_trains_nothing_still_trains_nothing():
     micro = micro_of(rows_of(0), "prefix", torch.device("cpu"))
-    assert in_few_sizes(micro).target_N.shape == (0,)
+    assert in_few_sizes(micro, block=512).target_N.shape == (0,)
 
 
 @pytest.mark.parametrize("stream", ["prefix", "packed"])

@@ -114,6 +114,23 @@ def test_a_long_run_does_not_list_its_rollouts_again_and_again(
     assert names(tmp_path) == [f"rollout-00000{i}.jsonl.gz" for i in range(6)] + plain
 
 
+def test_a_run_at_its_limit_lists_its_rollouts_once_for_all_that_it_may_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rollout in range(8):
+        RolloutLog(tmp_path).write(rollout, [{"text": "x" * 88}])
+    listings = []
+    monkeypatch.setattr(
+        "covey.telemetry.rollouts.list_rollouts", lambda d: listings.append(d) or list_rollouts(d)
+    )
+    log = RolloutLog(tmp_path)
+    for rollout in range(8, 15):
+        log.write(rollout, [{"text": "x" * 88}])
+        assert [p.name for p in log.delete_oldest(8 * 101 / 1e9)] == [f"rollout-00000{rollout - 8}.jsonl"]
+    assert len(listings) == 2
+    assert len(names(tmp_path)) == 8
+
+
 def test_files_that_somebody_took_away_are_not_missed(tmp_path: Path) -> None:
     log = RolloutLog(tmp_path)
     for rollout in range(4):
