@@ -1,9 +1,9 @@
 """Compare covey with TRL and ms-swift on the same work: `python bench/compare [CASE or PART ...]`.
 
 Each side runs in a process of its own and in its own environment, in turns; figures are medians over the
-runs. Cases of long steps run once. A side whose Python is not named is left out. Parts: equal-work, floor (of
-the cases named), lengths, accumulation, memory, soak. Nothing named: every case and every part. `--write
-FILE` keeps it all as a Markdown page, which is written anew with each section.
+runs. Cases of long steps run less often. A side whose Python is not named is left out. Parts: equal-work,
+floor (of the cases named), lengths, accumulation, memory, soak. Nothing named: every case and every part.
+`--write FILE` keeps it all as a Markdown page, which is written anew with each section.
 """
 
 from __future__ import annotations

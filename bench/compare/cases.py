@@ -21,8 +21,7 @@ class Case:
     prompt. `forced` completions run to max_completion_length; with `mean_length` each has a length of its
     own, drawn around that mean (covey alone can do that). `options` are further ones that all sides have
     under one name. `reward` names functions of rewards.py, each of weight 1. `target` ends the run where the
-    mean of the first reward over ten steps reaches it. `is_long` cases run once. `not_swift` says why
-    ms-swift is not run on the case.
+    mean of the first reward over ten steps reaches it. A case of long steps runs `most_runs` times at most.
     """
 
     name: str
@@ -43,8 +42,7 @@ class Case:
     learning_rate: float = 1e-4
     seed: int = 42
     target: float | None = None
-    is_long: bool = False
-    not_swift: str = ""
+    most_runs: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -59,8 +57,7 @@ _LARGE = Case(
     warmup=1,
     reward="length",
     learning_rate=1e-6,
-    is_long=True,
-    not_swift="left out, as it samples with transformers' generate, like TRL, minutes a step",
+    most_runs=1,
 )
 
 CASES = (
@@ -108,7 +105,7 @@ CASES = (
         reward="length",
         steps=4,
         warmup=1,
-        is_long=True,
+        most_runs=2,
     ),
     Case(
         name="c",
@@ -120,8 +117,7 @@ CASES = (
         learning_rate=1e-6,
         steps=4,
         warmup=1,
-        is_long=True,
-        not_swift="left out, as it samples with transformers' generate, like TRL, half a minute a step",
+        most_runs=2,
     ),
     _LARGE,
     replace(_LARGE, name="e-bf16", says="the same in bfloat16", dtype="bfloat16"),

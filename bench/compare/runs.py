@@ -108,8 +108,8 @@ def measure(case: Case, work: Path, pythons: Mapping[str, str], repeats: int) ->
     """Run the sides in turns, with another seed each time, ms-swift once; a side other than covey that fails
     is left out from then on."""
     results: dict[str, list[Mapping[str, Any]]] = {side: [] for side in pythons}
-    failed = {"swift": case.not_swift} if case.not_swift else {}
-    for number in range(1 if case.is_long else repeats):
+    failed: dict[str, str] = {}
+    for number in range(min(repeats, case.most_runs or repeats)):
         # In turns, and in the other order each time: the machine's speed drifts.
         for side in list(pythons)[:: 1 if number % 2 else -1]:
             if side in failed or (side == "swift" and number):

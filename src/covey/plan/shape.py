@@ -70,8 +70,8 @@ def shape_of(config: Config, num_processes: int) -> Shape:
 # Hidden values of a pass, tokens x width x layers, beyond which a CPU gains nothing from a larger one: its
 # products are as fast, and its activations, about 70 bytes each, only take memory.
 _CPU_VALUES = 1 << 23
-# Values of a pass below which a CPU spends its time on the calls and not in them; about 37 MB.
-_FEW_CPU_VALUES = 1 << 19
+# Values of a pass below which a CPU spends a share of its time on the calls and not in them; about 150 MB.
+_FEW_CPU_VALUES = 1 << 21
 
 
 def tokens_per_pass(config: Config, *, longest_prompt: int, cpu_model: tuple[int, int] | None) -> int:
