@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from covey.models.linear import linear, transposed_product
 
-# Contexts of a block at least, and its logits: 2 Mi values are 8 MiB in
-# float32, which stay in a CPU's cache; on a GPU products have to be larger to fill it.
+# Contexts of a block at least, and its logits: 2 Mi values are 8 MiB in float32, which stay in a CPU's cache;
+# on a GPU products have to be larger to fill it.
 _BLOCK = {"cpu": (512, 1 << 21), "gpu": (4096, 1 << 26)}
 
 
