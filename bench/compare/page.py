@@ -75,9 +75,9 @@ _SOAK = """\
 ## Memory by steps
 
 64 completions a step; resident after each step, and the slope early and late: the median over all pairs
-of steps, which a single jump does not move. It is not 0 early: over the first 200 steps fill up the newest
-200 values of each metric, which the health rules look at, about half a megabyte. With natural lengths, of the
-built-in model, memory also rises where a step is larger than all before it."""
+of steps, which a single jump does not move. Early it is not 0: the heap and the interpreter's arenas grow to
+what the largest step so far has needed, which a later one exceeds less and less often. A jump, where there is
+one, is such a step."""
 
 _SECTIONS: Sequence[tuple[str, str]] = (
     ("table", _TABLE),
