@@ -49,7 +49,15 @@ from covey.training.guards import Guards
 from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.objective import Objective
-from covey.training.process import SIGNAL_CODES, handlers, keep_freed_memory, own_device, ranks, world_size
+from covey.training.process import (
+    SIGNAL_CODES,
+    handlers,
+    keep_freed_memory,
+    long_lived,
+    own_device,
+    ranks,
+    world_size,
+)
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring, step_tokens
@@ -111,7 +119,7 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
         exit_code = 1
         try:
             stack.enter_context(handlers(job.signals))
-            with watched(job, resolved.config):
+            with watched(job, resolved.config), long_lived():
                 run(job)
             exit_code = SIGNAL_CODES.get(signal.Signals(job.signals.number), 1) if job.signals.number else 0
         except GuardStop as stop:
