@@ -75,9 +75,8 @@ _SOAK = """\
 ## Memory by steps
 
 64 completions a step; resident after each step, and the slope early and late: the median over all pairs
-of steps, which a single jump does not move. Early it is not 0: the heap and the interpreter's arenas grow to
-what the largest step so far has needed, which a later one exceeds less and less often. A jump, where there is
-one, is such a step."""
+of steps, which a single jump does not move. A jump, where there is one, is a step whose tensors take more of
+the heap than those of all steps before it."""
 
 _SECTIONS: Sequence[tuple[str, str]] = (
     ("table", _TABLE),
