@@ -57,7 +57,7 @@ _LARGE = Case(
     warmup=1,
     reward="length",
     learning_rate=1e-6,
-    most_runs=1,
+    most_runs=2,
 )
 
 CASES = (
@@ -105,7 +105,6 @@ CASES = (
         reward="length",
         steps=4,
         warmup=1,
-        most_runs=2,
     ),
     Case(
         name="c",
@@ -117,7 +116,6 @@ CASES = (
         learning_rate=1e-6,
         steps=4,
         warmup=1,
-        most_runs=2,
     ),
     _LARGE,
     replace(_LARGE, name="e-bf16", says="the same in bfloat16", dtype="bfloat16"),

@@ -105,14 +105,15 @@ def run_side(case: Case, side: str, python: str, work: Path) -> Mapping[str, Any
 
 
 def measure(case: Case, work: Path, pythons: Mapping[str, str], repeats: int) -> dict[str, Measured]:
-    """Run the sides in turns, with another seed each time, ms-swift once; a side other than covey that fails
-    is left out from then on."""
+    """Run the sides in turns, with another seed each time, ms-swift not in the last of several turns; a side
+    other than covey that fails is left out from then on."""
     results: dict[str, list[Mapping[str, Any]]] = {side: [] for side in pythons}
     failed: dict[str, str] = {}
-    for number in range(min(repeats, case.most_runs or repeats)):
+    turns = min(repeats, case.most_runs or repeats)
+    for number in range(turns):
         # In turns, and in the other order each time: the machine's speed drifts.
         for side in list(pythons)[:: 1 if number % 2 else -1]:
-            if side in failed or (side == "swift" and number):
+            if side in failed or (side == "swift" and 0 < number == turns - 1):
                 continue
             try:
                 seeded = replace(case, seed=case.seed + number)
