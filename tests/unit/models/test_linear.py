@@ -15,7 +15,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product takes the path that is the faster one on some machines."""
     monkeypatch.setattr(module, "_ONEDNN", True)
     monkeypatch.setattr(module, "_SMALL", 1)
-    monkeypatch.setattr(module, "_SMALL_WEIGHT", 1)
+    monkeypatch.setattr(module, "_SMALL_SIDE", 1)
 
 
 def leaves(rows: tuple[int, ...], width: int, out: int) -> list[torch.Tensor]:
