@@ -10,7 +10,6 @@ Axes: R rows of a bucket, H query heads, K key heads, Q queries, L keys, D head 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from covey.models.attention_native import CompiledAttention, Families
-from covey.models.llama import HeadsLayout
 from covey.models.short_rows import ShortRows
 from covey.types import StreamSegment
 
@@ -222,11 +219,10 @@ class StreamLayout:
         query_THD, key_TKD, value_TKD = heads_TXD.split([queries, keys, keys], dim=1)
         return self._attend(query_THD, key_TKD, value_TKD, AttentionOptions(scaling=scaling))
 
-    def compiled(self, library: ctypes.CDLL, width: int) -> HeadsLayout:
-        """The same attention in C, of heads of that width where the library computes them."""
-        if self._rows is not attend_masked or width % library.panel_width():
-            return self
-        return CompiledAttention(library, Families.of(self.segments))
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody asked for another way than masked rows."""
+        return self._rows is attend_masked
 
     def _attend(
         self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, options: AttentionOptions
@@ -248,7 +244,7 @@ class StreamLayout:
     def _short_rows(self, queries: int, keys: int, like: Tensor) -> ShortRows | None:
         """The way of short rows on a CPU, where the whole stream is such; made once for all layers."""
         buckets, restore_T = self._planned
-        if len(buckets) > 1 or self._rows is not attend_masked or like.dtype != torch.float32:
+        if len(buckets) > 1 or not self.is_plain or like.dtype != torch.float32:
             return None
         bucket = buckets[0]
         if (queries, keys) not in self._short:

@@ -10,7 +10,6 @@ Axes: T tokens of a stream, X all heads, D head width, E model width.
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from covey.models import llama_update_native as native
 from covey.models.attention import StreamLayout
+from covey.models.attention_native import Families
 from covey.models.linear import linear, transposed_product
-from covey.models.llama import HeadsLayout, Llama, LlamaLayer, llama, weights_of
+from covey.models.llama import Llama, LlamaLayer, llama, weights_of
 
 # Weights of all layers up to which calls take a share of the time that is worth saving.
 _LARGEST = 1 << 23
@@ -62,36 +62,48 @@ def hidden(
     x_TE = F.embedding(tokens_T, known.embedding)
     with torch.no_grad():
         cos_T1D, sin_T1D = (turn.contiguous() for turn in known.turns(x_TE, positions_T))
-    before, behind = _BeforeAttention.apply, _BehindAttention.apply
-    attention: HeadsLayout = layout
-    if library is not None and is_compiled(known, library):
-        before = partial(native.BeforeAttention.apply, library)
-        behind = partial(native.BehindAttention.apply, library)
-        attention = layout.compiled(library, known.head_width)
+    if library is not None and layout.is_plain and is_compiled(known, library):
+        weights = [*(weight for layer in known.layers for weight in _tensors(layer)), known.norm]
+        return _stack(known, layout, library).hidden(x_TE, cos_T1D, sin_T1D, weights)
     for number, layer in enumerate(known.layers):
-        weights = _tensors(layer)
-        heads_TXD = before(x_TE, cos_T1D, sin_T1D, known.epsilon, *weights[:7])
+        before, behind = _tensors(layer)[:7], _tensors(layer)[7:]
+        heads_TXD = _BeforeAttention.apply(x_TE, cos_T1D, sin_T1D, known.epsilon, *before)
         queries = layer.heads[0].weight.shape[0] // known.head_width
-        attended_THD = attention.attend_heads(number, heads_TXD, queries, known.scaling)
-        x_TE = behind(x_TE, attended_THD.flatten(1), known.epsilon, *weights[7:])
+        attended_THD = layout.attend_heads(number, heads_TXD, queries, known.scaling)
+        x_TE = _BehindAttention.apply(x_TE, attended_THD.flatten(1), known.epsilon, *behind)
     return _Norm.apply(x_TE, known.norm, known.epsilon)  # type: ignore[no-any-return]
 
 
 def is_compiled(known: Llama, library: ctypes.CDLL | None) -> bool:
-    """Whether `hidden` computes them in C."""
-    if library is None or not native.serves(library, _widths(known)):
+    """Whether `hidden` computes them in C, where attention is plain."""
+    shapes = [tuple(None if w is None else w.shape for w in _tensors(layer)) for layer in known.layers]
+    if library is None or any(shape != shapes[0] for shape in shapes):
+        return False
+    widths = {width for shape in shapes[0] if shape is not None and len(shape) > 1 for width in shape}
+    if not native.serves(library, (known.head_width, *widths)):
         return False
     return all(weight.is_contiguous() for weight in weights_of(known))
 
 
-def _widths(known: Llama) -> tuple[int, ...]:
-    """Of what products take and give."""
-    layers = ((*layer.heads, layer.out, *layer.gated, layer.down) for layer in known.layers)
-    return tuple(width for parts in layers for part in parts for width in part.weight.shape)
+def _stack(known: Llama, layout: StreamLayout, library: ctypes.CDLL) -> native.Stack:
+    first = known.layers[0]
+    queries, keys = (part.weight.shape[0] // known.head_width for part in first.heads[:2])
+    return native.Stack(
+        library=library,
+        families=Families.of(layout.segments),
+        layers=len(known.layers),
+        heads=queries,
+        key_heads=keys,
+        head_width=known.head_width,
+        inner=first.down.weight.shape[1],
+        scaling=known.scaling,
+        epsilon=known.epsilon,
+    )
 
 
 def _tensors(layer: LlamaLayer) -> tuple[Tensor | None, ...]:
-    """A layer's weights in the order in which the two functions take them; there are seven of the first."""
+    """A layer's weights in the order of the two functions, of which the first takes seven, and of the
+    library."""
     query, key, value = layer.heads
     before = layer.before_attention, query.weight, key.weight, value.weight, query.bias, key.bias, value.bias
     behind = layer.before_mlp, layer.out.weight, *(part.weight for part in layer.gated), layer.down.weight

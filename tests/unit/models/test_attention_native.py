@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import pytest
 import torch
 
-from covey.models.attention import AttentionOptions, StreamLayout
+from covey.models.attention import AttentionOptions
+from covey.models.attention_native import Families
 from covey.models.native.library import open_library
 from support.attention import SEGMENTS, dense, dense_mask, random_segments
 
 QUERIES, KEYS, WIDTH = 4, 2, 64
+
+
+def in_c(library, families, heads, weight):
+    """Values, and the gradient of their sum times `weight`."""
+    arguments = families.arguments(heads=QUERIES, key_heads=KEYS, head_width=WIDTH, scaling=0.3)
+    held = torch.empty(arguments.threads * library.attention_scratch(ctypes.byref(arguments)))
+    out, lse, gradient = torch.empty_like(weight), torch.empty(weight.shape[:2]), torch.empty_like(heads)
+    parts = {"x": heads, "out": out, "lse": lse, "grad": weight, "grad_x": gradient, "held": held}
+    for name, tensor in parts.items():
+        setattr(arguments, name, tensor.data_ptr())
+    library.attend(ctypes.byref(arguments))
+    library.attend_backward(ctypes.byref(arguments))
+    return out, gradient
 
 
 def both(segments, computed, seed, assert_close_guarded, threads=1):
@@ -20,22 +35,19 @@ def both(segments, computed, seed, assert_close_guarded, threads=1):
     assert library is not None, "these tests need a C compiler"
     total = sum(s.length for s in segments)
     g = torch.Generator().manual_seed(seed)
-    heads = torch.randn(total, QUERIES + 2 * KEYS, WIDTH, generator=g).requires_grad_()
+    heads = torch.randn(total, QUERIES + 2 * KEYS, WIDTH, generator=g)
     weight = torch.randn(total, QUERIES, WIDTH, generator=g)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        attention = StreamLayout(computed).compiled(library, WIDTH)
-        assert not isinstance(attention, StreamLayout)
-        got = attention.attend_heads(0, heads, QUERIES, 0.3)
-        (got_gradient,) = torch.autograd.grad((got * weight).sum(), heads)
+        got, got_gradient = in_c(library, Families.of(computed), heads, weight)
     finally:
         torch.set_num_threads(before)
     exact = heads.detach().double().requires_grad_()
     parts = (x.transpose(0, 1)[None] for x in exact.split([QUERIES, KEYS, KEYS], dim=1))
     expected = dense(*parts, dense_mask(segments, None), AttentionOptions(scaling=0.3))[0].transpose(0, 1)
     (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), exact)
-    assert_close_guarded(got.detach(), expected.detach(), rtol=1e-5)
+    assert_close_guarded(got, expected.detach(), rtol=1e-5)
     assert_close_guarded(got_gradient, expected_gradient, rtol=1e-5)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from covey.models import attention_native, llama_update
+from covey.models import llama_update, llama_update_native
 from covey.models.llama_update import update_weights
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
@@ -55,7 +55,8 @@ MODELS = {
     "llama": {},
     "mistral": {"sliding_window": None},
     "one key head": {"num_key_value_heads": 1},
-    # What the attention in C is made for; the others have theirs in torch.
+    # The others' heads are narrower than what the library computes.
+    "biases and wide heads": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "wide heads": {"sliding_window": None, "head_dim": 32, "hidden_size": 96},
     "two wide heads": {
         "sliding_window": None,
@@ -73,7 +74,7 @@ def test_values_and_gradients_are_those_of_the_modules(
     lengths, name, kind, random_rows, monkeypatch, assert_close_guarded
 ):
     policy = policy_of(
-        name if name in FAMILIES else "mistral" if "heads" in name else "qwen2", **MODELS[name]
+        name if name in FAMILIES else "mistral" if name.endswith("wide heads") else "qwen2", **MODELS[name]
     )
     assert update_weights(policy.model) is not None
     rows = random_rows((11, lengths), (5, (8, 2)))
@@ -84,15 +85,15 @@ def test_values_and_gradients_are_those_of_the_modules(
         assert_close_guarded(actual[part], value, rtol=1e-4)
 
 
-def test_attention_in_c_is_taken_where_heads_are_wide(way, random_rows, monkeypatch):
+def test_the_library_is_called_where_heads_are_wide(way, random_rows, monkeypatch):
     called = []
-    real = attention_native.CompiledAttention.attend_heads
+    real = llama_update_native.Stack.call
     monkeypatch.setattr(
-        attention_native.CompiledAttention, "attend_heads", lambda *a: (called.append(1), real(*a))[1]
+        llama_update_native.Stack, "call", lambda *a, **k: (called.append(a[1]), real(*a, **k))[1]
     )
     policy = policy_of("mistral", **MODELS["wide heads"])
     results(policy, random_rows((11, (9, 4))), "prefix", short=True, monkeypatch=monkeypatch)
-    assert len(called) == (3 if way == "C" else 0)
+    assert called == (["stack_forward", "stack_backward"] if way == "C" else [])
 
 
 def test_the_number_of_threads_changes_no_bit(random_rows, monkeypatch):
@@ -168,7 +169,7 @@ def test_frozen_weights_pass_the_gradient_on(random_rows, monkeypatch, assert_cl
         assert_close_guarded(actual[part], value, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["one key head", "wide heads"])
+@pytest.mark.parametrize("name", ["one key head", "wide heads", "biases and wide heads"])
 def test_a_weight_that_is_no_number_shows(name, random_rows, monkeypatch):
     family = "mistral" if name == "wide heads" else "qwen2"
     policy = policy_of(family, **MODELS[name])

@@ -7,20 +7,11 @@
 
 #include <string.h>
 
+#include "attention.h"
 #include "products.h"
 
 /* Queries whose scores exist at a time. */
 enum { QUERIES = 4 * PANEL_ROWS };
-
-typedef struct {
-    int64_t heads, key_heads, head_width, families, threads, longest; /* tokens from a root to the end of a segment */
-    float scaling;
-    const int64_t *family, *start, *length, *before, *parent; /* of segments; `before` are tokens of ancestors */
-    const float *x;       /* (T, heads + 2 key heads, head width) */
-    float *out, *lse;     /* (T, heads, head width), (T, heads) */
-    const float *grad;    /* like out */
-    float *grad_x, *held; /* like x; scratch() numbers for each thread */
-} Attention;
 
 /* One key head of a family: its keys and values in the stream, and by position from the root to the segment at hand,
    as rows and as panels for products with queries. Panels hold zeros behind the last position. */
@@ -38,8 +29,7 @@ typedef struct {
 
 static long padded(long count) { return (count + PANEL - 1) / PANEL * PANEL; }
 
-/* Numbers that a thread needs. */
-int scratch(const Attention *t) { return padded(t->longest) * (6 * t->head_width + 2 * QUERIES); }
+int64_t attention_scratch(const Attention *t) { return padded(t->longest) * (6 * t->head_width + 2 * QUERIES); }
 
 static void lay_rows(const float *from, long line, long width, Segment s, float *rows, float *panels) {
     for (long l = 0; l < s.length; l++) {
@@ -192,7 +182,7 @@ static void family_head(const Attention *t, long family, long key_head, float *h
 static void all_heads(const Attention *t, int is_backward) {
 #pragma omp parallel num_threads(t->threads)
     {
-        float *held = t->held + omp_get_thread_num() * (long)scratch(t);
+        float *held = t->held + omp_get_thread_num() * attention_scratch(t);
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < t->families * t->key_heads; task++)
             family_head(t, task / t->key_heads, task % t->key_heads, held, is_backward);

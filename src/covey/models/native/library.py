@@ -50,9 +50,16 @@ def open_library() -> ctypes.CDLL | None:
             _compile(compiler, path)
         if path.stat().st_uid != os.getuid():
             return None
-        return ctypes.CDLL(str(path))
+        return _opened(path)
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name in ("stack_kept", "stack_scratch", "attention_scratch"):
+        getattr(library, name).restype = INT
+    return library
 
 
 def _folder() -> Path:
@@ -64,7 +71,7 @@ def _folder() -> Path:
 
 def _digest(compiler: str) -> str:
     digest = hashlib.sha256()
-    for name in ("products.h", *_SOURCES):
+    for name in ("products.h", "attention.h", *_SOURCES):
         digest.update((_HERE / name).read_bytes())
     # The compiler as a file and not its version: asking for that would start a process with each run.
     found = Path(compiler).resolve()

@@ -1,21 +1,50 @@
-/* What of a layer of the Llama family is not attention, forward and backward: the functions of
-   `covey.models.llama_update`, each in one call.
+/* All layers of a model of the Llama family and the norm behind them, forward and backward, each in one call: what
+   `covey.models.llama_update` computes.
 
    T tokens; the widths of products are multiples of PANEL. Threads share blocks of a product, rows of anything
    else. */
 
+#include "attention.h"
 #include "products.h"
 
+/* A layer's weights, or their gradients; biases are null where there are none. */
 typedef struct {
-    int64_t tokens, width, threads;
+    float *norm, *query, *key, *value, *query_bias, *key_bias, *value_bias;
+    float *mlp_norm, *out, *gate, *up, *down;
+} Weights;
+
+typedef struct {
+    Attention attention; /* of each layer in turn: its heads and gradients lie elsewhere in each */
+    int64_t layers, tokens, width, inner;
     float epsilon;
-} Sizes;
+    const float *cosines, *sines; /* (T, head width) */
+    const Weights *weights;
+    const float *norm;
+    float *x;             /* (T, width): embeddings, which the last hidden states replace */
+    float *const *kept;   /* stack_kept() numbers for each layer, and for what is behind the last */
+    float *const *gated;  /* (3, T, inner) for each layer */
+    float *scratch;       /* stack_scratch() numbers */
+    const float *grad;    /* of the last hidden states */
+    float *grad_x;        /* of the embeddings */
+    const Weights *grads;
+    float *grad_norm;
+} Stack;
 
 /* RMSNorm: unit = x * scale, and what a product takes, unit * weight. */
 typedef struct {
     const float *weight;
     float *unit, *scale, *normed;
 } Norm;
+
+/* What a layer's forward pass leaves to its backward pass. */
+typedef struct {
+    float *unit, *scale, *heads, *lse, *attended, *mlp_unit, *mlp_scale, *gates, *ups, *inner;
+} Kept;
+
+/* What a pass needs for a layer at a time. */
+typedef struct {
+    float *normed, *grad_normed, *grad_heads, *grad_attended, *grad_gates, *grad_ups, *panels, *bias;
+} Scratch;
 
 /* Numbers that a thread takes of a flat array. */
 #define FOR_SHARE(of, total, k) \
@@ -53,12 +82,12 @@ INLINE Product weight_product(const float *g, long rows, const float *x, long to
                      .y = y, .stride = columns};
 }
 
-static void normalise(Share of, Sizes s, const float *x, Norm n) {
-    long first, last = share(of, s.tokens, 1, &first), width = s.width;
+static void normalise(Share of, const Stack *s, const float *x, Norm n) {
+    long first, last = share(of, s->tokens, 1, &first), width = s->width;
     for (long t = first; t < last; t++) {
         vec squares = {0};
         for (long k = 0; k < width; k += LANES) squares += load(x + t * width + k) * load(x + t * width + k);
-        float scale = n.scale[t] = 1 / sqrtf(sum(squares) / width + s.epsilon);
+        float scale = n.scale[t] = 1 / sqrtf(sum(squares) / width + s->epsilon);
         for (long k = 0; k < width; k += LANES) {
             vec unit = load(x + t * width + k) * scale;
             store(n.unit + t * width + k, unit);
@@ -68,17 +97,17 @@ static void normalise(Share of, Sizes s, const float *x, Norm n) {
 }
 
 /* normed = unit * weight, again. */
-static void renormalise(Share of, Sizes s, Norm n) {
-    long first, last = share(of, s.tokens, 1, &first), width = s.width;
+static void renormalise(Share of, const Stack *s, Norm n) {
+    long first, last = share(of, s->tokens, 1, &first), width = s->width;
     for (long t = first; t < last; t++)
         for (long k = 0; k < width; k += LANES)
             store(n.normed + t * width + k, load(n.unit + t * width + k) * load(n.weight + k));
 }
 
 /* grad_x from the gradient of normed, plus `more` where there is some, and the gradient of the norm's weight. */
-static void unnormalise(Share of, Sizes s, Norm n, const float *grad, const float *more, float *grad_x,
+static void unnormalise(Share of, const Stack *s, Norm n, const float *grad, const float *more, float *grad_x,
                         float *grad_weight) {
-    long first, last = share(of, s.tokens, 1, &first), width = s.width;
+    long first, last = share(of, s->tokens, 1, &first), width = s->width;
     for (long t = first; t < last; t++) {
         const float *g = grad + t * width, *unit = n.unit + t * width;
         vec along = {0};
@@ -92,36 +121,75 @@ static void unnormalise(Share of, Sizes s, Norm n, const float *grad, const floa
     }
     FOR_SHARE(of, width, k) {
         vec total = {0};
-        for (long t = 0; t < s.tokens; t++) total += load(grad + t * width + k) * load(n.unit + t * width + k);
+        for (long t = 0; t < s->tokens; t++) total += load(grad + t * width + k) * load(n.unit + t * width + k);
         store(grad_weight + k, total);
     }
 }
 
-/* The sum over rows of (T, columns). */
-static void sum_rows(Share of, const float *x, long tokens, long columns, float *out) {
+/* The sum of some columns over all rows. */
+static void sum_rows(Share of, const float *x, long tokens, long row, long columns, float *out) {
     FOR_SHARE(of, columns, k) {
         long left = columns - k;
         vec total = {0};
-        for (long t = 0; t < tokens; t++) total += load_part(x + t * columns + k, left);
+        for (long t = 0; t < tokens; t++) total += load_part(x + t * row + k, left);
         store_part(out + k, total, left);
     }
 }
 
-typedef struct {
-    Sizes sizes;
-    Norm norm;
-    int64_t heads, turned, head_width; /* numbers of a row of heads, of those that are turned, and of a head */
-    const float *cosines, *sines, *x, *query, *key, *value, *bias;
-    int64_t queries, keys;
-    float *panels, *out;
-    const float *grad;
-    float *turned_back, *grad_normed, *grad_x, *grad_weight, *grad_bias, *grad_norm;
-} Before;
+/* Numbers of a row of queries, of one of keys, and of one of all heads. */
+INLINE long queries(const Stack *s) { return s->attention.heads * s->attention.head_width; }
+INLINE long keys(const Stack *s) { return s->attention.key_heads * s->attention.head_width; }
+INLINE long all_heads(const Stack *s) { return queries(s) + 2 * keys(s); }
 
-static void turn(const Before *b, float *row, long token, int is_back) {
-    long width = b->head_width, half = width / 2;
-    const float *cosine = b->cosines + token * width, *sine = b->sines + token * width;
-    for (long h = 0; h < b->turned; h += width)
+INLINE float *take(float **from, long count) {
+    float *part = *from;
+    *from += (count + LANES - 1) / LANES * LANES;
+    return part;
+}
+
+/* Of one layer; `take` leaves gaps. */
+int64_t stack_kept(const Stack *s) {
+    return s->tokens * (2 * s->width + 2 + all_heads(s) + s->attention.heads + queries(s)) + 7 * LANES;
+}
+
+/* For a forward pass, or for both. */
+int64_t stack_scratch(const Stack *s, int has_backward) {
+    long before = all_heads(s) * s->width, behind = s->width * queries(s) + 3 * s->width * s->inner;
+    long forward = s->tokens * s->width + (before > behind ? before : behind) + all_heads(s);
+    long backward = s->tokens * (2 * s->width + all_heads(s) + queries(s) + 2 * s->inner);
+    return (has_backward && backward > forward ? backward : forward) + 6 * LANES;
+}
+
+static Kept kept_of(const Stack *s, long layer) {
+    float *at = s->kept[layer], *gated = s->gated[layer];
+    Kept k = {.gates = gated, .ups = gated + s->tokens * s->inner, .inner = gated + 2 * s->tokens * s->inner};
+    k.unit = take(&at, s->tokens * s->width), k.scale = take(&at, s->tokens);
+    k.heads = take(&at, s->tokens * all_heads(s)), k.lse = take(&at, s->tokens * s->attention.heads);
+    k.attended = take(&at, s->tokens * queries(s));
+    k.mlp_unit = take(&at, s->tokens * s->width), k.mlp_scale = take(&at, s->tokens);
+    return k;
+}
+
+static Scratch forward_scratch(const Stack *s) {
+    float *at = s->scratch;
+    Scratch h = {.normed = take(&at, s->tokens * s->width)};
+    h.bias = take(&at, all_heads(s)), h.panels = at;
+    return h;
+}
+
+static Scratch backward_scratch(const Stack *s) {
+    float *at = s->scratch;
+    Scratch h = {.normed = take(&at, s->tokens * s->width), .grad_normed = take(&at, s->tokens * s->width)};
+    h.grad_heads = take(&at, s->tokens * all_heads(s)), h.grad_attended = take(&at, s->tokens * queries(s));
+    h.grad_gates = take(&at, s->tokens * s->inner), h.grad_ups = take(&at, s->tokens * s->inner);
+    return h;
+}
+
+/* Queries and keys of a token by its place, or back. */
+static void turn(const Stack *s, float *row, long token, int is_back) {
+    long width = s->attention.head_width, half = width / 2, turned = queries(s) + keys(s);
+    const float *cosine = s->cosines + token * width, *sine = s->sines + token * width;
+    for (long h = 0; h < turned; h += width)
         for (long k = 0; k < half; k++) {
             float low = row[h + k], high = row[h + half + k];
             row[h + k] = low * cosine[k] + high * (is_back ? sine[k + half] : sine[k]);
@@ -129,121 +197,152 @@ static void turn(const Before *b, float *row, long token, int is_back) {
         }
 }
 
-void before_attention(const Before *b) {
-#pragma omp parallel num_threads(b->sizes.threads)
+/* Queries, keys and values of a layer's input. */
+static void before_attention(const Stack *s, Weights w, Kept k, Scratch h) {
+    const float *weights[3] = {w.query, w.key, w.value}, *biases[3] = {w.query_bias, w.key_bias, w.value_bias};
+    long sizes[3] = {queries(s), keys(s), keys(s)}, width = s->width, heads = all_heads(s);
+    for (long part = 0, from = 0; biases[0] && part < 3; from += sizes[part++])
+        memcpy(h.bias + from, biases[part], sizes[part] * sizeof(float));
+#pragma omp parallel num_threads(s->attention.threads)
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
-        long width = b->sizes.width, tokens = b->sizes.tokens;
-        normalise(of, b->sizes, b->x, b->norm);
-        lay(of, b->query, b->queries, width, b->panels);
-        lay(of, b->key, b->keys, width, b->panels + b->queries * width);
-        lay(of, b->value, b->keys, width, b->panels + (b->queries + b->keys) * width);
+        normalise(of, s, s->x, (Norm){w.norm, k.unit, k.scale, h.normed});
+        for (long part = 0, from = 0; part < 3; from += sizes[part++])
+            lay(of, weights[part], sizes[part], width, h.panels + from * width);
 #pragma omp barrier
-        Product heads = forward_product(b->norm.normed, width, b->panels, b->out, b->heads);
-        heads.bias = b->bias;
-        panel_product(of, tokens, b->heads, heads);
+        Product product = forward_product(h.normed, width, h.panels, k.heads, heads);
+        product.bias = biases[0] ? h.bias : 0;
+        panel_product(of, s->tokens, heads, product);
 #pragma omp barrier
-        long first, last = share(of, tokens, 1, &first);
-        for (long t = first; t < last; t++) turn(b, b->out + t * b->heads, t, 0);
+        long first, last = share(of, s->tokens, 1, &first);
+        for (long t = first; t < last; t++) turn(s, k.heads + t * heads, t, 0);
     }
 }
 
-void before_attention_backward(const Before *b) {
-#pragma omp parallel num_threads(b->sizes.threads)
+static void before_attention_backward(const Stack *s, Weights w, Kept k, Scratch h, Weights grads) {
+    const float *weights[3] = {w.query, w.key, w.value};
+    float *to[3] = {grads.query, grads.key, grads.value};
+    float *biases[3] = {grads.query_bias, grads.key_bias, grads.value_bias};
+    long sizes[3] = {queries(s), keys(s), keys(s)}, width = s->width, heads = all_heads(s), tokens = s->tokens;
+    Norm norm = {w.norm, k.unit, k.scale, h.normed};
+#pragma omp parallel num_threads(s->attention.threads)
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
-        long width = b->sizes.width, tokens = b->sizes.tokens, first, last = share(of, tokens, 1, &first);
-        for (long t = first; t < last; t++) {
-            memcpy(b->turned_back + t * b->heads, b->grad + t * b->heads, b->heads * sizeof(float));
-            turn(b, b->turned_back + t * b->heads, t, 1);
-        }
-        renormalise(of, b->sizes, b->norm);
+        long first, last = share(of, tokens, 1, &first);
+        for (long t = first; t < last; t++) turn(s, h.grad_heads + t * heads, t, 1);
+        renormalise(of, s, norm);
 #pragma omp barrier
-        panel_product(of, b->heads, width,
-                      weight_product(b->turned_back, b->heads, b->norm.normed, tokens, b->grad_weight, width));
-        if (b->grad_bias) sum_rows(of, b->turned_back, tokens, b->heads, b->grad_bias);
-        const float *weights[3] = {b->query, b->key, b->value};
-        long sizes[3] = {b->queries, b->keys, b->keys}, from = 0;
-        for (int part = 0; part < 3; from += sizes[part++]) {
-            Product back = backward_product(b->turned_back + from, sizes[part], weights[part], b->grad_normed, width);
-            back.row = b->heads;
-            back.adds = part > 0;
-            panel_product(of, tokens, width, back);
+        for (long part = 0, from = 0; part < 3; from += sizes[part++]) {
+            const float *grad = h.grad_heads + from;
+            Product by_weight = weight_product(grad, sizes[part], h.normed, tokens, to[part], width);
+            by_weight.next = heads;
+            panel_product(of, sizes[part], width, by_weight);
+            if (biases[0]) sum_rows(of, grad, tokens, heads, sizes[part], biases[part]);
+            Product by_input = backward_product(grad, sizes[part], weights[part], h.grad_normed, width);
+            by_input.row = heads;
+            by_input.adds = part > 0;
+            panel_product(of, tokens, width, by_input);
         }
 #pragma omp barrier
-        unnormalise(of, b->sizes, b->norm, b->grad_normed, 0, b->grad_x, b->grad_norm);
+        unnormalise(of, s, norm, h.grad_normed, s->grad_x, s->grad_x, grads.norm);
     }
 }
 
-typedef struct {
-    Sizes sizes;
-    Norm norm;
-    int64_t attended_width, inner_width;
-    const float *x, *attended, *out, *gate, *up, *down;
-    float *panels, *gates, *ups, *inner, *y;
-    const float *grad;
-    float *grad_inner, *grad_gates, *grad_ups, *grad_normed, *grad_x, *grad_attended;
-    float *grad_out, *grad_gate, *grad_up, *grad_down, *grad_norm;
-} Behind;
-
-void behind_attention(const Behind *b) {
-#pragma omp parallel num_threads(b->sizes.threads)
+/* A layer's output from what its heads attended to, in place of its input. */
+static void behind_attention(const Stack *s, Weights w, Kept k, Scratch h) {
+#pragma omp parallel num_threads(s->attention.threads)
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
-        long width = b->sizes.width, tokens = b->sizes.tokens, seen = b->attended_width, inner = b->inner_width;
-        float *out = b->panels, *gate = out + width * seen, *up = gate + inner * width, *down = up + inner * width;
-        long first, last = share(of, tokens, 1, &first);
-        memcpy(b->y + first * width, b->x + first * width, (last - first) * width * sizeof(float));
-        lay(of, b->out, width, seen, out);
-        lay(of, b->gate, inner, width, gate);
-        lay(of, b->up, inner, width, up);
-        lay(of, b->down, width, inner, down);
+        long width = s->width, tokens = s->tokens, seen = queries(s), inner = s->inner;
+        float *out = h.panels, *gate = out + width * seen, *up = gate + inner * width, *down = up + inner * width;
+        lay(of, w.out, width, seen, out);
+        lay(of, w.gate, inner, width, gate);
+        lay(of, w.up, inner, width, up);
+        lay(of, w.down, width, inner, down);
 #pragma omp barrier
-        Product residual = forward_product(b->attended, seen, out, b->y, width);
+        Product residual = forward_product(k.attended, seen, out, s->x, width);
         residual.adds = 1;
         panel_product(of, tokens, width, residual);
 #pragma omp barrier
-        normalise(of, b->sizes, b->y, b->norm);
+        normalise(of, s, s->x, (Norm){w.mlp_norm, k.mlp_unit, k.mlp_scale, h.normed});
 #pragma omp barrier
-        panel_product(of, tokens, inner, forward_product(b->norm.normed, width, gate, b->gates, inner));
-        panel_product(of, tokens, inner, forward_product(b->norm.normed, width, up, b->ups, inner));
+        panel_product(of, tokens, inner, forward_product(h.normed, width, gate, k.gates, inner));
+        panel_product(of, tokens, inner, forward_product(h.normed, width, up, k.ups, inner));
 #pragma omp barrier
-        FOR_SHARE(of, tokens * inner, k) {
-            vec x = load(b->gates + k);
-            store(b->inner + k, x / (1.0f + exponential(-x)) * load(b->ups + k));
+        FOR_SHARE(of, tokens * inner, i) {
+            vec x = load(k.gates + i);
+            store(k.inner + i, x / (1.0f + exponential(-x)) * load(k.ups + i));
         }
 #pragma omp barrier
-        residual = forward_product(b->inner, inner, down, b->y, width);
+        residual = forward_product(k.inner, inner, down, s->x, width);
         residual.adds = 1;
         panel_product(of, tokens, width, residual);
     }
 }
 
-void behind_attention_backward(const Behind *b) {
-#pragma omp parallel num_threads(b->sizes.threads)
+static void behind_attention_backward(const Stack *s, Weights w, Kept k, Scratch h, Weights grads) {
+    Norm norm = {w.mlp_norm, k.mlp_unit, k.mlp_scale, h.normed};
+#pragma omp parallel num_threads(s->attention.threads)
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
-        long width = b->sizes.width, tokens = b->sizes.tokens, seen = b->attended_width, inner = b->inner_width;
-        panel_product(of, tokens, inner, backward_product(b->grad, width, b->down, b->grad_inner, inner));
-        panel_product(of, width, inner, weight_product(b->grad, width, b->inner, tokens, b->grad_down, inner));
-        renormalise(of, b->sizes, b->norm);
+        long width = s->width, tokens = s->tokens, seen = queries(s), inner = s->inner;
+        panel_product(of, tokens, inner, backward_product(s->grad_x, width, w.down, h.grad_gates, inner));
+        panel_product(of, width, inner, weight_product(s->grad_x, width, k.inner, tokens, grads.down, inner));
+        renormalise(of, s, norm);
 #pragma omp barrier
-        FOR_SHARE(of, tokens * inner, k) {
-            vec x = load(b->gates + k), s = 1.0f / (1.0f + exponential(-x)), g = load(b->grad_inner + k);
-            store(b->grad_ups + k, g * x * s);
-            store(b->grad_gates + k, g * load(b->ups + k) * s * (1.0f + x * (1.0f - s)));
+        FOR_SHARE(of, tokens * inner, i) {
+            vec x = load(k.gates + i), open = 1.0f / (1.0f + exponential(-x)), g = load(h.grad_gates + i);
+            store(h.grad_ups + i, g * x * open);
+            store(h.grad_gates + i, g * load(k.ups + i) * open * (1.0f + x * (1.0f - open)));
         }
 #pragma omp barrier
-        panel_product(of, inner, width, weight_product(b->grad_gates, inner, b->norm.normed, tokens, b->grad_gate, width));
-        panel_product(of, inner, width, weight_product(b->grad_ups, inner, b->norm.normed, tokens, b->grad_up, width));
-        panel_product(of, tokens, width, backward_product(b->grad_gates, inner, b->gate, b->grad_normed, width));
-        Product more = backward_product(b->grad_ups, inner, b->up, b->grad_normed, width);
+        panel_product(of, inner, width, weight_product(h.grad_gates, inner, h.normed, tokens, grads.gate, width));
+        panel_product(of, inner, width, weight_product(h.grad_ups, inner, h.normed, tokens, grads.up, width));
+        panel_product(of, tokens, width, backward_product(h.grad_gates, inner, w.gate, h.grad_normed, width));
+        Product more = backward_product(h.grad_ups, inner, w.up, h.grad_normed, width);
         more.adds = 1;
         panel_product(of, tokens, width, more);
 #pragma omp barrier
-        unnormalise(of, b->sizes, b->norm, b->grad_normed, b->grad, b->grad_x, b->grad_norm);
+        unnormalise(of, s, norm, h.grad_normed, s->grad_x, s->grad_x, grads.mlp_norm);
 #pragma omp barrier
-        panel_product(of, tokens, seen, backward_product(b->grad_x, width, b->out, b->grad_attended, seen));
-        panel_product(of, width, seen, weight_product(b->grad_x, width, b->attended, tokens, b->grad_out, seen));
+        panel_product(of, tokens, seen, backward_product(s->grad_x, width, w.out, h.grad_attended, seen));
+        panel_product(of, width, seen, weight_product(s->grad_x, width, k.attended, tokens, grads.out, seen));
+    }
+}
+
+/* The norm behind the last layer, in place. */
+static Norm last_norm(const Stack *s) {
+    float *at = s->kept[s->layers], *unit = take(&at, s->tokens * s->width);
+    return (Norm){s->norm, unit, at, s->x};
+}
+
+void stack_forward(const Stack *s) {
+    Scratch h = forward_scratch(s);
+    for (long layer = 0; layer < s->layers; layer++) {
+        Kept k = kept_of(s, layer);
+        before_attention(s, s->weights[layer], k, h);
+        Attention attention = s->attention;
+        attention.x = k.heads, attention.out = k.attended, attention.lse = k.lse;
+        attend(&attention);
+        behind_attention(s, s->weights[layer], k, h);
+    }
+#pragma omp parallel num_threads(s->attention.threads)
+    normalise((Share){omp_get_thread_num(), omp_get_num_threads()}, s, s->x, last_norm(s));
+}
+
+void stack_backward(const Stack *s) {
+    Scratch h = backward_scratch(s);
+#pragma omp parallel num_threads(s->attention.threads)
+    {
+        Share of = {omp_get_thread_num(), omp_get_num_threads()};
+        unnormalise(of, s, last_norm(s), s->grad, 0, s->grad_x, s->grad_norm);
+    }
+    for (long layer = s->layers; layer-- > 0;) {
+        Kept k = kept_of(s, layer);
+        behind_attention_backward(s, s->weights[layer], k, h, s->grads[layer]);
+        Attention attention = s->attention;
+        attention.x = k.heads, attention.lse = k.lse, attention.grad = h.grad_attended, attention.grad_x = h.grad_heads;
+        attend_backward(&attention);
+        before_attention_backward(s, s->weights[layer], k, h, s->grads[layer]);
     }
 }
