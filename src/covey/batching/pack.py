@@ -7,6 +7,7 @@ rank knows every sample of the rollout, so the denominators are global without a
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ _CANCELLED = 1e-4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
     """How a rollout is cut: `completions_per_rank` is B x A; a forward pass holds at most `max_tokens`
-    tokens. `top_entropy_quantile` is the share of a step's tokens whose policy term counts."""
+    tokens. `shares_beginnings` has what siblings go on with before they part count once, too, for a policy
+    whose memory follows from the tokens of its stream alone: attention in torch gathers the keys of each row.
+    `top_entropy_quantile` is the share of a step's tokens whose policy term counts."""
 
     rank: int
     world: int
@@ -35,6 +38,7 @@ class PackPlan:
     max_completion_length: int
     stream: StreamKind
     device: torch.device
+    shares_beginnings: bool = False
     top_entropy_quantile: float = 1.0
 
 
@@ -56,23 +60,42 @@ def micro_batches(
     mine = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
     out: list[list[int]] = []
     used = widest = 0
-    families: set[tuple[int, float]] = set()
+    families: dict[tuple[int, float], list[tuple[int, ...]]] = {}
     for i in mine:
         if not forward[i]:
             continue
-        length, prompt, family = len(samples[i].token_ids), samples[i].prompt_length, _family(samples[i])
+        length = len(samples[i].token_ids)
         if plan.stream == "padded":
             total = (len(out[-1]) + 1) * max(widest, length) if out else length
         else:
-            shared = plan.stream == "prefix" and family in families
-            total = used + length - (prompt if shared else 0)
+            total = used + length - _shared(samples[i], families, plan)
         if not out or total > plan.max_tokens:
             out.append([])
-            families, widest, total = set(), 0, length
+            families, widest, total = {}, 0, length
+            _shared(samples[i], families, plan)
         out[-1].append(i)
         used, widest = total, max(widest, length)
-        families.add(family)
     return out
+
+
+def _shared(sample: Sample, families: dict[tuple[int, float], list[tuple[int, ...]]], plan: PackPlan) -> int:
+    """The tokens that a sample begins with as one of its siblings does, and that count once; it joins them,
+    whose completions are in the order of their tokens."""
+    if plan.stream != "prefix":
+        return 0
+    completion = tuple(sample.token_ids[sample.prompt_length :]) if plan.shares_beginnings else ()
+    siblings = families.setdefault(_family(sample), [])
+    # Of all siblings the one before it in that order, or the one behind, has the most in common with it.
+    at = bisect(siblings, completion)
+    common = [_in_common(completion, sibling) for sibling in siblings[max(at - 1, 0) : at + 1]]
+    siblings.insert(at, completion)
+    return sample.prompt_length + max(common) if common else 0
+
+
+def _in_common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """The tokens up to which two completions are the same."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batch]:

@@ -23,8 +23,7 @@ class AlgorithmOptions(InputOptions):
         "batch",
         None,
         "Tokens that one forward pass holds; a longer row passes alone. Unset: per_device_train_batch_size "
-        "rows of the longest prompt and completion; on a CPU fewer where that is no slower, and more where "
-        "the model is small.",
+        "rows of the longest prompt and completion; on a CPU fewer where that is no slower.",
     )
     gradient_accumulation_steps: int = option(
         "batch",

@@ -10,6 +10,7 @@ Axes: n tokens, X all heads, H query heads, D head width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -105,6 +106,54 @@ class Llama:
         return cos[0, :, None], torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], dim=-1)
 
 
+class Turns:
+    """The turns of a model's positions, each computed once."""
+
+    def __init__(self, known: Llama) -> None:
+        self._known = known
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def at(self, positions_n: Tensor) -> tuple[Tensor, Tensor]:
+        """What `Llama.turns` gives for embeddings at these positions."""
+        needed = int(positions_n.max()) + 1 if positions_n.numel() else 1
+        if self._tables is None or needed > self._tables[0].shape[0]:
+            every = torch.arange(1 << needed.bit_length(), device=positions_n.device)
+            cos_PxD, sin_PxD = self._known.turns(self._known.embedding, every)
+            self._tables = cos_PxD.contiguous(), sin_PxD.contiguous()
+        return self._tables[0].index_select(0, positions_n), self._tables[1].index_select(0, positions_n)
+
+
+class Tree:
+    """The modules of a model, its weights and who listens to its calls: whether they are as they were when
+    this was made costs a tenth of reading them again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        self._parts = [
+            (holder, name, part)
+            for module in modules
+            for holder in (module._modules, module._parameters, module._buffers)
+            for name, part in holder.items()
+        ]
+        self._hooks = [hooks for module in modules for hooks in _hooks_of(module)]
+        # Adapters are merged and taken out again, and who listens may stop.
+        self._is_passing = any(self._hooks) or any(hasattr(module, "get_base_layer") for module in modules)
+        self._weights = list(model.parameters())
+        self._places = self._now()
+
+    def _now(self) -> list[tuple[int, torch.dtype]]:
+        """Where the numbers of weights are, and what."""
+        return [(weight.data_ptr(), weight.dtype) for weight in self._weights]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing has changed, and can be known to have not."""
+        if self._is_passing or any(self._hooks):
+            return False
+        return all(h.get(n) is part for h, n, part in self._parts) and self._now() == self._places
+
+
 def llama(model: nn.Module) -> Llama | None:
     """The weights of a model whose every module is one that this file knows; None for any other.
 
@@ -153,10 +202,11 @@ def _windowed(config: Any) -> bool:
 
 def _hooked(backbone: nn.Module) -> bool:
     """Whether somebody wants to hear of the calls that would not be made."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        for module in backbone.modules()
-    )
+    return any(hooks for module in backbone.modules() for hooks in _hooks_of(module))
+
+
+def _hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
 
 
 def _layer(module: Any) -> LlamaLayer | None:

@@ -10,6 +10,7 @@ Axes: T tokens of a stream, X all heads, D head width, E model width.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,22 +22,25 @@ from covey.models import llama_update_native as native
 from covey.models.attention import StreamLayout
 from covey.models.attention_native import Families
 from covey.models.linear import linear, transposed_product
-from covey.models.llama import Llama, LlamaLayer, llama, weights_of
+from covey.models.llama import Llama, LlamaLayer, Turns, llama, weights_of
 
 # Weights of all layers up to which calls take a share of the time that is worth saving.
 _LARGEST = 1 << 23
 
 
 def update_weights(model: nn.Module) -> Llama | None:
-    """The weights of a model that `hidden` computes: a small one that `covey.models.llama` recognises, in
+    """The weights of a model that has a short pass: a small one that `covey.models.llama` recognises, in
     float32 on a CPU, without dropout; None for any other."""
     known = llama(model)
     if known is None or known.embedding.device.type != "cpu" or known.size > _LARGEST:
         return None
+    return known if not has_dropout(model) and all(_is_known(layer) for layer in known.layers) else None
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a model that `covey.models.llama` recognises drops attention weights."""
     backbone: Any = model.base_model
-    if any(layer.self_attn.attention_dropout for layer in backbone.layers):
-        return None
-    return known if all(_is_known(layer) for layer in known.layers) else None
+    return any(layer.self_attn.attention_dropout for layer in backbone.layers)
 
 
 def _is_known(layer: LlamaLayer) -> bool:
@@ -50,32 +54,49 @@ def _is_known(layer: LlamaLayer) -> bool:
     )
 
 
-def hidden(
-    known: Llama,
-    tokens_T: Tensor,
-    positions_T: Tensor,
-    layout: StreamLayout,
-    library: ctypes.CDLL | None = None,
-) -> Tensor:
-    """Last hidden states (T, E) of a stream, with gradients of every weight; in C where `library` computes
-    products of such widths."""
-    x_TE = F.embedding(tokens_T, known.embedding)
-    with torch.no_grad():
-        cos_T1D, sin_T1D = (turn.contiguous() for turn in known.turns(x_TE, positions_T))
-    if library is not None and layout.is_plain and is_compiled(known, library):
-        weights = [*(weight for layer in known.layers for weight in _tensors(layer)), known.norm]
-        return _stack(known, layout, library).hidden(x_TE, cos_T1D, sin_T1D, weights)
-    for number, layer in enumerate(known.layers):
-        before, behind = _tensors(layer)[:7], _tensors(layer)[7:]
-        heads_TXD = _BeforeAttention.apply(x_TE, cos_T1D, sin_T1D, known.epsilon, *before)
-        queries = layer.heads[0].weight.shape[0] // known.head_width
-        attended_THD = layout.attend_heads(number, heads_TXD, queries, known.scaling)
-        x_TE = _BehindAttention.apply(x_TE, attended_THD.flatten(1), known.epsilon, *behind)
-    return _Norm.apply(x_TE, known.norm, known.epsilon)  # type: ignore[no-any-return]
+@dataclass(frozen=True, slots=True)
+class ShortPass:
+    """What computes the last hidden states of a small model. `weights` are those of every layer and of the
+    norm behind them; `library` where it computes products of such widths."""
+
+    known: Llama
+    weights: tuple[Tensor | None, ...]
+    turns: Turns
+    library: ctypes.CDLL | None
+
+    def hidden(
+        self, tokens_T: Tensor, positions_T: Tensor, layout: StreamLayout, *, adds: bool = False
+    ) -> Tensor:
+        """Last hidden states (T, E) of a stream, with gradients of every weight. Where it `adds` and is
+        compiled, a backward pass adds to `.grad` by itself, as `Policy.adding_gradients` says."""
+        known = self.known
+        x_TE = F.embedding(tokens_T, known.embedding)
+        cos_T1D, sin_T1D = self.turns.at(positions_T)
+        if self.library is not None and layout.is_plain:
+            adds = adds and all(weight is None or weight.requires_grad for weight in self.weights)
+            families = Families.of(layout.segments)
+            stack = native.Stack(self.library, known, self.weights, families, adds)
+            return stack.hidden(x_TE, cos_T1D, sin_T1D)
+        for number, layer in enumerate(known.layers):
+            before, behind = _tensors(layer)[:7], _tensors(layer)[7:]
+            heads_TXD = _BeforeAttention.apply(x_TE, cos_T1D, sin_T1D, known.epsilon, *before)
+            queries = layer.heads[0].weight.shape[0] // known.head_width
+            attended_THD = layout.attend_heads(number, heads_TXD, queries, known.scaling)
+            x_TE = _BehindAttention.apply(x_TE, attended_THD.flatten(1), known.epsilon, *behind)
+        return _Norm.apply(x_TE, known.norm, known.epsilon)  # type: ignore[no-any-return]
 
 
-def is_compiled(known: Llama, library: ctypes.CDLL | None) -> bool:
-    """Whether `hidden` computes them in C, where attention is plain."""
+def short_pass(model: nn.Module, library: ctypes.CDLL | None) -> ShortPass | None:
+    """The short pass of a model that has one."""
+    known = update_weights(model)
+    if known is None:
+        return None
+    weights = *(weight for layer in known.layers for weight in _tensors(layer)), known.norm
+    return ShortPass(known, weights, Turns(known), library if _is_compiled(known, library) else None)
+
+
+def _is_compiled(known: Llama, library: ctypes.CDLL | None) -> bool:
+    """Whether the library computes them: widths that it knows, the same in every layer."""
     shapes = [tuple(None if w is None else w.shape for w in _tensors(layer)) for layer in known.layers]
     if library is None or any(shape != shapes[0] for shape in shapes):
         return False
@@ -83,22 +104,6 @@ def is_compiled(known: Llama, library: ctypes.CDLL | None) -> bool:
     if not native.serves(library, (known.head_width, *widths)):
         return False
     return all(weight.is_contiguous() for weight in weights_of(known))
-
-
-def _stack(known: Llama, layout: StreamLayout, library: ctypes.CDLL) -> native.Stack:
-    first = known.layers[0]
-    queries, keys = (part.weight.shape[0] // known.head_width for part in first.heads[:2])
-    return native.Stack(
-        library=library,
-        families=Families.of(layout.segments),
-        layers=len(known.layers),
-        heads=queries,
-        key_heads=keys,
-        head_width=known.head_width,
-        inner=first.down.weight.shape[1],
-        scaling=known.scaling,
-        epsilon=known.epsilon,
-    )
 
 
 def _tensors(layer: LlamaLayer) -> tuple[Tensor | None, ...]:

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from covey.models.attention_native import Attention, Families
+from covey.models.llama import Llama
 from covey.models.native.library import FLOAT, INT, POINTER, place, structure
 
 _Stack = structure(
     "_Stack",
     attention=Attention,
-    **dict.fromkeys(("layers", "tokens", "width", "inner"), INT),
+    **dict.fromkeys(("layers", "tokens", "width", "inner", "adds"), INT),
     epsilon=FLOAT,
     **dict.fromkeys(("cosines", "sines", "weights", "norm", "x", "kept", "gated", "scratch"), POINTER),
     **dict.fromkeys(("grad", "grad_x", "grads", "grad_norm"), POINTER),
@@ -29,43 +30,60 @@ _Stack = structure(
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A model's layers and a stream, as the library is told of them; `inner` is the width of a gated
-    layer."""
+    """A model's layers and a stream, as the library is told of them. `weights` are, in its order, those of
+    every layer and of the norm behind them. Where it `adds`, a backward pass adds to their `.grad` by itself,
+    and autograd hears of the embeddings' gradient alone."""
 
     library: ctypes.CDLL
+    known: Llama
+    weights: Sequence[Tensor | None]
     families: Families
-    layers: int
-    heads: int
-    key_heads: int
-    head_width: int
-    inner: int
-    scaling: float
-    epsilon: float
+    adds: bool
 
-    def hidden(
-        self, x_TE: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, weights: Sequence[Tensor | None]
-    ) -> Tensor:
-        """Last hidden states (T, E) of embeddings. `weights` are, in the library's order, those of every
-        layer and of the norm behind them."""
+    def hidden(self, x_TE: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
+        """Last hidden states (T, E) of embeddings."""
         keeps = torch.is_grad_enabled()
-        return _Layers.apply(self, keeps, x_TE, cos_T1D, sin_T1D, *weights)  # type: ignore[no-any-return]
+        return _Layers.apply(self, keeps, x_TE, cos_T1D, sin_T1D, *self.weights)  # type: ignore[no-any-return]
 
-    def arguments(self, x_TE: Tensor, turns: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Any:
+    @property
+    def layers(self) -> int:
+        """Their number."""
+        return len(self.known.layers)
+
+    @property
+    def inner(self) -> int:
+        """Width of a gated layer."""
+        return self.known.layers[0].down.weight.shape[1]
+
+    def arguments(self, x_TE: Tensor, turns: Sequence[Tensor]) -> Any:
         """What both passes are called with."""
+        known, width = self.known, self.known.head_width
+        heads, key_heads = (part.weight.shape[0] // width for part in known.layers[0].heads[:2])
         return _Stack(
             attention=self.families.arguments(
-                heads=self.heads, key_heads=self.key_heads, head_width=self.head_width, scaling=self.scaling
+                heads=heads, key_heads=key_heads, head_width=width, scaling=known.scaling
             ),
             layers=self.layers,
             tokens=x_TE.shape[0],
             width=x_TE.shape[1],
             inner=self.inner,
-            epsilon=self.epsilon,
+            epsilon=known.epsilon,
             cosines=place(turns[0]),
             sines=place(turns[1]),
-            weights=_places(weights),
-            norm=place(weights[-1]),
+            adds=self.adds,
+            weights=_places(self.weights),
+            norm=place(self.weights[-1]),
         )
+
+    def gradients(self) -> list[Tensor | None]:
+        """Where the gradients of the weights go."""
+        weights = self.weights
+        if not self.adds:
+            return [None if weight is None else torch.empty_like(weight) for weight in weights]
+        for weight in weights:
+            if weight is not None and weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        return [None if weight is None else weight.grad for weight in weights]
 
     def call(self, name: str, found: Any, like: Tensor, *, has_backward: bool) -> None:
         """Call the library with memory for a layer at a time."""
@@ -93,7 +111,7 @@ class _Layers(torch.autograd.Function):
         *weights: Tensor | None,
     ) -> Tensor:
         out_TE = x_TE.clone()
-        found = stack.arguments(out_TE, (cos_T1D, sin_T1D), weights)
+        found = stack.arguments(out_TE, (cos_T1D, sin_T1D))
         size, layers = stack.library.stack_kept(ctypes.byref(found)), stack.layers
         # Nothing is kept without a gradient: every layer has the same room.
         kept = [out_TE.new_empty(size) for _ in range(layers + 1 if keeps else 1)]
@@ -112,15 +130,15 @@ class _Layers(torch.autograd.Function):
         stack: Stack = ctx.stack
         cos_T1D, sin_T1D, *rest = ctx.saved_tensors
         kept, gated = rest[: stack.layers + 1], rest[stack.layers + 1 : 2 * stack.layers + 1]
-        weights = rest[2 * stack.layers + 1 :]
         grad_TE = grad_TE.contiguous()
         grad_x_TE = torch.empty_like(grad_TE)
-        grads = [None if weight is None else torch.empty_like(weight) for weight in weights]
-        found = stack.arguments(grad_TE, (cos_T1D, sin_T1D), weights)
+        grads = stack.gradients()
+        found = stack.arguments(grad_TE, (cos_T1D, sin_T1D))
         found.kept, found.gated, found.grads = _places(kept), _places(gated), _places(grads)
         found.grad, found.grad_x, found.grad_norm = place(grad_TE), place(grad_x_TE), place(grads[-1])
         stack.call("stack_backward", found, grad_TE, has_backward=True)
-        return None, None, grad_x_TE, None, None, *grads
+        given = [None] * len(grads) if stack.adds else grads
+        return None, None, grad_x_TE, None, None, *given
 
 
 def serves(library: ctypes.CDLL, widths: Sequence[int]) -> bool:

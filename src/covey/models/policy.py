@@ -7,20 +7,22 @@ A head outside the wrapped module leaves its gradient unsynchronised under DDP, 
 from __future__ import annotations
 
 import ctypes
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from covey.models import llama_update
+from covey.models import head_native
 from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
 from covey.models.linear import is_kept_by_size
-from covey.models.llama import Llama
+from covey.models.llama import Tree
+from covey.models.llama_update import ShortPass, has_dropout, short_pass
 from covey.models.native.library import open_library
 from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
@@ -53,6 +55,9 @@ class Policy(nn.Module):
         self.recompute: Recompute = "none"
         self.offload = False
         self.has_liger = False
+        self._tree: Tree | None = None
+        self._found: ShortPass | None = None
+        self._adds_gradients = False
         config: Any = model.config
         # Fused attention drops soft-capping without a word; transformers 5.17 picks it for Gemma 2.
         is_capped = getattr(config, "attn_logit_softcapping", None) is not None
@@ -74,45 +79,68 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        known = self._known
-        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+        short, library = self._short, self._layers_library
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
-            is_compiled = known is not None and llama_update.is_compiled(known, self.library)
-            block = self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None
-            micro = in_few_sizes(micro, tokens=not is_compiled, block=block)
+            block = self.head.block_for(self._head.weight)[0] if is_kept_by_size(self._head.weight) else None
+            micro = in_few_sizes(micro, tokens=library is None, block=block)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
             if micro.num_rows == 1 and self.stream != "padded":
                 layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device)
-                hidden_TD = self._hidden_of(known, micro.tokens_T, micro.positions_T, layout)
+                hidden_TD = self._hidden_of(short, micro.tokens_T, micro.positions_T, layout)
             else:
                 hidden_TD = self._hidden_padded(micro)
-        logprob_N, entropy_N = token_stats(
-            hidden_TD.index_select(0, micro.context_U),
-            head.weight,
-            getattr(head, "bias", None),
-            micro.context_N,
-            micro.target_N,
-            micro.temperature_N,
-            self.head,
-        )
-        return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
+        return self._stats(hidden_TD, micro, library)
+
+    @contextmanager
+    def adding_gradients(self) -> Iterator[None]:
+        """Forward passes within it may have backward passes that add to `.grad` by themselves: for
+        `loss.backward()` alone, of weights whose gradients nobody waits for. It saves writing each gradient,
+        reading it and adding it up."""
+        self._adds_gradients = True
+        try:
+            yield
+        finally:
+            self._adds_gradients = False
+
+    def _stats(self, hidden_TD: Tensor, micro: MicroBatch, library: ctypes.CDLL | None) -> TokenStats:
+        weight_VD, bias_V = self._head.weight, getattr(self._head, "bias", None)
+        contexts = micro.context_U.shape[0]
+        targets = micro.context_N, micro.target_N, micro.temperature_N
+        if library is not None and head_native.serves(library, weight_VD, bias_V, self.head, contexts):
+            parts = head_native.Stats.apply(library, hidden_TD, weight_VD, micro.context_U, *targets)
+        else:
+            taken_UD = hidden_TD.index_select(0, micro.context_U)
+            parts = token_stats(taken_UD, weight_VD, bias_V, *targets, self.head)
+        return TokenStats(logprob_N=parts[0], entropy_N=parts[1])
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""
-        return self._hidden_of(self._known, tokens_T, positions_T, layout)
+        return self._hidden_of(self._short, tokens_T, positions_T, layout)
 
     @property
-    def _known(self) -> Llama | None:
-        """The weights where a stream may take the short pass."""
+    def _short(self) -> ShortPass | None:
+        """What a stream may take in place of the modules; read from them again when they have changed."""
         if self.recompute != "none" or self.has_liger:
             return None
-        return llama_update.update_weights(self.model)
+        if self._tree is None or not self._tree.is_same:
+            self._tree, self._found = Tree(self.model), short_pass(self.model, self.library)
+        return None if self._found is None or has_dropout(self.model) else self._found
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a stream's layers are computed in C, whose memory follows from its tokens alone."""
+        return self._layers_library is not None
+
+    @property
+    def _layers_library(self) -> ctypes.CDLL | None:
+        short = self._short if self.attention == "sdpa" else None
+        return None if short is None else short.library
 
     def _hidden_of(
-        self, known: Llama | None, tokens_T: Tensor, positions_T: Tensor, layout: Layout
+        self, short: ShortPass | None, tokens_T: Tensor, positions_T: Tensor, layout: Layout
     ) -> Tensor:
-        if known is not None and isinstance(layout, StreamLayout):
-            return llama_update.hidden(known, tokens_T, positions_T, layout, self.library)
+        if short is not None and isinstance(layout, StreamLayout):
+            return short.hidden(tokens_T, positions_T, layout, adds=self._adds_gradients)
         backbone: Any = self.model.base_model
         out = backbone(
             input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout
@@ -133,8 +161,7 @@ class Policy(nn.Module):
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Float32 logits (N, V) of hidden states, as the loss sees them, before temperature."""
-        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
-        return logits_of(hidden_ND, head.weight, getattr(head, "bias", None), self.head)
+        return logits_of(hidden_ND, self._head.weight, getattr(self._head, "bias", None), self.head)
 
     @cached_property
     def library(self) -> ctypes.CDLL | None:
@@ -144,8 +171,12 @@ class Policy(nn.Module):
     @property
     def vocab(self) -> int:
         """Numbers of a row of logits."""
-        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
-        return int(head.weight.shape[0])
+        return int(self._head.weight.shape[0])
+
+    @property
+    def _head(self) -> Any:
+        """The output embedding."""
+        return self.model.get_output_embeddings()  # type: ignore[operator]
 
     @property
     def device(self) -> torch.device:

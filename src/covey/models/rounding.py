@@ -24,6 +24,8 @@ def in_few_sizes(micro: MicroBatch, *, tokens: bool = True, block: int | None = 
     room = step_up(length, 64, 32) - length if tokens else 0
     last = contexts % block if block else 0
     spare = min(step_up(last, 64, 4), block) - last if block else 0
+    if not room and not spare:
+        return micro
     padding = (
         StreamSegment(start=start, length=min(_SEGMENT, length + room - start))
         for start in range(length, length + room, _SEGMENT)

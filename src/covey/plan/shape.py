@@ -70,17 +70,14 @@ def shape_of(config: Config, num_processes: int) -> Shape:
 # Hidden values of a pass, tokens x width x layers, beyond which a CPU gains nothing from a larger one: its
 # products are as fast, and its activations, about 70 bytes each, only take memory.
 _CPU_VALUES = 1 << 23
-# Values of a pass below which a CPU spends a share of its time on the calls and not in them; about 150 MB.
-_FEW_CPU_VALUES = 1 << 21
 
 
 def tokens_per_pass(config: Config, *, longest_prompt: int, cpu_model: tuple[int, int] | None) -> int:
     """Return the tokens that one forward pass may hold: B rows of the longest prompt and completion, if
     `max_tokens_per_micro_batch` does not say otherwise.
 
-    `cpu_model` are width and layers of a model that trains on a CPU, whose passes are neither so small that
-    accumulation costs time nor so large that they only cost memory; None on a GPU, and where they are not
-    known.
+    `cpu_model` are width and layers of a model that trains on a CPU, whose passes are not so large that they
+    only cost memory; None on a GPU, and where they are not known.
     """
     if config.max_tokens_per_micro_batch is not None:
         return config.max_tokens_per_micro_batch
@@ -88,8 +85,7 @@ def tokens_per_pass(config: Config, *, longest_prompt: int, cpu_model: tuple[int
     if cpu_model is None:
         return rows
     hidden, layers = cpu_model
-    least, most = (max(1, values // (hidden * layers)) for values in (_FEW_CPU_VALUES, _CPU_VALUES))
-    return min(max(rows, least), most)
+    return min(rows, max(1, _CPU_VALUES // (hidden * layers)))
 
 
 def faults(shape: Shape, num_prompts: int | None) -> tuple[str, ...]:

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.batching.credit import CreditConfig, credit_samples, row_credits
-from covey.batching.pack import PackPlan, micro_batches, pack, step_slices
+from covey.batching.pack import PackPlan, _row, micro_batches, pack, step_slices
 from covey.batching.samples import to_samples
+from covey.models.stream import build_stream
 from covey.types import AnnotatedSample, Denominators, Finish, Sample, TrainSample
 
 
@@ -32,22 +33,25 @@ def rows_of(groups, *, may_skip: bool = True, mask_truncated: bool = False) -> l
     return credit_samples(annotated, credits, may_skip_rows=may_skip)
 
 
+def sample_of(group: int, sibling: int, completion: tuple[int, ...]) -> Sample:
+    """A sample with a prompt of 3 tokens."""
+    own = len(completion)
+    return Sample(
+        group=group,
+        sibling=sibling,
+        token_ids=(1, 1, 1, *completion),
+        prompt_length=3,
+        is_trained=(False,) * 3 + (True,) * own,
+        sampler_logprobs=(0.0,) * own,
+        versions=(0,) * own,
+        temperature=1.0,
+        finish=Finish.STOP,
+    )
+
+
 def cut(lengths: list[tuple[int, int]], plan: PackPlan, skip: tuple[int, ...] = ()) -> list[list[int]]:
     """Micro-batches over rows of (group, completion length), with prompts of 3 tokens."""
-    samples = [
-        Sample(
-            group=group,
-            sibling=i,
-            token_ids=(1,) * (3 + own),
-            prompt_length=3,
-            is_trained=(False,) * 3 + (True,) * own,
-            sampler_logprobs=(0.0,) * own,
-            versions=(0,) * own,
-            temperature=1.0,
-            finish=Finish.STOP,
-        )
-        for i, (group, own) in enumerate(lengths)
-    ]
+    samples = [sample_of(group, i, (1,) * own) for i, (group, own) in enumerate(lengths)]
     forward = [i not in skip for i in range(len(samples))]
     return micro_batches(samples, forward, range(len(samples)), plan, plan.rank)
 
@@ -87,6 +91,54 @@ def test_rows_without_a_forward_pass_take_no_room(pack_plan):
     # Their prompt is not in the stream either: row 1 brings it itself, 7 and not 4.
     assert cut(FOUR, pack_plan(stream="prefix", max_tokens=7), skip=(0, 2)) == [[1], [3]]
     assert cut(FOUR, pack_plan(), skip=(0, 1, 2, 3)) == []
+
+
+def cut_completions(rows: list[tuple[int, tuple[int, ...]]], plan: PackPlan) -> list[list[int]]:
+    """Micro-batches over rows of (group, completion)."""
+    samples = [sample_of(group, i, completion) for i, (group, completion) in enumerate(rows)]
+    plan = replace(plan, completions_per_rank=len(samples))
+    return micro_batches(samples, [True] * len(samples), range(len(samples)), plan, plan.rank)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "expected"),
+    [
+        # 3 + 4 tokens, + 2 behind the first two, + 0 of the same again, + 1 behind three; another group's 5.
+        (15, [[0, 1, 2, 3, 4]]),
+        (14, [[0, 1, 2, 3], [4]]),
+        (9, [[0, 1, 2], [3], [4]]),
+        (8, [[0], [1], [2, 3], [4]]),
+    ],
+)
+def test_what_siblings_begin_with_counts_once(max_tokens, expected, pack_plan):
+    rows = [(0, (5, 6, 7, 8)), (0, (5, 6, 9, 9)), (0, (5, 6, 7, 8)), (0, (5, 6, 7, 4)), (1, (5, 6))]
+    plan = pack_plan(stream="prefix", max_tokens=max_tokens, shares_beginnings=True)
+    assert cut_completions(rows, plan) == expected
+    # Packed rows share nothing: 7 tokens each, and 5. Where only prompts count once it is 7, 4, 4, 4 and 5.
+    packed = replace(plan, stream="packed", max_tokens=14)
+    assert cut_completions(rows, packed) == [[0, 1], [2, 3], [4]]
+    prompts = replace(plan, shares_beginnings=False, max_tokens=15)
+    assert cut_completions(rows, prompts) == [[0, 1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stream_is_filled_and_not_passed(seed, pack_plan):
+    draw = random.Random(seed)
+    drawn = [tuple(draw.choices((5, 6), k=draw.randint(1, 9))) for _ in range(draw.choice((8, 24)))]
+    rows = [(i // 8, completion) for i, completion in enumerate(drawn)]
+    plan = pack_plan(stream="prefix", max_tokens=draw.choice((15, 30, 60)), shares_beginnings=True)
+    found = cut_completions(rows, plan)
+    assert [i for numbers in found for i in numbers] == list(range(len(rows)))
+
+    def held(numbers: list[int]) -> int:
+        """Each beginning that there is, once: a token of a prompt is of its group alone."""
+        ids = [(rows[i][0], (1, 1, 1, *rows[i][1])) for i in numbers]
+        return len({(group, tokens[: k + 1]) for group, tokens in ids for k in range(len(tokens))})
+
+    for numbers, following in zip(found, [*found[1:], []], strict=True):
+        stream = build_stream([_row(sample_of(rows[i][0], i, rows[i][1])) for i in numbers], "prefix")
+        assert stream.tokens_T.numel() <= held(numbers) <= plan.max_tokens
+        assert not following or held([*numbers, following[0]]) > plan.max_tokens
 
 
 def test_steps_are_equal_runs_over_all_ranks(pack_plan):

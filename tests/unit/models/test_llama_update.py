@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -38,11 +39,13 @@ def way(request, monkeypatch):
 
 def results(policy: Policy, rows, kind: str, *, short: bool, monkeypatch) -> dict[str, torch.Tensor]:
     """Logprobs, entropies and every gradient."""
-    monkeypatch.setattr(llama_update, "_LARGEST", 1 << 23 if short else 0)
     policy.use_stream(kind)
     policy.zero_grad(set_to_none=True)
     micro = micro_of(rows, kind, policy.device)
-    stats = policy(replace(micro, temperature_N=torch.full_like(micro.temperature_N, 0.8)))
+    with monkeypatch.context() as patched:
+        if not short:
+            patched.setattr(Policy, "_short", None)
+        stats = policy(replace(micro, temperature_N=torch.full_like(micro.temperature_N, 0.8)))
     weight_N = torch.randn(stats.logprob_N.shape, generator=torch.Generator().manual_seed(3))
     ((stats.logprob_N + 0.3 * stats.entropy_N) * weight_N).sum().backward()
     gradients = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
@@ -56,7 +59,7 @@ MODELS = {
     "mistral": {"sliding_window": None},
     "one key head": {"num_key_value_heads": 1},
     # The others' heads are narrower than what the library computes.
-    "biases and wide heads": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "wide heads with biases": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "wide heads": {"sliding_window": None, "head_dim": 32, "hidden_size": 96},
     "two wide heads": {
         "sliding_window": None,
@@ -112,16 +115,10 @@ def test_the_number_of_threads_changes_no_bit(random_rows, monkeypatch):
 
 
 def test_the_short_pass_is_taken(random_rows, monkeypatch):
-    policy = policy_of("qwen2")
-    called = []
-    real = llama_update.hidden
-    monkeypatch.setattr(llama_update, "hidden", lambda *a: (called.append(1), real(*a))[1])
-    results(policy, random_rows((11, (9, 4))), "prefix", short=True, monkeypatch=monkeypatch)
-    assert called
-    called.clear()
+    policy, rows = policy_of("qwen2"), random_rows((11, (9, 4)))
+    assert is_short(policy, rows, monkeypatch)
     policy.keep_activations("full")
-    results(policy, random_rows((11, (9, 4))), "prefix", short=True, monkeypatch=monkeypatch)
-    assert not called
+    assert not is_short(policy, rows, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +154,87 @@ def test_precision_size_and_listeners(monkeypatch):
     assert update_weights(policy.to(torch.bfloat16).model) is None
 
 
+def is_short(policy: Policy, rows, monkeypatch) -> bool:
+    """Whether a pass is the short one."""
+    called = []
+    real = llama_update.ShortPass.hidden
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            llama_update.ShortPass, "hidden", lambda *a, **k: (called.append(1), real(*a, **k))[1]
+        )
+        results(policy, rows, "prefix", short=True, monkeypatch=monkeypatch)
+    return bool(called)
+
+
+def test_a_model_that_changes_between_passes_is_read_again(random_rows, monkeypatch, assert_close_guarded):
+    policy, rows = policy_of("mistral", **MODELS["wide heads"]), random_rows((11, (9, 4)))
+    layers = policy.model.base_model.layers
+    # Who listens from the first pass on and then stops.
+    handle = layers[0].register_forward_hook(lambda *_: None)
+    assert not is_short(policy, rows, monkeypatch)
+    handle.remove()
+    assert is_short(policy, rows, monkeypatch)
+    handle = layers[1].mlp.up_proj.register_full_backward_hook(lambda *_: None)
+    assert not is_short(policy, rows, monkeypatch)
+    handle.remove()
+    assert is_short(policy, rows, monkeypatch)
+    for layer in layers:
+        layer.self_attn.attention_dropout = 0.1
+    assert not is_short(policy, rows, monkeypatch)
+    for layer in layers:
+        layer.self_attn.attention_dropout = 0.0
+    assert is_short(policy, rows, monkeypatch)
+
+    def replaced() -> None:
+        other = torch.nn.Linear(*reversed(layers[2].self_attn.v_proj.weight.shape), bias=False)
+        layers[2].self_attn.v_proj = other
+
+    def reassigned() -> None:
+        layers[0].mlp.down_proj.weight = torch.nn.Parameter(layers[0].mlp.down_proj.weight.detach() * 0.5)
+
+    def moved() -> None:
+        layers[1].input_layernorm.weight.data = layers[1].input_layernorm.weight.data + 0.5
+
+    for change in (replaced, reassigned, moved):
+        before = results(policy, rows, "prefix", short=True, monkeypatch=monkeypatch)["logprob"]
+        change()
+        assert is_short(policy, rows, monkeypatch)
+        expected = results(policy, rows, "prefix", short=False, monkeypatch=monkeypatch)
+        actual = results(policy, rows, "prefix", short=True, monkeypatch=monkeypatch)
+        assert not torch.allclose(actual["logprob"], before, rtol=1e-3)
+        for part, value in expected.items():
+            assert_close_guarded(actual[part], value, rtol=1e-4)
+    assert policy.to(torch.bfloat16)._short is None
+    assert policy.to(torch.float32)._short is not None
+
+
+def test_gradients_that_a_pass_adds_by_itself(way, random_rows, monkeypatch, assert_close_guarded):
+    policy = policy_of("qwen2", **MODELS["wide heads with biases"])
+    streams = [random_rows((11, (9, 4)), (5, (8, 2))), random_rows((6, (40, 3)), (7, (3, 3)))]
+    micros = [micro_of(rows, "prefix", policy.device) for rows in streams]
+    told: list[bool] = []
+    weight = policy.model.base_model.layers[0].mlp.up_proj.weight
+    weight.register_hook(lambda gradient: told.append(gradient is not None))
+    found = []
+    for adds in (False, True):
+        policy.zero_grad(set_to_none=True)
+        for micro in micros:
+            with policy.adding_gradients() if adds else nullcontext():
+                stats = policy(micro)
+            (stats.logprob_N.sum() + 0.3 * stats.entropy_N.sum()).backward()
+        found.append({n: p.grad for n, p in policy.named_parameters()})
+    assert len(found[0]) > 15
+    for name, gradient in found[0].items():
+        assert_close_guarded(found[1][name], gradient, rtol=1e-5)
+    # Autograd hears of none of them in C, and so nobody else does.
+    assert told == [True, True, *[way == "torch"] * 2]
+    # A gradient that is asked for is given, and adds to nothing.
+    kept = weight.grad.clone()
+    stats = policy(micros[0])
+    (asked,) = torch.autograd.grad(stats.logprob_N.sum(), weight)
+    assert torch.equal(weight.grad, kept) and bool(asked.any())
+
+
 def test_frozen_weights_pass_the_gradient_on(random_rows, monkeypatch, assert_close_guarded):
     policy = Policy(random_model("qwen2")).eval()
     for name, parameter in policy.named_parameters():
@@ -169,7 +247,7 @@ def test_frozen_weights_pass_the_gradient_on(random_rows, monkeypatch, assert_cl
         assert_close_guarded(actual[part], value, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["one key head", "wide heads", "biases and wide heads"])
+@pytest.mark.parametrize("name", ["one key head", "wide heads", "wide heads with biases"])
 def test_a_weight_that_is_no_number_shows(name, random_rows, monkeypatch):
     family = "mistral" if name == "wide heads" else "qwen2"
     policy = policy_of(family, **MODELS[name])

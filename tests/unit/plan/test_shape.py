@@ -20,7 +20,7 @@ def config_of(**options: object) -> Config:
     [
         (None, 8 * 520),
         ((128, 4), 8 * 520),  # a CPU gains from passes of up to 16,384 tokens of such a model
-        ((32, 2), 2**21 // 64),  # and one of fewer than 32,768 tokens of this one costs the calls
+        ((32, 2), 8 * 520),  # B decides of a smaller one, too
         ((512, 12), 2**23 // 6144),
         ((2**24, 1), 1),
     ],

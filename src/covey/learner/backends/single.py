@@ -59,7 +59,8 @@ class SingleBackend:
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; gradients add up in float32."""
-        stats = self.policy(micro)
+        with self.policy.adding_gradients():
+            stats = self.policy(micro)
         output = loss(stats, micro)
         output.loss.backward()
         self.masters.absorb()

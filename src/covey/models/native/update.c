@@ -15,7 +15,7 @@ typedef struct {
 
 typedef struct {
     Attention attention; /* of each layer in turn: its heads and gradients lie elsewhere in each */
-    int64_t layers, tokens, width, inner;
+    int64_t layers, tokens, width, inner, adds; /* whether weights' gradients are added to */
     float epsilon;
     const float *cosines, *sines; /* (T, head width) */
     const Weights *weights;
@@ -76,10 +76,10 @@ INLINE Product backward_product(const float *g, long inner, const float *weight,
                      .y = y, .stride = columns};
 }
 
-/* y = g.T @ x, of (T, rows) and (T, columns). */
-INLINE Product weight_product(const float *g, long rows, const float *x, long tokens, float *y, long columns) {
-    return (Product){.a = g, .row = 1, .next = rows, .b = x, .panel = PANEL, .line = columns, .inner = tokens,
-                     .y = y, .stride = columns};
+/* y = g.T @ x, of (T, rows) and (T, columns), or what is added to y. */
+INLINE Product weight_product(const Stack *s, const float *g, long rows, const float *x, float *y, long columns) {
+    return (Product){.a = g, .row = 1, .next = rows, .b = x, .panel = PANEL, .line = columns, .inner = s->tokens,
+                     .y = y, .stride = columns, .adds = s->adds};
 }
 
 static void normalise(Share of, const Stack *s, const float *x, Norm n) {
@@ -120,18 +120,18 @@ static void unnormalise(Share of, const Stack *s, Norm n, const float *grad, con
         }
     }
     FOR_SHARE(of, width, k) {
-        vec total = {0};
+        vec total = s->adds ? load(grad_weight + k) : (vec){0};
         for (long t = 0; t < s->tokens; t++) total += load(grad + t * width + k) * load(n.unit + t * width + k);
         store(grad_weight + k, total);
     }
 }
 
 /* The sum of some columns over all rows. */
-static void sum_rows(Share of, const float *x, long tokens, long row, long columns, float *out) {
+static void sum_rows(Share of, const Stack *s, const float *x, long row, long columns, float *out) {
     FOR_SHARE(of, columns, k) {
         long left = columns - k;
-        vec total = {0};
-        for (long t = 0; t < tokens; t++) total += load_part(x + t * row + k, left);
+        vec total = s->adds ? load_part(out + k, left) : (vec){0};
+        for (long t = 0; t < s->tokens; t++) total += load_part(x + t * row + k, left);
         store_part(out + k, total, left);
     }
 }
@@ -234,10 +234,10 @@ static void before_attention_backward(const Stack *s, Weights w, Kept k, Scratch
 #pragma omp barrier
         for (long part = 0, from = 0; part < 3; from += sizes[part++]) {
             const float *grad = h.grad_heads + from;
-            Product by_weight = weight_product(grad, sizes[part], h.normed, tokens, to[part], width);
+            Product by_weight = weight_product(s, grad, sizes[part], h.normed, to[part], width);
             by_weight.next = heads;
             panel_product(of, sizes[part], width, by_weight);
-            if (biases[0]) sum_rows(of, grad, tokens, heads, sizes[part], biases[part]);
+            if (biases[0]) sum_rows(of, s, grad, heads, sizes[part], biases[part]);
             Product by_input = backward_product(grad, sizes[part], weights[part], h.grad_normed, width);
             by_input.row = heads;
             by_input.adds = part > 0;
@@ -287,7 +287,7 @@ static void behind_attention_backward(const Stack *s, Weights w, Kept k, Scratch
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
         long width = s->width, tokens = s->tokens, seen = queries(s), inner = s->inner;
         panel_product(of, tokens, inner, backward_product(s->grad_x, width, w.down, h.grad_gates, inner));
-        panel_product(of, width, inner, weight_product(s->grad_x, width, k.inner, tokens, grads.down, inner));
+        panel_product(of, width, inner, weight_product(s, s->grad_x, width, k.inner, grads.down, inner));
         renormalise(of, s, norm);
 #pragma omp barrier
         FOR_SHARE(of, tokens * inner, i) {
@@ -296,8 +296,8 @@ static void behind_attention_backward(const Stack *s, Weights w, Kept k, Scratch
             store(h.grad_gates + i, g * load(k.ups + i) * open * (1.0f + x * (1.0f - open)));
         }
 #pragma omp barrier
-        panel_product(of, inner, width, weight_product(h.grad_gates, inner, h.normed, tokens, grads.gate, width));
-        panel_product(of, inner, width, weight_product(h.grad_ups, inner, h.normed, tokens, grads.up, width));
+        panel_product(of, inner, width, weight_product(s, h.grad_gates, inner, h.normed, grads.gate, width));
+        panel_product(of, inner, width, weight_product(s, h.grad_ups, inner, h.normed, grads.up, width));
         panel_product(of, tokens, width, backward_product(h.grad_gates, inner, w.gate, h.grad_normed, width));
         Product more = backward_product(h.grad_ups, inner, w.up, h.grad_normed, width);
         more.adds = 1;
@@ -306,7 +306,7 @@ static void behind_attention_backward(const Stack *s, Weights w, Kept k, Scratch
         unnormalise(of, s, norm, h.grad_normed, s->grad_x, s->grad_x, grads.mlp_norm);
 #pragma omp barrier
         panel_product(of, tokens, seen, backward_product(s->grad_x, width, w.out, h.grad_attended, seen));
-        panel_product(of, width, seen, weight_product(s->grad_x, width, k.attended, tokens, grads.out, seen));
+        panel_product(of, width, seen, weight_product(s, s->grad_x, width, k.attended, grads.out, seen));
     }
 }
 

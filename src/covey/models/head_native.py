@@ -1,0 +1,113 @@
+"""The head of a small model in C: each pass is one call.
+
+Axes: T tokens of a stream, U contexts, N chosen tokens, D hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from covey.models.head import HeadSpec
+from covey.models.native.library import INT, POINTER, place, structure
+
+_INPUTS = ("hidden", "weight", "token_of", "context_of", "target", "temperature")
+_KEPT = ("taken", "logprobs", "entropies", "divisors")
+_Head = structure(
+    "_Head",
+    **dict.fromkeys(("tokens", "contexts", "chosen", "width", "vocab", "threads"), INT),
+    **dict.fromkeys((*_INPUTS, *_KEPT, "panels", "logprob", "entropy"), POINTER),
+    **dict.fromkeys(("grad_logprob", "grad_entropy", "slopes", "factors", "grad_taken"), POINTER),
+    **dict.fromkeys(("grad_hidden", "grad_weight"), POINTER),
+)
+
+
+class Stats(torch.autograd.Function):
+    """Log-probability and entropy (N,) of targets, each from the context that `context_N` says.
+
+    Contexts are the tokens `context_U` of a stream. Everything is float32, as `serves` asks for. Raises
+    IndexError for a target or a context that does not exist.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        library: ctypes.CDLL,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        context_U: Tensor,
+        context_N: Tensor,
+        target_N: Tensor,
+        temperature_N: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        contexts, (vocab, width) = context_U.shape[0], weight_VD.shape
+        kept = (
+            hidden_TD.new_empty(contexts, width),
+            hidden_TD.new_empty(contexts, vocab),
+            *hidden_TD.new_empty(2, contexts).unbind(),
+        )
+        panels = torch.empty_like(weight_VD)
+        logprob_N, entropy_N = (hidden_TD.new_empty(target_N.shape[0]) for _ in range(2))
+        given = (hidden_TD, weight_VD, context_U, context_N, target_N, temperature_N)
+        inputs = tuple(tensor.contiguous() for tensor in given)
+        found = _arguments(inputs, kept)
+        found.panels, found.logprob, found.entropy = place(panels), place(logprob_N), place(entropy_N)
+        if library.head_forward(ctypes.byref(found)):
+            raise IndexError("a target or a context of this micro-batch does not exist")
+        ctx.save_for_backward(*inputs, *kept)
+        ctx.library = library
+        ctx.set_materialize_grads(False)
+        return logprob_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        inputs, kept = saved[: len(_INPUTS)], saved[len(_INPUTS) :]
+        (hidden_TD, weight_VD, *_), (taken_UD, logprobs_UV, *_) = inputs, kept
+        slopes_UV, grad_taken_UD = torch.empty_like(logprobs_UV), torch.empty_like(taken_UD)
+        factors_2U = taken_UD.new_empty(2, taken_UD.shape[0])
+        grad_hidden_TD = torch.empty_like(hidden_TD)
+        # Of a frozen head no gradient is made.
+        grad_weight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[2] else None
+        grads = [None if g is None else g.contiguous() for g in (grad_logprob_N, grad_entropy_N)]
+        found = _arguments(inputs, kept)
+        found.grad_logprob, found.grad_entropy = map(place, grads)
+        found.slopes, found.factors, found.grad_taken = map(place, (slopes_UV, factors_2U, grad_taken_UD))
+        found.grad_hidden, found.grad_weight = place(grad_hidden_TD), place(grad_weight_VD)
+        ctx.library.head_backward(ctypes.byref(found))
+        return None, grad_hidden_TD, grad_weight_VD, None, None, None, None
+
+
+def _arguments(inputs: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> Any:
+    hidden_TD, weight_VD, context_U, _, target_N, _ = inputs
+    return _Head(
+        tokens=hidden_TD.shape[0],
+        contexts=context_U.shape[0],
+        chosen=target_N.shape[0],
+        width=hidden_TD.shape[1],
+        vocab=weight_VD.shape[0],
+        threads=torch.get_num_threads(),
+        **{name: place(tensor) for name, tensor in zip(_INPUTS, inputs, strict=True)},
+        **{name: place(tensor) for name, tensor in zip(_KEPT, kept, strict=True)},
+    )
+
+
+def serves(
+    library: ctypes.CDLL, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec, contexts: int
+) -> bool:
+    """Whether the library computes this head of so many contexts: its logits are held all at once, and
+    nothing but a temperature is applied to them."""
+    block, cells = spec.block_for(weight_VD)
+    is_plain = bias_V is None and spec.scale == 1.0 and spec.softcap is None
+    is_float32 = weight_VD.dtype == torch.float32 and weight_VD.is_contiguous()
+    is_small = contexts <= block and contexts * weight_VD.shape[0] <= cells
+    return (
+        is_plain and is_float32 and is_small and all(n % library.panel_width() == 0 for n in weight_VD.shape)
+    )
