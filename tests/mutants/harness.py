@@ -29,7 +29,7 @@ BASE: Mapping[str, Any] = {
     "reward_funcs": ["accuracy", "format"],
     "num_generations": 8,
     "per_device_train_batch_size": 16,
-    "max_tokens_per_micro_batch": 300,
+    "max_tokens_per_micro_batch": 100,
     "gradient_accumulation_steps": 2,
     "max_completion_length": 24,
     "learning_rate": 1e-4,

@@ -27,7 +27,11 @@ GREEDY = {"temperature": 0.0}
 BFLOAT16 = {"torch_dtype": "bfloat16", "learning_rate": 1e-6}
 
 # 004: trl 3419. Four completions at once, or two and two.
-SPLIT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 16}
+SPLIT = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 16,
+    "max_tokens_per_micro_batch": 150,
+}
 
 
 class _Usage(NamedTuple):

@@ -18,7 +18,7 @@ from covey.algorithm import losses
 from covey.algorithm.losses import LossInputs, LossType
 from covey.batching import pack
 from covey.learner.backends.single import SingleBackend
-from covey.models import head, stream
+from covey.models import head, head_native, stream
 from covey.models.policy import Policy
 from covey.rollout.native import engine
 from covey.rollout.native.rows import Draws
@@ -152,8 +152,13 @@ def lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_gradient(patch: pytest.MonkeyPatch) -> None:
-    plain = head._slope
+    plain, compiled = head._slope, head_native.Stats.backward
     patch.setattr(head, "_slope", lambda *a: 0.0 * plain(*a))
+
+    def backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if grad is None else 0.0 * grad for grad in compiled(*args))
+
+    patch.setattr(head_native.Stats, "backward", staticmethod(backward))
 
 
 def denominator_of_a_pass(patch: pytest.MonkeyPatch) -> None:
