@@ -63,7 +63,7 @@ _ACCUMULATION = """\
 
 The same 64 completions of 32 tokens, each as long as it may be, in 1, 4 and up to 32 micro-batches of B
 rows: medians over the runs of each, in turns. A pass costs a few milliseconds by itself; with completions
-of natural length more rows share one (cases a, g4 and g32), and with a larger model it does not show."""
+of natural length more rows share one (cases a, g4 and g32)."""
 
 _MEMORY = """\
 ## Memory by vocabulary and length

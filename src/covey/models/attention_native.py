@@ -48,7 +48,6 @@ class Families:
 
     def arguments(self, *, heads: int, key_heads: int, head_width: int, scaling: float) -> Any:
         """What says of a call which stream it is and what its heads are; the tensors have to live as long."""
-        places = range(self.segments.data_ptr(), 1 << 63, self.segments.stride(0) * 8)
         return Attention(
             heads=heads,
             key_heads=key_heads,
@@ -58,5 +57,5 @@ class Families:
             longest=self.longest,
             scaling=scaling,
             family=place(self.family),
-            **dict(zip(_SEGMENTS, places, strict=False)),
+            **{name: place(row) for name, row in zip(_SEGMENTS, self.segments.unbind(), strict=True)},
         )

@@ -85,11 +85,11 @@ class Stack:
                 weight.grad = torch.zeros_like(weight)
         return [None if weight is None else weight.grad for weight in weights]
 
-    def call(self, name: str, found: Any, like: Tensor, *, has_backward: bool) -> None:
+    def call(self, name: str, found: Any, like: Tensor, *, is_backward: bool) -> None:
         """Call the library with memory for a layer at a time."""
         attention = found.attention
         held = like.new_empty(attention.threads * self.library.attention_scratch(ctypes.byref(attention)))
-        scratch = like.new_empty(self.library.stack_scratch(ctypes.byref(found), has_backward))
+        scratch = like.new_empty(self.library.stack_scratch(ctypes.byref(found), is_backward))
         attention.held, found.scratch = place(held), place(scratch)
         getattr(self.library, name)(ctypes.byref(found))
 
@@ -118,7 +118,7 @@ class _Layers(torch.autograd.Function):
         gated = [out_TE.new_empty(3, out_TE.shape[0], stack.inner) for _ in range(layers if keeps else 1)]
         found.x, found.kept = place(out_TE), _places(kept if keeps else kept * (layers + 1))
         found.gated = _places(gated if keeps else gated * layers)
-        stack.call("stack_forward", found, out_TE, has_backward=False)
+        stack.call("stack_forward", found, out_TE, is_backward=False)
         if keeps:
             ctx.save_for_backward(cos_T1D, sin_T1D, *kept, *gated, *weights)
         ctx.stack = stack
@@ -136,7 +136,7 @@ class _Layers(torch.autograd.Function):
         found = stack.arguments(grad_TE, (cos_T1D, sin_T1D))
         found.kept, found.gated, found.grads = _places(kept), _places(gated), _places(grads)
         found.grad, found.grad_x, found.grad_norm = place(grad_TE), place(grad_x_TE), place(grads[-1])
-        stack.call("stack_backward", found, grad_TE, has_backward=True)
+        stack.call("stack_backward", found, grad_TE, is_backward=True)
         given = [None] * len(grads) if stack.adds else grads
         return None, None, grad_x_TE, None, None, *given
 

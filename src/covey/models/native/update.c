@@ -152,12 +152,11 @@ int64_t stack_kept(const Stack *s) {
     return s->tokens * (2 * s->width + 2 + all_heads(s) + s->attention.heads + queries(s)) + 7 * LANES;
 }
 
-/* For a forward pass, or for both. */
-int64_t stack_scratch(const Stack *s, int has_backward) {
+int64_t stack_scratch(const Stack *s, int is_backward) {
     long before = all_heads(s) * s->width, behind = s->width * queries(s) + 3 * s->width * s->inner;
     long forward = s->tokens * s->width + (before > behind ? before : behind) + all_heads(s);
     long backward = s->tokens * (2 * s->width + all_heads(s) + queries(s) + 2 * s->inner);
-    return (has_backward && backward > forward ? backward : forward) + 6 * LANES;
+    return (is_backward ? backward : forward) + 6 * LANES;
 }
 
 static Kept kept_of(const Stack *s, long layer) {
