@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -130,12 +131,12 @@ class Tree:
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
-        self._parts = [
-            (holder, name, part)
-            for module in modules
-            for holder in (module._modules, module._parameters, module._buffers)
-            for name, part in holder.items()
+        holders: list[dict[str, Any]] = [
+            h for module in modules for h in (module._modules, module._parameters, module._buffers)
         ]
+        self._holders = [holder for holder in holders for _ in holder]
+        self._names = [name for holder in holders for name in holder]
+        self._parts = [part for holder in holders for part in holder.values()]
         self._hooks = [hooks for module in modules for hooks in _hooks_of(module)]
         # Adapters are merged and taken out again, and who listens may stop.
         self._is_passing = any(self._hooks) or any(hasattr(module, "get_base_layer") for module in modules)
@@ -151,7 +152,9 @@ class Tree:
         """Whether nothing has changed, and can be known to have not."""
         if self._is_passing or any(self._hooks):
             return False
-        return all(h.get(n) is part for h, n, part in self._parts) and self._now() == self._places
+        # Without a line of Python for each: this is asked before every forward pass.
+        now = map(dict.get, self._holders, self._names)
+        return all(map(is_, now, self._parts)) and self._now() == self._places
 
 
 def llama(model: nn.Module) -> Llama | None:

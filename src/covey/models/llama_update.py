@@ -73,7 +73,8 @@ class ShortPass:
         x_TE = F.embedding(tokens_T, known.embedding)
         cos_T1D, sin_T1D = self.turns.at(positions_T)
         if self.library is not None and layout.is_plain:
-            adds = adds and all(weight is None or weight.requires_grad for weight in self.weights)
+            # Autograd comes by where the embeddings have a gradient.
+            adds = adds and x_TE.requires_grad and all(w is None or w.requires_grad for w in self.weights)
             families = Families.of(layout.segments)
             stack = native.Stack(self.library, known, self.weights, families, adds)
             return stack.hidden(x_TE, cos_T1D, sin_T1D)

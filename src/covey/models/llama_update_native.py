@@ -43,7 +43,8 @@ class Stack:
     def hidden(self, x_TE: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
         """Last hidden states (T, E) of embeddings."""
         keeps = torch.is_grad_enabled()
-        return _Layers.apply(self, keeps, x_TE, cos_T1D, sin_T1D, *self.weights)  # type: ignore[no-any-return]
+        heard = () if self.adds else self.weights
+        return _Layers.apply(self, keeps, x_TE, cos_T1D, sin_T1D, *heard)  # type: ignore[no-any-return]
 
     @property
     def layers(self) -> int:
@@ -137,8 +138,7 @@ class _Layers(torch.autograd.Function):
         found.kept, found.gated, found.grads = _places(kept), _places(gated), _places(grads)
         found.grad, found.grad_x, found.grad_norm = place(grad_TE), place(grad_x_TE), place(grads[-1])
         stack.call("stack_backward", found, grad_TE, is_backward=True)
-        given = [None] * len(grads) if stack.adds else grads
-        return None, None, grad_x_TE, None, None, *given
+        return None, None, grad_x_TE, None, None, *(() if stack.adds else grads)
 
 
 def serves(library: ctypes.CDLL, widths: Sequence[int]) -> bool:

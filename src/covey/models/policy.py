@@ -79,7 +79,8 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        short, library = self._short, self._layers_library
+        short = self._short
+        library = self._library_of(short)
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
             block = self.head.block_for(self._head.weight)[0] if is_kept_by_size(self._head.weight) else None
             micro = in_few_sizes(micro, tokens=library is None, block=block)
@@ -129,12 +130,10 @@ class Policy(nn.Module):
     @property
     def is_compiled(self) -> bool:
         """Whether a stream's layers are computed in C, whose memory follows from its tokens alone."""
-        return self._layers_library is not None
+        return self._library_of(self._short) is not None
 
-    @property
-    def _layers_library(self) -> ctypes.CDLL | None:
-        short = self._short if self.attention == "sdpa" else None
-        return None if short is None else short.library
+    def _library_of(self, short: ShortPass | None) -> ctypes.CDLL | None:
+        return None if short is None or self.attention != "sdpa" else short.library
 
     def _hidden_of(
         self, short: ShortPass | None, tokens_T: Tensor, positions_T: Tensor, layout: Layout

@@ -227,12 +227,28 @@ def test_gradients_that_a_pass_adds_by_itself(way, random_rows, monkeypatch, ass
     for name, gradient in found[0].items():
         assert_close_guarded(found[1][name], gradient, rtol=1e-5)
     # Autograd hears of none of them in C, and so nobody else does.
-    assert told == [True, True, *[way == "torch"] * 2]
+    assert told == [True] * (4 if way == "torch" else 2)
     # A gradient that is asked for is given, and adds to nothing.
     kept = weight.grad.clone()
     stats = policy(micros[0])
     (asked,) = torch.autograd.grad(stats.logprob_N.sum(), weight)
     assert torch.equal(weight.grad, kept) and bool(asked.any())
+
+
+def test_a_pass_whose_embeddings_are_frozen_reaches_the_layers(way, random_rows, assert_close_guarded):
+    policy = policy_of("qwen2", **MODELS["wide heads with biases"])
+    policy.model.base_model.embed_tokens.weight.requires_grad_(False)
+    micro = micro_of(random_rows((11, (9, 4)), (5, (8, 2))), "prefix", policy.device)
+    found = []
+    for adds in (False, True):
+        policy.zero_grad(set_to_none=True)
+        with policy.adding_gradients() if adds else nullcontext():
+            stats = policy(micro)
+        stats.logprob_N.sum().backward()
+        found.append({n: p.grad for n, p in policy.named_parameters() if p.requires_grad})
+    assert len(found[0]) > 15
+    for name, gradient in found[0].items():
+        assert_close_guarded(found[1][name], gradient, rtol=1e-5)
 
 
 def test_frozen_weights_pass_the_gradient_on(random_rows, monkeypatch, assert_close_guarded):
