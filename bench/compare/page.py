@@ -62,8 +62,9 @@ _ACCUMULATION = """\
 ## Cost by accumulation
 
 The same 64 completions of 32 tokens, each as long as it may be, in 1, 4 and up to 32 micro-batches of B
-rows: medians over the runs of each, in turns. A pass costs a few milliseconds by itself; with completions
-of natural length more rows share one (cases a, g4 and g32)."""
+rows: medians over three runs of each, in turns. What rows have in common, a prompt above all, is computed
+once in each pass that holds some of them: 1.4 times the tokens in 2 × 32. And a pass costs about a
+millisecond by itself. With completions of natural length far more rows share one (cases a, g4 and g32)."""
 
 _MEMORY = """\
 ## Memory by vocabulary and length
