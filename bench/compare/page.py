@@ -61,10 +61,12 @@ length."""
 _ACCUMULATION = """\
 ## Cost by accumulation
 
-The same 64 completions of 32 tokens, each as long as it may be, in 1, 4 and up to 32 micro-batches of B
-rows: medians over three runs of each, in turns. What rows have in common, a prompt above all, is computed
-once in each pass that holds some of them: 1.4 times the tokens in 2 × 32. And a pass costs about a
-millisecond by itself. With completions of natural length far more rows share one (cases a, g4 and g32)."""
+The same 64 completions in 1, 4 and 32 micro-batches of B rows: medians over three runs of each, in turns.
+*Ragged*: random weights, each completion with a length of its own, 64 tokens in the mean and 256 at most; as
+with natural lengths (cases a, g4 and g32) many rows share a pass. *All 32 tokens*: the built-in model, each
+completion as long as it may be, so that a pass has room for B of them. What rows have in common, a prompt
+above all, is computed once in each pass that holds some of them: 1.4 times the tokens in 2 × 32. And a pass
+costs one to two milliseconds by itself. `--max_tokens_per_micro_batch` lets it hold more."""
 
 _MEMORY = """\
 ## Memory by vocabulary and length

@@ -30,6 +30,7 @@ _LENGTHS = (64, 128, 256, 512)
 _LONGEST = 4
 _MAX_LENGTH = 1900
 _SPLITS = ((64, 1), (16, 4), (2, 32))
+_LARGER_PASS = 1024
 _MEMORY = replace(_BASE, per_device_train_batch_size=16, max_completion_length=64, steps=1)
 
 
@@ -64,23 +65,41 @@ def _length_row(case: Case, shown: str, kind: str, work: Path) -> str:
 
 
 def accumulation_table(work: Path) -> list[str]:
-    """Seconds of a step of 64 completions of 32 tokens in 1, 4 and 32 micro-batches."""
-    lines = ["| batch × accumulation | s/step | of it update |", "|---|---|---|"]
-    found: dict[tuple[int, int], list[tuple[float, float, float]]] = {split: [] for split in _SPLITS}
-    for batch, accumulation in _SPLITS * 3:
-        case = replace(
-            _BASE,
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=accumulation,
-            max_completion_length=32,
-            steps=12,
-            warmup=2,
-        )
-        found[batch, accumulation].append(_medians(case, _run(case, work)))
-    for (batch, accumulation), seconds in found.items():
-        step_s, _, update_s = map(statistics.median, zip(*seconds, strict=True))
-        lines.append(f"| {batch} × {accumulation} | {step_s:.3f} | {update_s:.3f} |")
+    """Seconds of a step of 64 completions in 1, 4 and 32 micro-batches, of lengths of their own and all of
+    one, and in 32 whose passes may be larger."""
+    lines = [
+        "| batch × accumulation | ragged s/step | of it update | all 32 tokens s/step | of it update |",
+        "|---|---|---|---|---|",
+    ]
+    splits = [(batch, accumulation, None) for batch, accumulation in _SPLITS]
+    splits.append((*_SPLITS[-1], _LARGER_PASS))
+    found: dict[tuple[int, int, int | None], list[tuple[float, ...]]] = {split: [] for split in splits}
+    for split in splits * 3:
+        ragged, forced = (_medians(case, _run(case, work)) for case in _accumulating(*split))
+        found[split].append((ragged[0], ragged[2], forced[0], forced[2]))
+    for (batch, accumulation, larger), seconds in found.items():
+        option = f", `--max_tokens_per_micro_batch {larger}`" if larger else ""
+        shown = (f"{statistics.median(column):.3f}" for column in zip(*seconds, strict=True))
+        lines.append(f"| {' | '.join([f'{batch} × {accumulation}{option}', *shown])} |")
     return lines
+
+
+def _accumulating(batch: int, accumulation: int, larger: int | None) -> tuple[Case, Case]:
+    """Completions that have little in common, each with a length of its own, and such that all run to their
+    limit."""
+    options = {} if larger is None else {"max_tokens_per_micro_batch": larger}
+    split = replace(
+        _BASE,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+        steps=12,
+        warmup=2,
+        options=options,
+    )
+    ragged = replace(
+        split, model="ragged", max_completion_length=_LONGEST * _LENGTHS[0], mean_length=_LENGTHS[0]
+    )
+    return ragged, replace(split, max_completion_length=32)
 
 
 def memory_table(work: Path) -> list[str]:
