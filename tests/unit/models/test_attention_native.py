@@ -65,3 +65,30 @@ def test_another_tree_would_fail_the_comparison(assert_close_guarded):
     broken = (*SEGMENTS[:11], replace(SEGMENTS[11], parent=8), *SEGMENTS[12:])
     with pytest.raises(AssertionError):
         both(SEGMENTS, broken, 0, assert_close_guarded)
+
+
+def written_out(heads, weight):
+    """The gradient by the definition, in the dtype that it is given."""
+    exact = heads.detach().clone().requires_grad_()
+    query, key, value = (x.transpose(0, 1) for x in exact.split([QUERIES, KEYS, KEYS], dim=1))
+    key, value = (x.repeat_interleave(QUERIES // KEYS, dim=0) for x in (key, value))
+    hidden = ~dense_mask(SEGMENTS, None)
+    scores = (query @ key.transpose(1, 2) * 0.3).masked_fill(hidden, float("-inf"))
+    return torch.autograd.grad(((scores.softmax(-1) @ value).transpose(0, 1) * weight).sum(), exact)[0]
+
+
+@pytest.mark.parametrize("part", [slice(0, QUERIES), slice(QUERIES, QUERIES + KEYS)], ids=["queries", "keys"])
+def test_values_that_are_nearly_alike_are_as_exact_as_float32_lets_them(part):
+    """What is alike cancels in the gradient: the rest is as far off as a softmax in float32 leaves it."""
+    library = open_library()
+    assert library is not None, "these tests need a C compiler"
+    own = plain = 0.0
+    total = sum(s.length for s in SEGMENTS)
+    for seed in range(6):
+        g = torch.Generator().manual_seed(seed)
+        heads = 0.7 + 0.05 * torch.randn(total, QUERIES + 2 * KEYS, WIDTH, generator=g)
+        weight = 0.7 + 0.05 * torch.randn(total, QUERIES, WIDTH, generator=g)
+        exact = written_out(heads.double(), weight.double())[:, part]
+        own += float((in_c(library, Families.of(SEGMENTS), heads, weight)[1][:, part] - exact).abs().max())
+        plain += float((written_out(heads, weight)[:, part] - exact).abs().max())
+    assert 0 < own < 2 * plain

@@ -120,13 +120,15 @@ static void backward_head(const Attention *t, Head h, Segment s, long head) {
             float *score = h.scores + q * columns, *slope = h.slopes + q * columns;
             float lse = t->lse[(token + q) * t->heads + head];
             hide(score, s.before + from + q + 1, columns);
-            vec along = {0};
+            vec along = {0}, mass = {0};
             for (long l = 0; l < columns; l += LANES) {
                 vec weight = exponential(load(score + l) * h.scaling - lse);
                 store(score + l, weight);
+                mass += weight;
                 along += weight * load(slope + l);
             }
-            float mean = sum(along);
+            /* The log rounds, so that weights do not quite sum to 1, and slopes that are alike would not cancel. */
+            float mean = sum(along) / sum(mass);
             for (long l = 0; l < columns; l += LANES)
                 store(slope + l, load(score + l) * (load(slope + l) - mean) * h.scaling);
         }
