@@ -10,10 +10,15 @@ import torch
 
 from covey.models.attention import AttentionOptions
 from covey.models.attention_native import Families
-from covey.models.native.library import open_library
 from support.attention import SEGMENTS, dense, dense_mask, random_segments
+from support.processors import library_for, processors
 
 QUERIES, KEYS, WIDTH = 4, 2, 64
+
+
+@pytest.fixture(scope="module", params=processors())
+def library(request, tmp_path_factory):
+    return library_for(request.param, tmp_path_factory.mktemp("compiled"))
 
 
 def in_c(library, families, heads, weight):
@@ -29,10 +34,8 @@ def in_c(library, families, heads, weight):
     return out, gradient
 
 
-def both(segments, computed, seed, assert_close_guarded, threads=1):
+def both(library, segments, computed, seed, assert_close_guarded, threads=1):
     """Values and gradient of the heads of `segments`, as `computed` lays them out, against the definition."""
-    library = open_library()
-    assert library is not None, "these tests need a C compiler"
     total = sum(s.length for s in segments)
     g = torch.Generator().manual_seed(seed)
     heads = torch.randn(total, QUERIES + 2 * KEYS, WIDTH, generator=g)
@@ -51,20 +54,20 @@ def both(segments, computed, seed, assert_close_guarded, threads=1):
     assert_close_guarded(got_gradient, expected_gradient, rtol=1e-5)
 
 
-def test_a_stream_with_trees(assert_close_guarded):
-    both(SEGMENTS, SEGMENTS, 0, assert_close_guarded, threads=2)
+def test_a_stream_with_trees(library, assert_close_guarded):
+    both(library, SEGMENTS, SEGMENTS, 0, assert_close_guarded, threads=2)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_streams(seed, assert_close_guarded):
+def test_random_streams(library, seed, assert_close_guarded):
     segments = random_segments(seed)
-    both(segments, segments, seed, assert_close_guarded)
+    both(library, segments, segments, seed, assert_close_guarded)
 
 
-def test_another_tree_would_fail_the_comparison(assert_close_guarded):
+def test_another_tree_would_fail_the_comparison(library, assert_close_guarded):
     broken = (*SEGMENTS[:11], replace(SEGMENTS[11], parent=8), *SEGMENTS[12:])
     with pytest.raises(AssertionError):
-        both(SEGMENTS, broken, 0, assert_close_guarded)
+        both(library, SEGMENTS, broken, 0, assert_close_guarded)
 
 
 def written_out(heads, weight):
@@ -78,10 +81,8 @@ def written_out(heads, weight):
 
 
 @pytest.mark.parametrize("part", [slice(0, QUERIES), slice(QUERIES, QUERIES + KEYS)], ids=["queries", "keys"])
-def test_values_that_are_nearly_alike_are_as_exact_as_float32_lets_them(part):
+def test_values_that_are_nearly_alike_are_as_exact_as_float32_lets_them(library, part):
     """What is alike cancels in the gradient: the rest is as far off as a softmax in float32 leaves it."""
-    library = open_library()
-    assert library is not None, "these tests need a C compiler"
     own = plain = 0.0
     total = sum(s.length for s in SEGMENTS)
     for seed in range(6):

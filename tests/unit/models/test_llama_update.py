@@ -14,6 +14,7 @@ from covey.models.llama_update import update_weights
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from support.models import config_of, random_model
+from support.processors import library_for, processors
 
 
 def policy_of(family: str, **changes: object) -> Policy:
@@ -29,12 +30,18 @@ def policy_of(family: str, **changes: object) -> Policy:
     return Policy(model).eval()
 
 
-@pytest.fixture(autouse=True, params=["torch", "C"])
-def way(request, monkeypatch):
-    """Every test runs with the short pass in torch and with the one in C."""
+@pytest.fixture(scope="module", params=["torch", *processors()])
+def way(request, tmp_path_factory):
+    """The short pass in torch, and the one in C of this processor and of others."""
     if request.param == "torch":
-        monkeypatch.setattr(Policy, "library", None)
-    return request.param
+        return None
+    return library_for(request.param, tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(autouse=True)
+def _in_that_way(way, monkeypatch):
+    """So runs every test."""
+    monkeypatch.setattr(Policy, "library", way)
 
 
 def results(policy: Policy, rows, kind: str, *, short: bool, monkeypatch) -> dict[str, torch.Tensor]:
@@ -97,7 +104,7 @@ def test_the_library_is_called_where_heads_are_wide(way, random_rows, monkeypatc
     )
     policy = policy_of("mistral", **MODELS["wide heads"])
     results(policy, random_rows((11, (9, 4))), "prefix", short=True, monkeypatch=monkeypatch)
-    assert called == (["stack_forward", "stack_backward"] if way == "C" else [])
+    assert called == (["stack_forward", "stack_backward"] if way else [])
 
 
 def test_the_number_of_threads_changes_no_bit(random_rows, monkeypatch):
@@ -228,7 +235,7 @@ def test_gradients_that_a_pass_adds_by_itself(way, random_rows, monkeypatch, ass
     for name, gradient in found[0].items():
         assert_close_guarded(found[1][name], gradient, rtol=1e-5)
     # Autograd hears of none of them in C, and so nobody else does.
-    assert told == [True] * (4 if way == "torch" else 2)
+    assert told == [True] * (2 if way else 4)
     # A gradient that is asked for is given, and adds to nothing.
     kept = weight.grad.clone()
     stats = policy(micros[0])
