@@ -69,6 +69,13 @@ class Training:
     offload: bool
 
 
+def tokens_held(config: Config, facts: Facts, longest_prompt: int) -> int:
+    """Return the tokens that one forward pass may hold, as far as the facts tell."""
+    model = facts.model_sizes
+    on_cpu = None if facts.cuda or model is None else (model.hidden, model.layers)
+    return tokens_per_pass(config, longest_prompt=longest_prompt, cpu_model=on_cpu)
+
+
 def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSize]:
     """Return the passes that rows of every length up to the longest make, halving; one of them is the
     fullest.
@@ -81,9 +88,7 @@ def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSi
 
 def _passes(config: Config, facts: Facts, prompt: int, completion: int) -> list[PassSize]:
     """The fullest pass of a step of such rows, and the smaller one after it where there are only the two."""
-    model = facts.model_sizes
-    on_cpu = None if facts.cuda or model is None else (model.hidden, model.layers)
-    budget = tokens_per_pass(config, longest_prompt=prompt, cpu_model=on_cpu)
+    budget = tokens_held(config, facts, prompt)
     of_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
     group = max(1, config.num_generations)
     family = prompt + group * completion

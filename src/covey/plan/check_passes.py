@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from covey.config.schema import Config
+from covey.plan.activations import tokens_held
+from covey.plan.check_memory import fits
 from covey.plan.facts import Facts
-from covey.plan.memory import TIGHT, memory_plan
 from covey.plan.problem import warning
-from covey.plan.shape import counted, faults, shape_of, tokens_per_pass
+from covey.plan.shape import counted, faults, shape_of
 from covey.types import Fix, Problem
 
 # A larger pass is offered where it takes so little more memory, and leaves at most so much of the work.
@@ -22,11 +23,9 @@ def pass_problems(config: Config, facts: Facts) -> list[Problem]:
         return []
     if faults(shape, facts.num_prompts):
         return []
-    model = facts.model_sizes
-    on_cpu = None if facts.cuda or model is None else (model.hidden, model.layers)
     completion = config.max_completion_length
     # A single row is never refused.
-    held = max(tokens_per_pass(config, longest_prompt=longest, cpu_model=on_cpu), longest + completion)
+    held = max(tokens_held(config, facts, longest), longest + completion)
     siblings = min(shape.num_generations, shape.completions_per_step // shape.num_processes)
 
     def passes(tokens: int) -> int:
@@ -38,7 +37,7 @@ def pass_problems(config: Config, facts: Facts) -> list[Problem]:
     roomy = (longest + -(-siblings // n) * completion for n in range(1, siblings + 1))
     larger = next((tokens for tokens in roomy if tokens <= _MOST_MEMORY * held), held)
     change = {"max_tokens_per_micro_batch": larger}
-    if work(larger) > _MOST_WORK * work(held) or not _fits(config.model_copy(update=change), facts):
+    if work(larger) > _MOST_WORK * work(held) or not fits(config, facts, change):
         return []
     is_typed = config.max_tokens_per_micro_batch is not None
     option = "max_tokens_per_micro_batch" if is_typed else "per_device_train_batch_size"
@@ -47,14 +46,9 @@ def pass_problems(config: Config, facts: Facts) -> list[Problem]:
         warning(
             "W119",
             option,
-            f"A prompt of {mean:,} tokens, the mean, is computed in {passes(held)} forward passes: one holds "
-            f"{held:,} tokens, and each of its {siblings} completions has up to {completion:,}.",
+            f"A prompt of {mean:,} tokens, the mean, is computed in up to {passes(held)} forward passes: one "
+            f"holds {held:,} tokens, and each of its {siblings} completions has up to {completion:,}.",
             f"A small {option}, prompts that are long, and completions that are short.",
             Fix(text=fix, edits=change),
         )
     ]
-
-
-def _fits(config: Config, facts: Facts) -> bool:
-    plan = memory_plan(config, facts)
-    return plan.free_bytes is None or plan.share <= TIGHT

@@ -70,8 +70,8 @@ def shape_of(config: Config, num_processes: int) -> Shape:
 # Hidden values of a pass, tokens x width x layers, beyond which a CPU gains nothing from a larger one: its
 # products are as fast, and its activations, about 70 bytes each, only take memory.
 _CPU_VALUES = 1 << 23
-# Lengths of the longest prompt that such a pass has room for all the same: it is computed again in each pass
-# that holds a completion of it.
+# Such a pass has room for so many of the longest prompt, and at most so many times that limit: a prompt is
+# computed again in each pass that holds a completion of it.
 _CPU_PROMPTS = 4
 
 
@@ -88,7 +88,8 @@ def tokens_per_pass(config: Config, *, longest_prompt: int, cpu_model: tuple[int
     if cpu_model is None:
         return rows
     hidden, layers = cpu_model
-    return min(rows, max(1, _CPU_VALUES // (hidden * layers), _CPU_PROMPTS * longest_prompt))
+    enough = _CPU_VALUES // (hidden * layers)
+    return min(rows, max(1, enough, _CPU_PROMPTS * min(longest_prompt, enough)))
 
 
 def faults(shape: Shape, num_prompts: int | None) -> tuple[str, ...]:
