@@ -29,7 +29,7 @@ _LENGTHS = (64, 128, 256, 512)
 # The longest of 32 exponential lengths is about four times their mean.
 _LONGEST = 4
 _MAX_LENGTH = 1900
-_SPLITS = ((64, 1), (16, 4), (2, 32))
+_SPLITS = ((64, 1), (16, 4), (2, 32), (1, 64))
 _LARGER_PASS = 1024
 _MEMORY = replace(_BASE, per_device_train_batch_size=16, max_completion_length=64, steps=1)
 
@@ -65,18 +65,19 @@ def _length_row(case: Case, shown: str, kind: str, work: Path) -> str:
 
 
 def accumulation_table(work: Path) -> list[str]:
-    """Seconds of a step of 64 completions in 1, 4 and 32 micro-batches, of lengths of their own and all of
-    one, and in 32 whose passes may be larger."""
+    """Seconds of a step of 64 completions in 1, 4, 32 and 64 micro-batches: of lengths of their own, behind
+    long prompts, and all of one length; and in 32 whose passes may be larger."""
     lines = [
-        "| batch × accumulation | ragged s/step | of it update | all 32 tokens s/step | of it update |",
-        "|---|---|---|---|---|",
+        "| batch × accumulation | ragged s/step | of it update | 1,000-token prompts s/step | of it update "
+        "| all 32 tokens s/step | of it update |",
+        "|---|---|---|---|---|---|---|",
     ]
     splits = [(batch, accumulation, None) for batch, accumulation in _SPLITS]
-    splits.append((*_SPLITS[-1], _LARGER_PASS))
+    splits.append((2, 32, _LARGER_PASS))
     found: dict[tuple[int, int, int | None], list[tuple[float, ...]]] = {split: [] for split in splits}
     for split in splits * 3:
-        ragged, forced = (_medians(case, _run(case, work)) for case in _accumulating(*split))
-        found[split].append((ragged[0], ragged[2], forced[0], forced[2]))
+        medians = [_medians(case, _run(case, work)) for case in _accumulating(*split)]
+        found[split].append(tuple(seconds for step, _, update in medians for seconds in (step, update)))
     for (batch, accumulation, larger), seconds in found.items():
         option = f", `--max_tokens_per_micro_batch {larger}`" if larger else ""
         shown = (f"{statistics.median(column):.3f}" for column in zip(*seconds, strict=True))
@@ -84,9 +85,9 @@ def accumulation_table(work: Path) -> list[str]:
     return lines
 
 
-def _accumulating(batch: int, accumulation: int, larger: int | None) -> tuple[Case, Case]:
-    """Completions that have little in common, each with a length of its own, and such that all run to their
-    limit."""
+def _accumulating(batch: int, accumulation: int, larger: int | None) -> tuple[Case, ...]:
+    """Completions that have little in common, each with a length of its own; short ones behind long prompts;
+    and such that all run to their limit."""
     options = {} if larger is None else {"max_tokens_per_micro_batch": larger}
     split = replace(
         _BASE,
@@ -99,7 +100,8 @@ def _accumulating(batch: int, accumulation: int, larger: int | None) -> tuple[Ca
     ragged = replace(
         split, model="ragged", max_completion_length=_LONGEST * _LENGTHS[0], mean_length=_LENGTHS[0]
     )
-    return ragged, replace(split, max_completion_length=32)
+    behind_long = replace(split, data="long", max_completion_length=14, steps=4, warmup=1)
+    return ragged, behind_long, replace(split, max_completion_length=32)
 
 
 def memory_table(work: Path) -> list[str]:

@@ -325,7 +325,9 @@ class MicroBatch:
     the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
     of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
     policy term of a token counts and 0 where it does not (None: all count). `is_stale_S` is True for
-    sequences that an earlier policy sampled (None: for none).
+    sequences that an earlier policy sampled (None: for none). A prompt whose rows do not fit one pass is the
+    first segment of several, one behind the other, and may be computed once for all: of those `follows` is
+    True but for the first, and `is_followed` but for the last.
     """
 
     tokens_T: Tensor
@@ -345,6 +347,8 @@ class MicroBatch:
     group_S: Tensor
     keep_N: Tensor | None = None
     is_stale_S: Tensor | None = None
+    follows: bool = False
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from covey.models.policy import Policy
 from covey.quickstart.task import MODEL_DIR
 
 VOCAB = 320
@@ -80,6 +81,19 @@ def random_model(family: str, seed: int = 1) -> PreTrainedModel:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.08)
     return model
+
+
+def policy_of(family: str, **changes: object) -> Policy:
+    """A random policy of a family, with other settings of its configuration; no weight is 0 or 1."""
+    config = config_of(family)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight", "layernorm.weight")):
+            torch.nn.init.normal_(parameter, mean=0.7, std=0.3)
+    return Policy(model).eval()
 
 
 def save_model(family: str, directory: Path, seed: int = 1) -> Path:

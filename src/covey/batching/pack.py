@@ -10,7 +10,8 @@ import math
 from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -54,42 +55,65 @@ def micro_batches(
 ) -> list[list[int]]:
     """The sample numbers that each of a rank's forward passes holds, in order.
 
-    Rows are taken in sample order, so siblings stay together, until the next one would pass the token budget.
-    A shared prompt counts once. A single row is never refused.
+    Rows are taken in sample order until the next one would pass the token budget. Siblings whose prompt is
+    shared stay together, and it counts once: where they do not fit one pass, they begin several. A single row
+    is never refused.
     """
     mine = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
+    numbers = [i for i in mine if forward[i]]
+    if plan.stream == "padded":
+        return _padded_passes(samples, numbers, plan)
+    units = [[i] for i in numbers]
+    if plan.stream == "prefix":
+        units = [list(unit) for _, unit in groupby(numbers, key=lambda i: samples[i].group)]
     out: list[list[int]] = []
-    used = widest = 0
-    families: dict[tuple[int, float], list[tuple[int, ...]]] = {}
-    for i in mine:
-        if not forward[i]:
-            continue
-        length = len(samples[i].token_ids)
-        if plan.stream == "padded":
-            total = (len(out[-1]) + 1) * max(widest, length) if out else length
+    used = 0
+    for unit in units:
+        passes = _cut(samples, unit, plan)
+        if out and len(passes) == 1 and used + passes[0][1] <= plan.max_tokens:
+            out[-1] += unit
+            used += passes[0][1]
         else:
-            total = used + length - _shared(samples[i], families, plan)
-        if not out or total > plan.max_tokens:
-            out.append([])
-            families, widest, total = {}, 0, length
-            _shared(samples[i], families, plan)
-        out[-1].append(i)
-        used, widest = total, max(widest, length)
+            out += [members for members, _ in passes]
+            used = passes[-1][1]
     return out
 
 
-def _shared(sample: Sample, families: dict[tuple[int, float], list[tuple[int, ...]]], plan: PackPlan) -> int:
-    """The tokens that a sample begins with as one of its siblings does, and that count once; it joins them,
-    whose completions are in the order of their tokens."""
-    if plan.stream != "prefix":
-        return 0
-    completion = tuple(sample.token_ids[sample.prompt_length :]) if plan.shares_beginnings else ()
-    siblings = families.setdefault(_family(sample), [])
-    # Of all siblings the one before it in that order, or the one behind, has the most in common with it.
-    at = bisect(siblings, completion)
-    common = [_in_common(completion, sibling) for sibling in siblings[max(at - 1, 0) : at + 1]]
-    siblings.insert(at, completion)
-    return sample.prompt_length + max(common) if common else 0
+def _padded_passes(samples: Sequence[Sample], numbers: Sequence[int], plan: PackPlan) -> list[list[int]]:
+    out: list[list[int]] = []
+    widest = 0
+    for i in numbers:
+        widest = max(widest, len(samples[i].token_ids))
+        if not out or (len(out[-1]) + 1) * widest > plan.max_tokens:
+            out.append([])
+            widest = len(samples[i].token_ids)
+        out[-1].append(i)
+    return out
+
+
+def _cut(samples: Sequence[Sample], unit: Sequence[int], plan: PackPlan) -> list[tuple[list[int], int]]:
+    """The passes that siblings alone would take: their numbers, and the tokens of each pass.
+
+    What a sibling begins with as another one in its pass does counts once.
+    """
+    passes: list[tuple[list[int], int]] = []
+    families: dict[tuple[int, float], list[tuple[int, ...]]] = {}
+    for i in unit:
+        ids, prompt, family = samples[i].token_ids, samples[i].prompt_length, _family(samples[i])
+        completion = ids[prompt:] if plan.shares_beginnings else ()
+        ordered = families.get(family, [])
+        # Of all siblings the one before it in the order of tokens, or the one behind, has the most in common.
+        at = bisect(ordered, completion)
+        common = [_in_common(completion, other) for other in ordered[max(at - 1, 0) : at + 1]]
+        members, tokens = passes[-1] if passes else ([], plan.max_tokens)
+        total = tokens + len(ids) - (prompt + max(common) if common else 0)
+        if total > plan.max_tokens:
+            passes.append(([i], len(ids)))
+            families = {family: [completion]}
+        else:
+            passes[-1] = [*members, i], total
+            families[family] = [*ordered[:at], completion, *ordered[at:]]
+    return passes
 
 
 def _in_common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
@@ -112,7 +136,7 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batc
         held = [[rows[i] for i in numbers] for numbers in per_rank[plan.rank]]
         everyone = [rows[i] for i in step]
         least = least_entropy(everyone, plan.top_entropy_quantile)
-        micros = [build_micro(members, plan, least) for members in held]
+        micros = build_micros(held, plan, least)
         spare = max(1, *(len(numbers) for numbers in per_rank)) - len(micros)
         micros += [_empty_micro(samples[step.start], plan) for _ in range(spare)]
         signal = (*(_has_signal(members, least) for members in held), *(False,) * spare)
@@ -205,6 +229,17 @@ def _denominators(rows: Sequence[TrainSample], plan: PackPlan, least: float | No
 
 def _dropped(rows: Sequence[TrainSample]) -> dict[str, int]:
     return dict(Counter(r.masked or "zero_advantage" for r in rows if not r.needs_forward))
+
+
+def build_micros(
+    passes: Sequence[Sequence[TrainSample]], plan: PackPlan, least: float | None = None
+) -> list[MicroBatch]:
+    """The forward passes of a rank in a step; those that begin with the same prompt know of each other."""
+    micros = [build_micro(rows, plan, least) for rows in passes]
+    firsts = [_family(rows[0].annotated.sample) for rows in passes]
+    is_same = [plan.stream == "prefix" and a == b for a, b in pairwise(firsts)]
+    around = zip(micros, [False, *is_same], [*is_same, False], strict=False)
+    return [replace(m, follows=before, is_followed=behind) for m, before, behind in around]
 
 
 def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None = None) -> MicroBatch:

@@ -443,12 +443,6 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "learns to write it goes on behind it up to the longest length.",
     ),
     (
-        "W119",
-        "Prompts computed again and again",
-        "A forward pass computes a prompt once for all of its completions that it holds. Where there is room "
-        "for few of them, most of an update goes into prompts that another pass has computed already.",
-    ),
-    (
         "W122",
         "Unusual pair of options",
         "The two are from different recipes. What they do together is well defined, and what their authors "

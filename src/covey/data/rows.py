@@ -52,11 +52,6 @@ class PromptTable:
         """Tokens of the longest usable prompt."""
         return max((len(p.token_ids) for p in self.entries), default=0)
 
-    @property
-    def mean(self) -> float | None:
-        """Tokens of the usable prompts in the mean; None where there is none."""
-        return sum(len(p.token_ids) for p in self.entries) / len(self.entries) if self.entries else None
-
     def take(self, number: int, draw: Draw) -> Prompt:
         """The prompt at `number`, marked with the draw it is taken for."""
         return replace(self.entries[number], draw=draw)

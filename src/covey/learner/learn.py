@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig, credit_samples, needs_forward, row_credits
-from covey.batching.pack import PackPlan, build_micro, micro_batches, step_slices
+from covey.batching.pack import PackPlan, build_micros, micro_batches, step_slices
 from covey.batching.samples import to_samples
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
@@ -78,10 +78,11 @@ def annotate(
     flat = torch.zeros(sum(counts))
     parts = flat.split(counts)
     for step in step_slices(len(samples), plan):
-        for numbers in micro_batches(samples, forward, step, plan, plan.rank):
+        passes = micro_batches(samples, forward, step, plan, plan.rank)
+        micros = build_micros([[_bare(samples[i]) for i in numbers] for numbers in passes], plan)
+        for numbers, micro in zip(passes, micros, strict=True):
             comm.place.advance()
-            rows = [_bare(samples[i]) for i in numbers]
-            value_N = backend.annotate(build_micro(rows, plan), which).cpu()
+            value_N = backend.annotate(micro, which).cpu()
             for i, values in zip(numbers, value_N.split([counts[i] for i in numbers]), strict=True):
                 parts[i].copy_(values)
     return list(comm.sum_tensor(flat).split(counts))

@@ -85,7 +85,8 @@ def plain_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Com
     try:
         for micro in batch.micro_batches:
             comm.place.advance()
-            stats = backend.policy(micro)
+            with backend.policy.passes_alone():
+                stats = backend.policy(micro)
             slope_N = slope(stats.logprob_N.detach(), micro, batch.denominators, config)
             surrogate = (stats.logprob_N * slope_N).sum()
             if config.entropy_coef != 0.0:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from covey.models.prefix import Prefix
 from covey.models.short_rows import ShortRows
 from covey.types import StreamSegment
 
@@ -174,7 +175,9 @@ class StreamLayout:
 
     `segments` cover the stream in order without gaps. Segments of similar size share a bucket: their queries
     and keys are gathered into padded rows, so that a step costs a few kernel calls and not one per segment.
-    `rows` computes the attention of a bucket.
+    `rows` computes the attention of a bucket. With a `prefix` the stream is either that prompt alone, whose
+    keys and values are kept, or goes on from it: the tokens of the first segment are then in keys and values
+    only.
     """
 
     def __init__(
@@ -182,8 +185,11 @@ class StreamLayout:
         segments: Sequence[StreamSegment],
         device: torch.device | str = "cpu",
         rows: RowAttention = attend_masked,
+        prefix: Prefix | None = None,
     ) -> None:
         self.segments = tuple(segments)
+        self.prefix = prefix
+        self.first = 0 if prefix is None else prefix.first
         self._rows, self._device = rows, device
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
         self._short: dict[tuple[int, int], ShortRows] = {}
@@ -192,10 +198,12 @@ class StreamLayout:
     def _planned(self) -> tuple[list[_Bucket], Tensor]:
         """The buckets, and the place of every token among their rows; made when something reads them."""
         is_cpu = torch.device(self._device).type == "cpu"
-        buckets = _plan_buckets(_pieces(self.segments), _SMALL_CELLS if is_cpu else 0)
+        first = self.first
+        pieces = [piece for piece in _pieces(self.segments) if piece.segment.start >= first]
+        buckets = _plan_buckets(pieces, _SMALL_CELLS if is_cpu else 0)
         total = sum(segment.length for segment in self.segments)
-        restore_T = _restore_index(total, buckets).to(self._device)
-        return [_build_bucket(pieces, self._device) for pieces in buckets], restore_T
+        restore_T = _restore_index(total, buckets)[first:].to(self._device)
+        return [_build_bucket(pieces, first, self._device) for pieces in buckets], restore_T
 
     def attend(
         self,
@@ -207,7 +215,7 @@ class StreamLayout:
     ) -> Tensor:
         """Attention output (1, H, T, D) of every segment."""
         query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
-        return self._attend(query_THD, key_TKD, value_TKD, options).transpose(0, 1)[None]
+        return self._attend(layer, query_THD, key_TKD, value_TKD, options).transpose(0, 1)[None]
 
     def attend_heads(self, layer: int, heads_TXD: Tensor, queries: int, scaling: float) -> Tensor:
         """The same as (T, H, D), for plain attention of `queries` heads with the keys and values behind
@@ -217,7 +225,7 @@ class StreamLayout:
         if short is not None:
             return short.attend(heads_TXD, scaling)
         query_THD, key_TKD, value_TKD = heads_TXD.split([queries, keys, keys], dim=1)
-        return self._attend(query_THD, key_TKD, value_TKD, AttentionOptions(scaling=scaling))
+        return self._attend(layer, query_THD, key_TKD, value_TKD, AttentionOptions(scaling=scaling))
 
     @property
     def is_plain(self) -> bool:
@@ -225,9 +233,11 @@ class StreamLayout:
         return self._rows is attend_masked
 
     def _attend(
-        self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, options: AttentionOptions
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, options: AttentionOptions
     ) -> Tensor:
         outputs = []
+        if self.prefix is not None:
+            key_TKD, value_TKD = self.prefix.pair(layer, key_TKD, value_TKD, extends=self.first > 0)
         buckets, restore_T = self._planned
         for number, bucket in enumerate(buckets):
             out_RHQD = self._rows(
@@ -244,7 +254,7 @@ class StreamLayout:
     def _short_rows(self, queries: int, keys: int, like: Tensor) -> ShortRows | None:
         """The way of short rows on a CPU, where the whole stream is such; made once for all layers."""
         buckets, restore_T = self._planned
-        if len(buckets) > 1 or not self.is_plain or like.dtype != torch.float32:
+        if len(buckets) > 1 or not self.is_plain or self.prefix or like.dtype != torch.float32:
             return None
         bucket = buckets[0]
         if (queries, keys) not in self._short:
@@ -342,7 +352,7 @@ def _plan_buckets(pieces: Sequence[_Piece], cheap: int) -> list[list[_Piece]]:
     return buckets
 
 
-def _build_bucket(pieces: Sequence[_Piece], device: torch.device | str) -> _Bucket:
+def _build_bucket(pieces: Sequence[_Piece], first: int, device: torch.device | str) -> _Bucket:
     num_queries = max(piece.queries for piece in pieces)
     num_keys = max(piece.keys for piece in pieces)
     query = np.zeros((len(pieces), num_queries), dtype=np.int64)
@@ -356,7 +366,7 @@ def _build_bucket(pieces: Sequence[_Piece], device: torch.device | str) -> _Buck
             end = position + ancestor.length
             key[row, position:end] = np.arange(ancestor.start, ancestor.start + ancestor.length)
             position = end
-        query[row, : piece.queries] = own[piece.first :]
+        query[row, : piece.queries] = own[piece.first :] - first
         query_position[row, : piece.queries] = np.arange(piece.before + piece.first, piece.keys)
         key[row, piece.before : piece.keys] = own
         key_length[row] = piece.keys

@@ -18,6 +18,8 @@ Attention = structure(
     **dict.fromkeys(("heads", "key_heads", "head_width", "families", "threads", "longest"), INT),
     scaling=FLOAT,
     **dict.fromkeys(("family", *_SEGMENTS, "x", "out", "lse", "grad", "grad_x", "held"), POINTER),
+    past=INT,
+    **dict.fromkeys(("past_keys", "grad_past_keys"), POINTER),
 )
 
 

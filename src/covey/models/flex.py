@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from covey.models.attention import AttentionOptions, StreamLayout
+from covey.models.prefix import Prefix
 from covey.types import StreamSegment
 
 BLOCK = 128
@@ -47,12 +48,18 @@ class FlexLayout:
     """
 
     def __init__(
-        self, segments: Sequence[StreamSegment], device: torch.device | str, *, compiled: bool
+        self,
+        segments: Sequence[StreamSegment],
+        device: torch.device | str,
+        *,
+        compiled: bool,
+        prefix: Prefix | None = None,
     ) -> None:
         self.segments = tuple(segments)
-        self._device = device
+        self._device, self._prefix = device, prefix
+        self._first = 0 if prefix is None else prefix.first
         self._attend: Any = _COMPILED if compiled else flex_attention
-        self._plan = _plan(self.segments, device)
+        self._plan = _plan(self.segments, device, self._first)
         self._masks: dict[int | None, BlockMask] = {}
         self._masked: StreamLayout | None = None
 
@@ -63,10 +70,15 @@ class FlexLayout:
         narrowest = min(query_1HTD.shape[-1], value_1KTD.shape[-1])
         if options.dropout > 0 or (query_1HTD.is_cuda and narrowest < _MIN_WIDTH):
             return self._by_rows().attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
-        length = query_1HTD.shape[2]
+        first, length = self._first, query_1HTD.shape[2]
+        if self._prefix is not None:
+            key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (key_1KTD, value_1KTD))
+            found = self._prefix.pair(layer, key_TKD, value_TKD, extends=first > 0)
+            key_1KTD, value_1KTD = (x.transpose(0, 1)[None] for x in found)
         # Padding keeps the kernel to one variant: lengths that blocks divide, and none under one block.
-        padding = (0, 0, 0, self._plan.length - length)
-        query, key, value = (F.pad(x, padding) for x in (query_1HTD, key_1KTD, value_1KTD))
+        behind = self._plan.length - first - length
+        query = F.pad(query_1HTD, (0, 0, first, behind))
+        key, value = (F.pad(x, (0, 0, 0, behind)) for x in (key_1KTD, value_1KTD))
         out, aux = self._attend(
             query,
             key,
@@ -81,7 +93,7 @@ class FlexLayout:
             # A sink is one more key without a value: the weights of the others shrink by a common factor.
             share_1HT1 = torch.sigmoid(aux.lse - options.sinks_H.float().view(1, -1, 1))[..., None]
             out = (out.float() * share_1HT1).to(value.dtype)
-        return out[:, :, :length]  # type: ignore[no-any-return]
+        return out[:, :, first : first + length]  # type: ignore[no-any-return]
 
     def block_mask(self, window: int | None) -> BlockMask:
         """The blocks of keys that each block of queries sees, in part or whole, for a sliding window."""
@@ -91,7 +103,8 @@ class FlexLayout:
 
     def _by_rows(self) -> StreamLayout:
         if self._masked is None:
-            self._masked = StreamLayout(self.segments, self._device)
+            self._masked = StreamLayout(self.segments, self._device, prefix=self._prefix)
+            self._masked.first = self._first
         return self._masked
 
 
@@ -100,7 +113,8 @@ class _Plan:
 
     A token is seen by itself and by later ones before `end`, the end of what grows from its segment. `ranges`
     says the same from the other side: of a token's segment and of each ancestor the start, the end and the
-    position of the start; they are empty where there are fewer ancestors. Padding is one more segment.
+    position of the start; they are empty where there are fewer ancestors. Padding is one more segment. Tokens
+    before `first` are seen and see nothing themselves.
     """
 
     def __init__(
@@ -109,16 +123,18 @@ class _Plan:
         end: np.ndarray[Any, Any],
         ranges: Sequence[tuple[np.ndarray[Any, Any], ...]],
         device: torch.device | str,
+        first: int,
     ) -> None:
         def tensor(array: np.ndarray[Any, Any]) -> Tensor:
             return torch.from_numpy(array.astype(np.int32)).to(device)
 
-        self.length = len(position)
+        self.length, self._first = len(position), first
         self._position_T, self._end_T = tensor(position), tensor(end)
         self._ranges = [[tensor(array) for array in arrays] for arrays in ranges]
 
     def block_mask(self, window: int | None) -> BlockMask:
         seen_BB = self._seen(window)
+        seen_BB[: self._first // BLOCK] = 0
         is_full_BB = seen_BB == BLOCK * BLOCK
         partial, full = (_ordered(x) for x in ((seen_BB > 0) & ~is_full_BB, is_full_BB))
         return BlockMask.from_kv_blocks(
@@ -163,7 +179,7 @@ class _Plan:
         return torch.cat(rows)
 
 
-def _plan(segments: tuple[StreamSegment, ...], device: torch.device | str) -> _Plan:
+def _plan(segments: tuple[StreamSegment, ...], device: torch.device | str, first: int) -> _Plan:
     total = sum(s.length for s in segments)
     padded = math.ceil(total / BLOCK) * BLOCK
     if padded > total:
@@ -183,7 +199,7 @@ def _plan(segments: tuple[StreamSegment, ...], device: torch.device | str) -> _P
         listed = [path[level] if level < len(path) else (0, 0, 0) for path in paths]
         ranges.append(tuple(np.repeat(values, lengths) for values in zip(*listed, strict=True)))
     starts, _, ahead = ranges[0]
-    return _Plan(np.arange(padded) - starts + ahead, np.repeat(ends, lengths), ranges, device)
+    return _Plan(np.arange(padded) - starts + ahead, np.repeat(ends, lengths), ranges, device, first)
 
 
 def _overlap(first_C: Tensor, end_C: Tensor, edge_B: Tensor) -> Tensor:

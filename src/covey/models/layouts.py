@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from covey.models.attention import Layout, StreamLayout, attend_eager
+from covey.models.prefix import Prefix
 from covey.types import StreamSegment
 
 AttentionKind = Literal["sdpa", "flex", "flash_attn", "eager"]
@@ -19,22 +20,26 @@ _FLEX_SINCE = (8, 0)
 
 
 def stream_layout(
-    kind: AttentionKind, segments: Sequence[StreamSegment], device: torch.device | str
+    kind: AttentionKind,
+    segments: Sequence[StreamSegment],
+    device: torch.device | str,
+    prefix: Prefix | None = None,
 ) -> Layout:
-    """The attention of one stream. Flex attention is compiled on a GPU; flash_attn takes packed rows only."""
+    """The attention of one stream. Flex attention is compiled on a GPU; flash_attn takes packed rows only,
+    of which none has a `prefix`."""
     match kind:
         case "flex":
             from covey.models.flex import FlexLayout
 
-            return FlexLayout(segments, device, compiled=torch.device(device).type == "cuda")
+            return FlexLayout(segments, device, compiled=torch.device(device).type == "cuda", prefix=prefix)
         case "flash_attn":
             from covey.models.flash import FlashLayout
 
             return FlashLayout(segments, device)
         case "eager":
-            return StreamLayout(segments, device, rows=attend_eager)
+            return StreamLayout(segments, device, rows=attend_eager, prefix=prefix)
         case "sdpa":
-            return StreamLayout(segments, device)
+            return StreamLayout(segments, device, prefix=prefix)
 
 
 def streams_of(kind: AttentionKind) -> tuple[StreamKind, ...]:

@@ -76,7 +76,9 @@ class ShortPass:
             # Autograd comes by where the embeddings have a gradient.
             adds = adds and x_TE.requires_grad and all(w is None or w.requires_grad for w in self.weights)
             families = Families.of(layout.segments)
-            stack = native.Stack(self.library, known, self.weights, families, adds)
+            stack = native.Stack(
+                self.library, known, self.weights, families, adds, layout.prefix, goes_on=layout.first > 0
+            )
             return stack.hidden(x_TE, cos_T1D, sin_T1D)
         for number, layer in enumerate(known.layers):
             before, behind = _tensors(layer)[:7], _tensors(layer)[7:]

@@ -1,6 +1,7 @@
 """The layers of `covey.models.llama_update` and the norm behind them in C: each pass is one call.
 
-Axes: T tokens of a stream, E model width.
+Axes: T tokens of a stream, P those of a prompt before it, E model width, L layers, X heads of keys and of
+values, D head width.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from torch.autograd.function import once_differentiable
 from covey.models.attention_native import Attention, Families
 from covey.models.llama import Llama
 from covey.models.native.library import FLOAT, INT, POINTER, place, structure
+from covey.models.prefix import Prefix
+
+# What a prefix keeps, in one piece.
+_KEYS = "keys and values"
 
 _Stack = structure(
     "_Stack",
@@ -25,6 +30,8 @@ _Stack = structure(
     epsilon=FLOAT,
     **dict.fromkeys(("cosines", "sines", "weights", "norm", "x", "kept", "gated", "scratch"), POINTER),
     **dict.fromkeys(("grad", "grad_x", "grads", "grad_norm"), POINTER),
+    past=INT,
+    **dict.fromkeys(("past_keys", "grad_past_keys", "keys", "grad_keys"), POINTER),
 )
 
 
@@ -32,19 +39,27 @@ _Stack = structure(
 class Stack:
     """A model's layers and a stream, as the library is told of them. `weights` are, in its order, those of
     every layer and of the norm behind them. Where it `adds`, a backward pass adds to their `.grad` by itself,
-    and autograd hears of the embeddings' gradient alone."""
+    and autograd hears of the embeddings' gradient alone. Where it `goes_on`, the stream is behind the
+    tokens of a `prefix`; without, keys and values are kept for one."""
 
     library: ctypes.CDLL
     known: Llama
     weights: Sequence[Tensor | None]
     families: Families
     adds: bool
+    prefix: Prefix | None
+    goes_on: bool
 
     def hidden(self, x_TE: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
         """Last hidden states (T, E) of embeddings."""
         keeps = torch.is_grad_enabled()
         heard = () if self.adds else self.weights
-        return _Layers.apply(self, keeps, x_TE, cos_T1D, sin_T1D, *heard)  # type: ignore[no-any-return]
+        prefix = self.prefix
+        past_LPXD = prefix.take(_KEYS) if prefix is not None and self.goes_on else None
+        out_TE, keys_LTXD = _Layers.apply(self, keeps, past_LPXD, x_TE, cos_T1D, sin_T1D, *heard)
+        if prefix is not None and not self.goes_on:
+            prefix.keep(_KEYS, keys_LTXD)
+        return out_TE  # type: ignore[no-any-return]
 
     @property
     def layers(self) -> int:
@@ -76,6 +91,14 @@ class Stack:
             norm=place(self.weights[-1]),
         )
 
+    def room_for_keys(self, like_TE: Tensor) -> Tensor | None:
+        """Where keys and values of every layer go, (L, T, X, D), if anything goes on from them."""
+        if self.prefix is None or self.goes_on:
+            return None
+        width = self.known.head_width
+        heads = 2 * self.known.layers[0].heads[1].weight.shape[0] // width
+        return like_TE.new_empty(self.layers, like_TE.shape[0], heads, width)
+
     def gradients(self) -> list[Tensor | None]:
         """Where the gradients of the weights go."""
         weights = self.weights
@@ -95,6 +118,12 @@ class Stack:
         getattr(self.library, name)(ctypes.byref(found))
 
 
+def _go_on(found: Any, past_LPXD: Tensor | None) -> None:
+    """Tell the library of the keys and values before the stream."""
+    if past_LPXD is not None:
+        found.past, found.past_keys = past_LPXD.shape[1], place(past_LPXD)
+
+
 def _places(tensors: Sequence[Tensor | None]) -> Any:
     """Where they begin, as an array, which has to live as long as the call."""
     return ctypes.cast((POINTER * len(tensors))(*map(place, tensors)), POINTER)
@@ -106,11 +135,12 @@ class _Layers(torch.autograd.Function):
         ctx: Any,
         stack: Stack,
         keeps: bool,
+        past_LPXD: Tensor | None,
         x_TE: Tensor,
         cos_T1D: Tensor,
         sin_T1D: Tensor,
         *weights: Tensor | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         out_TE = x_TE.clone()
         found = stack.arguments(out_TE, (cos_T1D, sin_T1D))
         size, layers = stack.library.stack_kept(ctypes.byref(found)), stack.layers
@@ -119,17 +149,20 @@ class _Layers(torch.autograd.Function):
         gated = [out_TE.new_empty(3, out_TE.shape[0], stack.inner) for _ in range(layers if keeps else 1)]
         found.x, found.kept = place(out_TE), _places(kept if keeps else kept * (layers + 1))
         found.gated = _places(gated if keeps else gated * layers)
+        _go_on(found, past_LPXD)
+        keys_LTXD = stack.room_for_keys(out_TE)
+        found.keys = place(keys_LTXD)
         stack.call("stack_forward", found, out_TE, is_backward=False)
         if keeps:
-            ctx.save_for_backward(cos_T1D, sin_T1D, *kept, *gated, *weights)
+            ctx.save_for_backward(past_LPXD, cos_T1D, sin_T1D, *kept, *gated, *weights)
         ctx.stack = stack
-        return out_TE
+        return out_TE, keys_LTXD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_TE: Tensor, grad_LTXD: Tensor | None) -> tuple[Tensor | None, ...]:
         stack: Stack = ctx.stack
-        cos_T1D, sin_T1D, *rest = ctx.saved_tensors
+        past_LPXD, cos_T1D, sin_T1D, *rest = ctx.saved_tensors
         kept, gated = rest[: stack.layers + 1], rest[stack.layers + 1 : 2 * stack.layers + 1]
         grad_TE = grad_TE.contiguous()
         grad_x_TE = torch.empty_like(grad_TE)
@@ -137,8 +170,13 @@ class _Layers(torch.autograd.Function):
         found = stack.arguments(grad_TE, (cos_T1D, sin_T1D))
         found.kept, found.gated, found.grads = _places(kept), _places(gated), _places(grads)
         found.grad, found.grad_x, found.grad_norm = place(grad_TE), place(grad_x_TE), place(grads[-1])
+        held_LPXD = stack.prefix.held(_KEYS) if stack.prefix is not None and stack.goes_on else None
+        _go_on(found, past_LPXD)
+        found.grad_past_keys, found.grad_keys = place(held_LPXD), place(grad_LTXD)
         stack.call("stack_backward", found, grad_TE, is_backward=True)
-        return None, None, grad_x_TE, None, None, *(() if stack.adds else grads)
+        # What the passes before this one gave is in it.
+        grad_past_LPXD = held_LPXD if ctx.needs_input_grad[2] else None
+        return None, None, grad_past_LPXD, grad_x_TE, None, None, *(() if stack.adds else grads)
 
 
 def serves(library: ctypes.CDLL, widths: Sequence[int]) -> bool:

@@ -17,7 +17,7 @@ from covey.models.liger import use_liger, wants_liger
 from covey.models.linear import use_fast_products
 from covey.models.lora import add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
-from covey.models.probe import ProbeResult, widest_stream
+from covey.models.probe import ProbeResult, probe, widest_stream
 
 
 def load_policy(
@@ -124,15 +124,24 @@ def choose_stream(policy: Policy, attention: Literal["auto"] | AttentionKind = "
     """
     policy.attention = automatic(policy.device) if attention == "auto" else attention
     try:
-        stream, results = widest_stream(policy)
+        return _choose_stream(policy)
     except RuntimeError:
         # What the compiler cannot do shows in its first call: errors of it and of its kernels are of this
         # kind. A kernel that was asked for by name is not exchanged.
         if attention != "auto" or policy.attention == "sdpa":
             raise
         policy.attention = "sdpa"
-        stream, results = widest_stream(policy)
+        return _choose_stream(policy)
+
+
+def _choose_stream(policy: Policy) -> list[ProbeResult]:
+    stream, results = widest_stream(policy)
     policy.use_stream(stream)
+    # Of a prompt with dropout every pass draws its own, so that its gradient can be computed a second time.
+    policy.goes_on = stream == "prefix" and not any(_dropouts(policy.model))
+    if policy.goes_on:
+        results.append(probe(policy, stream, in_passes=True))
+        policy.goes_on = results[-1].passed
     return results
 
 
@@ -141,12 +150,19 @@ def _silence_dropout(model: nn.Module) -> None:
 
     Set on the modules and not in the config, which a checkpoint keeps as the model's author wrote it.
     """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
+    for module, name in _dropouts(model):
+        setattr(module, name, 0.0)
+
+
+def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Where a model holds rates of dropout above 0."""
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
+        if isinstance(value, float) and value > 0.0
+    ]
 
 
 # Everything beside the weights that a model directory needs to be loaded with its tokenizer.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,10 @@ from covey.models.linear import is_kept_by_size
 from covey.models.llama import Tree
 from covey.models.llama_update import ShortPass, has_dropout, short_pass
 from covey.models.native.library import open_library
+from covey.models.prefix import Prefix
 from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
-from covey.types import MicroBatch, TokenStats
+from covey.types import MicroBatch, StreamSegment, TokenStats
 
 if TYPE_CHECKING:
     from covey.models.lora import Adapter
@@ -41,7 +43,8 @@ class Policy(nn.Module):
     `stream` is how its rows may be laid out: `prefix` shares a prompt between siblings, `packed` lays rows
     end to end, `padded` uses rows of their own and the model's own attention. `attention` is what computes
     the attention of a stream. `recompute` and `offload` say what is kept for the backward pass, and where;
-    `has_liger` that norms and gated layers run by liger-kernel.
+    `has_liger` that norms and gated layers run by liger-kernel. `goes_on` says whether a prompt whose rows
+    take several micro-batches is computed in the first of them alone: they are forwarded in their order.
     `adapter` is what `lora.add_adapter` has put on the model.
     """
 
@@ -58,6 +61,8 @@ class Policy(nn.Module):
         self._tree: Tree | None = None
         self._found: ShortPass | None = None
         self._adds_gradients = False
+        self.goes_on = True
+        self._prefix: Prefix | None = None
         config: Any = model.config
         # Fused attention drops soft-capping without a word; transformers 5.17 picks it for Gemma 2.
         is_capped = getattr(config, "attn_logit_softcapping", None) is not None
@@ -80,17 +85,66 @@ class Policy(nn.Module):
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
         short = self._short
-        library = self._library_of(short)
+        shares = self.goes_on and self.stream == "prefix" and (micro.follows or micro.is_followed)
+        with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
+            found = self._going_on(micro, short) if shares else self._pass(micro, short)
+        return self._stats(*found, self._library_of(short))
+
+    def _pass(
+        self, micro: MicroBatch, short: ShortPass | None, prefix: Prefix | None = None
+    ) -> tuple[Tensor, MicroBatch]:
+        """Last hidden states of a micro-batch, and the micro-batch that they are of."""
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
             block = self.head.block_for(self._head.weight)[0] if is_kept_by_size(self._head.weight) else None
-            micro = in_few_sizes(micro, tokens=library is None, block=block)
-        with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
-            if micro.num_rows == 1 and self.stream != "padded":
-                layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device)
-                hidden_TD = self._hidden_of(short, micro.tokens_T, micro.positions_T, layout)
-            else:
-                hidden_TD = self._hidden_padded(micro)
-        return self._stats(hidden_TD, micro, library)
+            micro = in_few_sizes(micro, tokens=self._library_of(short) is None, block=block)
+        if micro.num_rows > 1 or self.stream == "padded":
+            return self._hidden_padded(micro), micro
+        layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device, prefix)
+        return self._hidden_of(short, micro.tokens_T, micro.positions_T, layout), micro
+
+    def _going_on(self, micro: MicroBatch, short: ShortPass | None) -> tuple[Tensor, MicroBatch]:
+        """The same behind a prompt that the micro-batches around this one share: the first of them computes
+        it, and the others go on from it."""
+        end = micro.segments[0].length
+        if not micro.follows:
+            alone = replace(
+                micro,
+                tokens_T=micro.tokens_T[:end],
+                positions_T=micro.positions_T[:end],
+                segments=micro.segments[:1],
+                context_U=micro.context_U[:0],
+            )
+            self._prefix = Prefix(end)
+            self._prefix.keep("hidden", self._pass(alone, short, self._prefix)[0][end - 1 : end])
+        prefix = self._prefix
+        assert prefix is not None and prefix.length == end, "micro-batches of a prompt follow each other"
+        prefix.is_last = not micro.is_followed
+        if prefix.is_last:
+            self._prefix = None
+        segments, first = micro.segments, end
+        if micro.tokens_T.shape[0] == end:
+            # Completions of one token need none but the prompt. The prompt's last token takes part once more,
+            # from which nothing is predicted, so that the passes before this one reach the prompt's.
+            segments, first = (*segments, StreamSegment(start=end, length=1, parent=0)), end - 1
+        rest = replace(
+            micro,
+            tokens_T=micro.tokens_T[first:],
+            positions_T=micro.positions_T[first:],
+            segments=segments,
+            # The prompt's last token is the first of those whose hidden states there are.
+            context_U=micro.context_U - (end - 1),
+        )
+        hidden_TD, rest = self._pass(rest, short, prefix)
+        return prefix.extend("hidden", hidden_TD), rest
+
+    @contextmanager
+    def passes_alone(self) -> Iterator[None]:
+        """Within it each forward pass computes the prompts of its rows itself, whatever is around it."""
+        before, self.goes_on = self.goes_on, False
+        try:
+            yield
+        finally:
+            self.goes_on = before
 
     @contextmanager
     def adding_gradients(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ gradient at the input embeddings must agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -80,16 +80,16 @@ def micro_of(rows: Sequence[Row], kind: StreamKind, device: torch.device) -> Mic
 
 
 class _EmbeddingGradient:
-    """Records the output of the input embeddings as a leaf, so that a gradient costs no weight gradients."""
+    """Records each output of the input embeddings as a leaf, so that a gradient costs no weight gradients."""
 
     def __init__(self, policy: Policy) -> None:
-        self.leaf: Tensor | None = None
+        self.leaves: list[Tensor] = []
         embeddings = policy.model.get_input_embeddings()  # type: ignore[operator]
         self._handle = embeddings.register_forward_hook(self._hook)
 
     def _hook(self, module: object, inputs: object, output: Tensor) -> Tensor:
-        self.leaf = output.detach().requires_grad_(True)
-        return self.leaf
+        self.leaves.append(output.detach().requires_grad_(True))
+        return self.leaves[-1]
 
     def close(self) -> None:
         self._handle.remove()
@@ -104,8 +104,7 @@ def _alone(policy: Policy, row: Row, weight_n: Tensor) -> tuple[Tensor, Tensor]:
         logits = policy.model(input_ids=ids, use_cache=False).logits[0].float()
         start = row.prompt_length
         logprobs = logits[start - 1 : -1].log_softmax(-1).gather(1, ids[0, start:, None])[:, 0]
-        assert recorder.leaf is not None
-        (gradient,) = torch.autograd.grad((logprobs * weight_n).sum(), recorder.leaf)
+        (gradient,) = torch.autograd.grad((logprobs * weight_n).sum(), recorder.leaves)
     finally:
         recorder.close()
     return logprobs.detach(), gradient[0].float()
@@ -118,18 +117,46 @@ def _streamed(
     try:
         micro = micro_of(rows, kind, policy.device)
         logprob_N = policy(micro).logprob_N
-        assert recorder.leaf is not None
-        (gradient,) = torch.autograd.grad((logprob_N * weight_N).sum(), recorder.leaf)
+        (gradient,) = torch.autograd.grad((logprob_N * weight_N).sum(), recorder.leaves)
     finally:
         recorder.close()
     return logprob_N.detach(), gradient.flatten(0, 1).float()
 
 
-def probe(policy: Policy, kind: StreamKind) -> ProbeResult:
-    """Compare `kind` with rows run alone; the policy is left on the layout it came with."""
+def _in_two_passes(policy: Policy, rows: Sequence[Row], weight_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of two rows of a prompt, which the first of their passes computes for both."""
+    recorder = _EmbeddingGradient(policy)
+    goes_on, policy.goes_on = policy.goes_on, True
+    first, second = (micro_of([row], "prefix", policy.device) for row in rows)
+    sizes = [len(first.target_N), len(second.target_N)]
+    weights = weight_N.split(sizes)
+    try:
+        ahead = policy(replace(first, is_followed=True)).logprob_N
+        prompt, own = recorder.leaves
+        (of_own,) = torch.autograd.grad((ahead * weights[0]).sum(), own)
+        behind = policy(replace(second, follows=True)).logprob_N
+        of_prompt, of_rest = torch.autograd.grad(
+            (behind * weights[1]).sum(), (prompt, recorder.leaves[-1]), materialize_grads=True
+        )
+    finally:
+        recorder.close()
+        policy.goes_on = goes_on
+    # Without what pads a stream; the last token of a row is in none.
+    found = zip((of_prompt, of_own, of_rest), (rows[0].prompt_length, *(n - 1 for n in sizes)), strict=True)
+    gradient = torch.cat([part.flatten(0, 1)[:length].float() for part, length in found])
+    return torch.cat([ahead, behind]).detach(), gradient
+
+
+def probe(policy: Policy, kind: StreamKind, *, in_passes: bool = False) -> ProbeResult:
+    """Compare `kind` with rows run alone; the policy is left on the layout it came with.
+
+    `in_passes` are two rows of one prompt in a pass each, of which the second goes on from the first one's
+    prompt.
+    """
     before, training = policy.stream, policy.training
     policy.eval()
     rows = _rows(min(policy.model.config.vocab_size, 1 << 15))  # type: ignore[union-attr, arg-type, type-var]
+    rows = rows[:2] if in_passes else rows
     device = policy.device
     lengths = [len(r.token_ids) - r.prompt_length for r in rows]
     weight_N = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(21)).to(device)
@@ -137,7 +164,8 @@ def probe(policy: Policy, kind: StreamKind) -> ProbeResult:
         policy.use_stream("padded")
         alone = [_alone(policy, r, w) for r, w in zip(rows, weight_N.split(lengths), strict=True)]
         policy.use_stream(kind)
-        value, gradient = _streamed(policy, rows, kind, weight_N)
+        run = _in_two_passes(policy, rows, weight_N) if in_passes else _streamed(policy, rows, kind, weight_N)
+        value, gradient = run
     finally:
         policy.use_stream(before)
         policy.train(training)

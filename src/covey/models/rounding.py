@@ -21,14 +21,15 @@ def in_few_sizes(micro: MicroBatch, *, tokens: bool = True, block: int | None = 
     gradient is exactly zero. What is multiplied by other means need not be padded: no `tokens`, no `block`.
     """
     length, contexts = micro.tokens_T.shape[0], micro.context_U.shape[0]
+    end = micro.segments[-1].start + micro.segments[-1].length
     room = step_up(length, 64, 32) - length if tokens else 0
     last = contexts % block if block else 0
     spare = min(step_up(last, 64, 4), block) - last if block else 0
     if not room and not spare:
         return micro
     padding = (
-        StreamSegment(start=start, length=min(_SEGMENT, length + room - start))
-        for start in range(length, length + room, _SEGMENT)
+        StreamSegment(start=start, length=min(_SEGMENT, end + room - start))
+        for start in range(end, end + room, _SEGMENT)
     )
     return replace(
         micro,

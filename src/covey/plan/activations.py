@@ -43,6 +43,7 @@ class PassSize:
     keys     that attention gathers: every row has its prompt's beside its own
     cells    query-key pairs of the completions' masks
     later    whether an earlier pass of the same step has left gradients
+    shared   tokens of a prompt that several passes go on from: its keys and values are kept for them
     """
 
     tokens: int
@@ -50,6 +51,7 @@ class PassSize:
     keys: int
     cells: int
     later: bool
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +71,6 @@ class Training:
     offload: bool
 
 
-def tokens_held(config: Config, facts: Facts, longest_prompt: int) -> int:
-    """Return the tokens that one forward pass may hold, as far as the facts tell."""
-    model = facts.model_sizes
-    on_cpu = None if facts.cuda or model is None else (model.hidden, model.layers)
-    return tokens_per_pass(config, longest_prompt=longest_prompt, cpu_model=on_cpu)
-
-
 def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSize]:
     """Return the passes that rows of every length up to the longest make, halving; one of them is the
     fullest.
@@ -88,12 +83,14 @@ def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSi
 
 def _passes(config: Config, facts: Facts, prompt: int, completion: int) -> list[PassSize]:
     """The fullest pass of a step of such rows, and the smaller one after it where there are only the two."""
-    budget = tokens_held(config, facts, prompt)
+    model = facts.model_sizes
+    on_cpu = None if facts.cuda or model is None else (model.hidden, model.layers)
+    budget = tokens_per_pass(config, longest_prompt=prompt, cpu_model=on_cpu)
     of_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    group = max(1, config.num_generations)
-    family = prompt + group * completion
-    rows = budget // family * group + max(0, budget % family - prompt) // completion
-    rows = min(max(1, rows), of_step)
+    group = max(1, min(config.num_generations, of_step))
+    # Groups are whole, or alone in several passes.
+    whole = budget // (prompt + group * completion) * group
+    rows = min(whole or max(1, (budget - prompt) // completion), of_step)
 
     def holding(rows: int, *, later: bool) -> PassSize:
         prompts = -(-rows // group)
@@ -102,6 +99,7 @@ def _passes(config: Config, facts: Facts, prompt: int, completion: int) -> list[
             trained=rows * completion,
             keys=prompts * prompt + rows * (prompt + completion),
             cells=rows * completion * (prompt + completion),
+            shared=0 if whole else prompt,
             later=later,
         )
 
@@ -113,6 +111,9 @@ def _passes(config: Config, facts: Facts, prompt: int, completion: int) -> list[
 def kept_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     """Return what the device holds for the backward pass when the head has been computed."""
     read = size.trained * model.hidden * training.element
+    # Keys and values, and the sum of their gradients so far.
+    kv = 2 * model.kv_heads * model.head_width
+    read += model.layers * size.shared * kv * (training.element + FLOAT)
     if training.offload:
         return read
     layers = model.layers * kept_of_layer(model, size, training)

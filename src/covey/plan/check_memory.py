@@ -74,8 +74,8 @@ def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple
     smaller = list(smaller_passes(config, facts, typed))
 
     def fitting(text: str, *ways: tuple[Edits, Edits]) -> list[Fix]:
-        found = (edits for edits, change in ways if fits(config, facts, change))
-        return [Fix(text=text, edits=edits) for edits in islice(found, 1)]
+        fits = (edits for edits, change in ways if _fits(config, facts, change))
+        return [Fix(text=text, edits=edits) for edits in islice(fits, 1)]
 
     fixes = [
         *fitting("the same run, whose backward pass computes activations again", *again),
@@ -103,8 +103,7 @@ def _shorter(length: int) -> Iterator[int]:
         yield length
 
 
-def fits(config: Config, facts: Facts, change: Edits) -> bool:
-    """Return whether a change is one, and whether the run then fits with room to spare."""
+def _fits(config: Config, facts: Facts, change: Edits) -> bool:
     if all(getattr(config, name) == value for name, value in change.items()):
         return False
     return memory_plan(config.model_copy(update=change), facts).share <= TIGHT

@@ -17,7 +17,6 @@ from covey.plan.check_layout import layout_problems
 from covey.plan.check_memory import memory_problems
 from covey.plan.check_model import model_problems
 from covey.plan.check_pass_rates import pass_rate_problems
-from covey.plan.check_passes import pass_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
 from covey.plan.check_steps import step_problems
@@ -51,7 +50,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
         *layout,
         # Of parts that cannot be together there is no forecast.
-        *([] if layout else [*memory_problems(config, facts, typed), *pass_problems(config, facts)]),
+        *([] if layout else memory_problems(config, facts, typed)),
         *value_problems(config),
         *algorithm_problems(config, facts.num_processes, typed or ()),
         *eval_problems(config, facts),

@@ -249,7 +249,6 @@ class Facts:
     num_prompts_too_long   rows left out because their prompt is too long
     longest_prompt         longest prompt among the rows that are used
     longest_prompt_in_data the same over all rows, before any is left out
-    mean_prompt            tokens of the rows that are used, in the mean
     columns                names of the data set's columns
     missing_columns        columns that the prompt or a reward needs and that are not there
     dataset_missing        paths that do not exist
@@ -314,7 +313,6 @@ class Facts:
     num_prompts_too_long: int | None = None
     longest_prompt: int | None = None
     longest_prompt_in_data: int | None = None
-    mean_prompt: float | None = None
     columns: tuple[str, ...] | None = None
     missing_columns: tuple[MissingColumn, ...] | None = None
     dataset_missing: tuple[str, ...] | None = None

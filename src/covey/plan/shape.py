@@ -70,8 +70,8 @@ def shape_of(config: Config, num_processes: int) -> Shape:
 # Hidden values of a pass, tokens x width x layers, beyond which a CPU gains nothing from a larger one: its
 # products are as fast, and its activations, about 70 bytes each, only take memory.
 _CPU_VALUES = 1 << 23
-# Such a pass has room for so many of the longest prompt, and at most so many times that limit: a prompt is
-# computed again in each pass that holds a completion of it.
+# Such a pass has room for so many of the longest prompt, and at most so many times that limit: a prompt that
+# fills it leaves its completions many passes, of which each adds up a gradient of every weight.
 _CPU_PROMPTS = 4
 
 

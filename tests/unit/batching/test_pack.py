@@ -69,7 +69,8 @@ FOUR = [(0, 2), (0, 4), (1, 3), (1, 3)]
         ("packed", 11, [[0], [1], [2], [3]]),
         # prefix: 5, + 4 = 9, + 6 = 15, + 3 = 18: a prompt counts once.
         ("prefix", 18, [[0, 1, 2, 3]]),
-        ("prefix", 17, [[0, 1, 2], [3]]),
+        # Siblings stay together: 9 tokens, and 9.
+        ("prefix", 17, [[0, 1], [2, 3]]),
         ("prefix", 9, [[0, 1], [2, 3]]),
         # A prompt that starts a new micro-batch counts again: 5 | 7 | 6, + 3 = 9 > 8 | 6.
         ("prefix", 8, [[0], [1], [2], [3]]),
@@ -122,7 +123,7 @@ def test_what_siblings_begin_with_counts_once(max_tokens, expected, pack_plan):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_stream_is_filled_and_not_passed(seed, pack_plan):
+def test_a_stream_is_filled_and_siblings_stay_together(seed, pack_plan):
     draw = random.Random(seed)
     drawn = [tuple(draw.choices((5, 6), k=draw.randint(1, 9))) for _ in range(draw.choice((8, 24)))]
     rows = [(i // 8, completion) for i, completion in enumerate(drawn)]
@@ -138,7 +139,15 @@ def test_a_stream_is_filled_and_not_passed(seed, pack_plan):
     for numbers, following in zip(found, [*found[1:], []], strict=True):
         stream = build_stream([_row(sample_of(rows[i][0], i, rows[i][1])) for i in numbers], "prefix")
         assert stream.tokens_T.numel() <= held(numbers) <= plan.max_tokens
-        assert not following or held([*numbers, following[0]]) > plan.max_tokens
+        if not following:
+            continue
+        group = [i for i in range(len(rows)) if rows[i][0] == rows[following[0]][0]]
+        if held(group) <= plan.max_tokens:
+            assert set(group) <= set(following)
+            assert held([*numbers, *group]) > plan.max_tokens
+        elif set(group) & set(numbers):
+            assert held([*numbers, following[0]]) > plan.max_tokens
+            assert numbers[0] in group
 
 
 def test_steps_are_equal_runs_over_all_ranks(pack_plan):

@@ -235,7 +235,9 @@ def test_the_compiled_function_serves_every_length(
     assert counter.frame_count == 5
     # Recomputation goes through it, bit for bit.
     policy = Policy(tiny_model("qwen3")).train()
-    monkeypatch.setattr(policy_module, "stream_layout", lambda kind, s, d: FlexLayout(s, d, compiled=True))
+    monkeypatch.setattr(
+        policy_module, "stream_layout", lambda _, s, d, prefix: FlexLayout(s, d, compiled=True, prefix=prefix)
+    )
     micro = micro_of(random_rows((11, (9, 4, 1)), (5, (8, 2))), "prefix", policy.device)
     results = []
     for kind in ("none", "selective", "full"):

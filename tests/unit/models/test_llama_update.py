@@ -7,27 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-import transformers
 
 from covey.models import llama_update, llama_update_native
 from covey.models.llama_update import update_weights
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
-from support.models import config_of, random_model
+from support.models import policy_of, random_model
 from support.processors import library_for, processors
-
-
-def policy_of(family: str, **changes: object) -> Policy:
-    """A random policy of a family, with other settings of its configuration; no weight is 0 or 1."""
-    config = config_of(family)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("bias", "norm.weight", "layernorm.weight")):
-            torch.nn.init.normal_(parameter, mean=0.7, std=0.3)
-    return Policy(model).eval()
 
 
 @pytest.fixture(scope="module", params=["torch", *processors()])

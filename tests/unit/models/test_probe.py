@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from covey.models import attention
+from covey.models.load import _silence_dropout, choose_stream
 from covey.models.policy import Policy
+from covey.models.prefix import Prefix
 from covey.models.probe import micro_of, probe, widest_stream
 
 
@@ -67,3 +69,38 @@ def test_the_probe_leaves_the_policy_as_it_was(before, training, tiny_model):
     assert all(torch.equal(p, weights[n]) for n, p in policy.named_parameters())
     assert all(p.grad is None for p in policy.parameters())
     assert not policy.model.get_input_embeddings()._forward_hooks
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt2", "mixtral", "gpt_oss"])
+def test_a_prompt_in_a_pass_of_its_own(family, tiny_model):
+    found = probe(Policy(tiny_model(family)), "prefix", in_passes=True)
+    assert found.passed
+    assert 0 < found.gradient_difference < 1e-5
+    assert 0 < found.value_difference < 1e-5
+
+
+def test_passes_that_lose_the_prompt_are_caught(tiny_model, monkeypatch):
+    """Such a model computes a prompt in each pass, and is right so."""
+    policy = Policy(tiny_model("qwen3"))
+    choose_stream(policy)
+    assert (policy.stream, policy.goes_on) == ("prefix", True)
+    monkeypatch.setattr(Prefix, "held", lambda self, name: None)
+    found = probe(policy, "prefix", in_passes=True)
+    assert not found.passed
+    assert found.value_difference < 1e-5
+    assert found.gradient_difference > 1e-2
+    monkeypatch.undo()
+    take = Prefix.take
+    monkeypatch.setattr(Prefix, "take", lambda self, name: take(self, name) * 1.5)
+    assert probe(policy, "prefix", in_passes=True).value_difference > 1e-2
+    choose_stream(policy)
+    assert (policy.stream, policy.goes_on) == ("prefix", False)
+
+
+def test_with_dropout_each_pass_draws_its_own_prompt(tiny_model):
+    policy = Policy(tiny_model("gpt2"))
+    choose_stream(policy)
+    assert (policy.stream, policy.goes_on) == ("prefix", False)
+    _silence_dropout(policy.model)
+    choose_stream(policy)
+    assert policy.goes_on

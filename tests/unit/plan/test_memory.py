@@ -74,18 +74,36 @@ def test_pass_of_full_length() -> None:
 
 
 def test_pass_is_bounded_by_its_budget() -> None:
-    """With A = 4 a step has 16 rows. The budget is 4 x 16 = 64 tokens: two families of 22, and of the third
-    its prompt and one row."""
+    """With A = 4 a step has 16 rows. The budget is 4 x 16 = 64 tokens: two families of 22, and no part of a
+    third."""
     size = pass_sizes(config(**{**RUN, "gradient_accumulation_steps": 4}), FACTS, 10)[0]
-    assert size == PassSize(tokens=60, trained=30, keys=3 * 10 + 5 * 16, cells=5 * 6 * 16, later=True)
+    assert size == replace(SIZE, later=True)
 
 
 def test_the_smaller_of_two_passes_comes_after_the_fuller_one() -> None:
-    """Of 8 rows five and three; gradients are held by the second alone."""
-    run = config(**{**RUN, "gradient_accumulation_steps": 2})
+    """Of 8 rows six and two; gradients are held by the second alone."""
+    run = config(**{**RUN, "gradient_accumulation_steps": 2, "max_tokens_per_micro_batch": 66})
     first, second = pass_sizes(run, FACTS, 10)[:2]
-    assert first == PassSize(tokens=60, trained=30, keys=3 * 10 + 5 * 16, cells=5 * 6 * 16, later=False)
-    assert second == PassSize(tokens=38, trained=18, keys=2 * 10 + 3 * 16, cells=3 * 6 * 16, later=True)
+    assert first == PassSize(tokens=66, trained=36, keys=3 * 10 + 6 * 16, cells=6 * 6 * 16, later=False)
+    assert second == PassSize(tokens=22, trained=12, keys=10 + 2 * 16, cells=2 * 6 * 16, later=True)
+
+
+def test_passes_that_go_on_from_a_prompt() -> None:
+    """Of 4 completions of 6 two fit beside a prompt of 10 in 22 tokens; of half as long ones all do."""
+    run = config(**{**RUN, "num_generations": 4, "max_tokens_per_micro_batch": 22})
+    size, shorter = pass_sizes(run, FACTS, 10)[:2]
+    assert size == PassSize(tokens=22, trained=12, keys=10 + 2 * 16, cells=2 * 6 * 16, later=True, shared=10)
+    assert shorter == PassSize(tokens=22, trained=12, keys=10 + 4 * 13, cells=4 * 3 * 13, later=False)
+    # Of its prompt keys and values, and their gradients, of 4 numbers each, in two layers.
+    alone = kept_bytes(MODEL, replace(size, shared=0), FULL)
+    assert kept_bytes(MODEL, size, FULL) == alone + 2 * 10 * 2 * 4 * (4 + 4)
+    low = replace(FULL, element=2, cuda=True, offload=True)
+    assert kept_bytes(MODEL, size, low) == 12 * 8 * 2 + 2 * 10 * 2 * 4 * (2 + 4)
+    # A completion is never refused, and a step that holds two of the four has all of its own.
+    tight = {**RUN, "num_generations": 4, "max_tokens_per_micro_batch": 15}
+    assert pass_sizes(config(**tight), FACTS, 10)[0].tokens == 16
+    part = {**tight, "per_device_train_batch_size": 2, "max_tokens_per_micro_batch": 22}
+    assert pass_sizes(config(**part), FACTS, 10)[0].shared == 0
 
 
 # Full: two norms 2 x 8 x (4 + 4), inputs of the linear layers 4 x (8 + 8 + 8 + 16), gate, silu and up

@@ -13,18 +13,25 @@
 /* Queries whose scores exist at a time. */
 enum { QUERIES = 4 * PANEL_ROWS };
 
+/* One key head of all tokens of an array, and of its gradient. */
+typedef struct {
+    long line;
+    const float *key, *value;
+    float *to_key, *to_value;
+} Keys;
+
 /* One key head of a family: its keys and values in the stream, and by position from the root to the segment at hand,
    as rows and as panels for products with queries. Panels hold zeros behind the last position. */
 typedef struct {
     long line, out_line, width, repeats;
     float scaling;
-    const float *key, *value;
-    float *to_key, *to_value; /* in the gradient */
+    Keys own, past;
     float *keys, *values, *key_panels, *value_panels, *grad_keys, *grad_values, *scores, *slopes;
 } Head;
 
+/* Where a segment begins in the array that it is in. */
 typedef struct {
-    long start, length, before;
+    long start, length, before, is_past;
 } Segment;
 
 static long padded(long count) { return (count + PANEL - 1) / PANEL * PANEL; }
@@ -138,24 +145,41 @@ static void backward_head(const Attention *t, Head h, Segment s, long head) {
     }
 }
 
+static void hand_row(const float *from, long width, int adds, float *to) {
+    for (long d = 0; d < width; d++) to[d] = adds ? to[d] + from[d] : from[d];
+}
+
 /* What has been added up for a segment, once everything that grows from it has been. */
 static void hand_out(Head h, Segment s) {
-    for (long l = 0; l < s.length; l++) {
-        memcpy(h.to_key + (s.start + l) * h.line, h.grad_keys + (s.before + l) * h.width, h.width * sizeof(float));
-        memcpy(h.to_value + (s.start + l) * h.line, h.grad_values + (s.before + l) * h.width, h.width * sizeof(float));
+    Keys to = s.is_past ? h.past : h.own;
+    for (long l = 0; l < s.length && to.to_key; l++) {
+        hand_row(h.grad_keys + (s.before + l) * h.width, h.width, s.is_past, to.to_key + (s.start + l) * to.line);
+        hand_row(h.grad_values + (s.before + l) * h.width, h.width, s.is_past, to.to_value + (s.start + l) * to.line);
     }
+}
+
+static Keys keys_of(const float *x, float *grad_x, long line, long key, long value) {
+    Keys k = {.line = line, .key = x + key, .value = x + value};
+    if (grad_x) k.to_key = grad_x + key, k.to_value = grad_x + value;
+    return k;
 }
 
 static Head head_of(const Attention *t, long key_head, float *held) {
     long width = t->head_width, rows = padded(t->longest) * width, scores = padded(t->longest) * QUERIES;
-    long to_key = (t->heads + key_head) * width, to_value = to_key + t->key_heads * width;
-    Head h = {.line = (t->heads + 2 * t->key_heads) * width, .out_line = t->heads * width, .width = width,
-              .repeats = t->heads / t->key_heads, .scaling = t->scaling, .key = t->x + to_key, .value = t->x + to_value};
-    if (t->grad_x) h.to_key = t->grad_x + to_key, h.to_value = t->grad_x + to_value;
+    long key = key_head * width, value = key + t->key_heads * width, queries = t->heads * width;
+    Head h = {.line = queries + 2 * t->key_heads * width, .out_line = queries, .width = width,
+              .repeats = t->heads / t->key_heads, .scaling = t->scaling};
+    h.own = keys_of(t->x, t->grad_x, h.line, queries + key, queries + value);
+    if (t->past) h.past = keys_of(t->past_keys, t->grad_past_keys, 2 * t->key_heads * width, key, value);
     float **parts[] = {&h.keys, &h.values, &h.key_panels, &h.value_panels, &h.grad_keys, &h.grad_values};
     for (int i = 0; i < 6; i++) *parts[i] = held + i * rows;
     h.scores = held + 6 * rows, h.slopes = h.scores + scores;
     return h;
+}
+
+static Segment segment_of(const Attention *t, long i) {
+    int is_past = t->start[i] < t->past;
+    return (Segment){t->start[i] - (is_past ? 0 : t->past), t->length[i], t->before[i], is_past};
 }
 
 static void family_head(const Attention *t, long family, long key_head, float *held, int is_backward) {
@@ -164,16 +188,17 @@ static void family_head(const Attention *t, long family, long key_head, float *h
     for (long i = t->family[family]; i <= t->family[family + 1]; i++) {
         long parent = i < t->family[family + 1] ? t->parent[i] : -1;
         for (; latest != parent; latest = t->parent[latest])
-            if (is_backward) hand_out(h, (Segment){t->start[latest], t->length[latest], t->before[latest]});
+            if (is_backward) hand_out(h, segment_of(t, latest));
         if (i == t->family[family + 1]) break;
-        Segment s = {t->start[i], t->length[i], t->before[i]};
-        lay_rows(h.key + s.start * h.line, h.line, h.width, s, h.keys, h.key_panels);
-        lay_rows(h.value + s.start * h.line, h.line, h.width, s, h.values, h.value_panels);
+        Segment s = segment_of(t, i);
+        Keys from = s.is_past ? h.past : h.own;
+        lay_rows(from.key + s.start * from.line, from.line, h.width, s, h.keys, h.key_panels);
+        lay_rows(from.value + s.start * from.line, from.line, h.width, s, h.values, h.value_panels);
         if (is_backward) {
             memset(h.grad_keys + s.before * h.width, 0, s.length * h.width * sizeof(float));
             memset(h.grad_values + s.before * h.width, 0, s.length * h.width * sizeof(float));
         }
-        for (long head = key_head * h.repeats; head < (key_head + 1) * h.repeats; head++) {
+        for (long head = key_head * h.repeats; !s.is_past && head < (key_head + 1) * h.repeats; head++) {
             if (is_backward) backward_head(t, h, s, head);
             else forward_head(t, h, s, head);
         }

@@ -12,6 +12,11 @@ typedef struct {
     float *out, *lse;     /* (T, heads, head width), (T, heads) */
     const float *grad;    /* like out */
     float *grad_x, *held; /* like x; attention_scratch() numbers for each thread */
+    /* Segments that end by token `past` of the stream are in none of these arrays: they have no queries, and their keys
+       and values are in `past_keys`, (past, 2 key heads, head width), to whose gradients is added. */
+    int64_t past;
+    const float *past_keys;
+    float *grad_past_keys;
 } Attention;
 
 void attend(const Attention *);

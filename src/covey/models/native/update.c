@@ -28,6 +28,12 @@ typedef struct {
     float *grad_x;        /* of the embeddings */
     const Weights *grads;
     float *grad_norm;
+    /* Keys and values of the tokens before these, and what is added to their gradients: (layers, past, 2 key heads,
+       head width). Of these tokens, for what goes on from them, (layers, T, ...), or null; and their gradients. */
+    int64_t past;
+    const float *past_keys;
+    float *grad_past_keys, *keys;
+    const float *grad_keys;
 } Stack;
 
 /* RMSNorm: unit = x * scale, and what a product takes, unit * weight. */
@@ -315,13 +321,41 @@ static Norm last_norm(const Stack *s) {
     return (Norm){s->norm, unit, at, s->x};
 }
 
+/* The attention of a layer behind the tokens before these. */
+static Attention attention_of(const Stack *s, long layer, Kept k) {
+    Attention attention = s->attention;
+    long before = layer * s->past * 2 * keys(s);
+    attention.x = k.heads, attention.lse = k.lse, attention.past = s->past;
+    if (s->past) attention.past_keys = s->past_keys + before;
+    if (s->grad_past_keys) attention.grad_past_keys = s->grad_past_keys + before;
+    return attention;
+}
+
+/* Keys and values of a layer for what goes on from these tokens, and the gradients that it gave back. */
+static void keep_keys(const Stack *s, long layer, Kept k) {
+    long width = 2 * keys(s);
+    for (long t = 0; t < s->tokens && s->keys; t++)
+        memcpy(s->keys + (layer * s->tokens + t) * width, k.heads + t * all_heads(s) + queries(s),
+               width * sizeof(float));
+}
+
+static void add_key_gradients(const Stack *s, long layer, float *grad_heads) {
+    long width = 2 * keys(s);
+    for (long t = 0; t < s->tokens && s->grad_keys; t++) {
+        const float *from = s->grad_keys + (layer * s->tokens + t) * width;
+        float *to = grad_heads + t * all_heads(s) + queries(s);
+        for (long i = 0; i < width; i++) to[i] += from[i];
+    }
+}
+
 void stack_forward(const Stack *s) {
     Scratch h = forward_scratch(s);
     for (long layer = 0; layer < s->layers; layer++) {
         Kept k = kept_of(s, layer);
         before_attention(s, s->weights[layer], k, h);
-        Attention attention = s->attention;
-        attention.x = k.heads, attention.out = k.attended, attention.lse = k.lse;
+        keep_keys(s, layer, k);
+        Attention attention = attention_of(s, layer, k);
+        attention.out = k.attended;
         attend(&attention);
         behind_attention(s, s->weights[layer], k, h);
     }
@@ -339,9 +373,10 @@ void stack_backward(const Stack *s) {
     for (long layer = s->layers; layer-- > 0;) {
         Kept k = kept_of(s, layer);
         behind_attention_backward(s, s->weights[layer], k, h, s->grads[layer]);
-        Attention attention = s->attention;
-        attention.x = k.heads, attention.lse = k.lse, attention.grad = h.grad_attended, attention.grad_x = h.grad_heads;
+        Attention attention = attention_of(s, layer, k);
+        attention.grad = h.grad_attended, attention.grad_x = h.grad_heads;
         attend_backward(&attention);
+        add_key_gradients(s, layer, h.grad_heads);
         before_attention_backward(s, s->weights[layer], k, h, s->grads[layer]);
     }
 }

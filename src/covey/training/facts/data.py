@@ -226,7 +226,6 @@ def _of_table(facts: Facts, table: PromptTable, codec: TextCodec) -> Facts:
         num_prompts_too_long=table.left_out.get("too_long", 0),
         longest_prompt=table.longest,
         longest_prompt_in_data=table.longest_in_data,
-        mean_prompt=table.mean,
         left_out=tuple(reasons),
         media_columns=table.media_columns,
         first_prompt=None if first is None else first.text,

@@ -1,0 +1,158 @@
+"""A prompt whose completions take several passes: computed once, with the values and gradients of passes that
+each compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as torch_flex
+
+from covey.models import flex
+from covey.models import policy as policy_module
+from covey.models.flex import FlexLayout
+from covey.models.layouts import AttentionKind
+from covey.models.policy import Policy
+from covey.models.prefix import Prefix
+from covey.models.probe import micro_of
+from covey.models.stream import Row
+from covey.types import MicroBatch, StreamSegment
+from support.models import policy_of
+from support.processors import library_for, processors
+
+CPU = torch.device("cpu")
+
+
+def split(rows: Sequence[Row], *counts: int) -> list[MicroBatch]:
+    """The rows in passes of so many of them, which know of each other."""
+    starts = [sum(counts[:n]) for n in range(len(counts))]
+    micros = [micro_of(rows[s : s + n], "prefix", CPU) for s, n in zip(starts, counts, strict=True)]
+    last = len(micros) - 1
+    return [replace(m, follows=n > 0, is_followed=n < last) for n, m in enumerate(micros)]
+
+
+def results(policy: Policy, micros: Sequence[MicroBatch], *, alone: bool) -> dict[str, torch.Tensor]:
+    """Logprobs and entropies of all passes, without gradient and with one, and every gradient."""
+    policy.goes_on = not alone
+    policy.zero_grad(set_to_none=True)
+    found: dict[str, list[torch.Tensor]] = {"logprob": [], "entropy": [], "annotated": []}
+    with torch.no_grad():
+        found["annotated"] = [policy(m).logprob_N for m in micros]
+    draw = torch.Generator().manual_seed(3)
+    for micro in micros:
+        stats = policy(replace(micro, temperature_N=torch.full_like(micro.temperature_N, 0.8)))
+        weight_N = torch.randn(stats.logprob_N.shape, generator=draw)
+        ((stats.logprob_N + 0.3 * stats.entropy_N) * weight_N).sum().backward()
+        found["logprob"].append(stats.logprob_N.detach())
+        found["entropy"].append(stats.entropy_N.detach())
+    gradients = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
+    return {**{name: torch.cat(parts) for name, parts in found.items()}, **gradients}
+
+
+def check(policy: Policy, rows: Sequence[Row], counts: Sequence[int], assert_close_guarded) -> None:
+    micros = split(rows, *counts)
+    expected = results(policy, micros, alone=True)
+    got = results(policy, micros, alone=False)
+    assert got.keys() == expected.keys()
+    assert len(got) > 3
+    for name, value in expected.items():
+        assert_close_guarded(got[name], value, rtol=5e-5)
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1, 1), (2, 3), (4, 1)])
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt2", "mixtral", "gpt_oss", "mistral"])
+@pytest.mark.usefixtures("modules_only")
+def test_modules(family, kind: AttentionKind, counts, tiny_model, random_rows, assert_close_guarded):
+    rows = random_rows((11, (9, 4, 1, 7, 2)))
+    policy = Policy(tiny_model(family))
+    policy.attention = kind
+    check(policy, rows, counts, assert_close_guarded)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
+def test_recomputed_and_offloaded(family, recompute, tiny_model, random_rows, assert_close_guarded):
+    policy = Policy(tiny_model(family)).train()
+    policy.keep_activations(recompute, offload=recompute == "full")
+    check(policy, random_rows((90, (9, 40, 1, 7, 2))), (2, 1, 2), assert_close_guarded)
+
+
+@pytest.mark.parametrize("library", [None, *processors()])
+@pytest.mark.parametrize("heads", [(2, 1), (4, 4)])
+@pytest.mark.parametrize("adds", [False, True])
+def test_the_short_pass(library, heads, adds, monkeypatch, tmp_path, random_rows, assert_close_guarded):
+    compiled = library and library_for(library, tmp_path)
+    monkeypatch.setattr(Policy, "library", compiled)
+    policy = policy_of("qwen2", num_attention_heads=heads[0], num_key_value_heads=heads[1], hidden_size=128)
+    assert policy.is_compiled == (library is not None)
+    rows = random_rows((90, (9, 40, 1, 7, 1)), (5, (8, 2)))
+    with policy.adding_gradients() if adds else nullcontext():
+        for counts in ((1, 1, 1, 1, 1), (2, 2, 3), (1, 2, 4)):
+            check(policy, rows[: sum(counts)], counts, assert_close_guarded)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
+def test_flex_attention(family, monkeypatch, tiny_model, random_rows, assert_close_guarded):
+    """Traced and differentiated as on a GPU, with torch's own operators where there the kernels would be."""
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(flex, "_COMPILED", torch.compile(torch_flex.flex_attention, backend="aot_eager"))
+    monkeypatch.setattr(
+        policy_module, "stream_layout", lambda _, s, d, prefix: FlexLayout(s, d, compiled=True, prefix=prefix)
+    )
+    torch._dynamo.reset()
+    policy = Policy(tiny_model(family)).train()
+    for recompute in ("none", "full"):
+        policy.keep_activations(recompute)
+        check(policy, random_rows((200, (9, 40, 1, 150, 2))), (2, 1, 2), assert_close_guarded)
+    torch._dynamo.reset()
+
+
+def test_queries_of_the_prompt_cost_flex_attention_nothing():
+    """Whole blocks of them see nothing; what sees them is as without a pass of their own."""
+    segments = (StreamSegment(start=0, length=300), StreamSegment(start=300, length=90, parent=0))
+    prefix = Prefix(300)
+    prefix.keep("hidden", torch.zeros(1, 4))
+    whole, behind = (
+        FlexLayout(segments, CPU, compiled=False, prefix=p).block_mask(None).to_dense()[0, 0]
+        for p in (None, prefix)
+    )
+    assert whole.sum(dim=1).tolist() == [1, 2, 3, 4]
+    assert behind.sum(dim=1).tolist() == [0, 0, 3, 4]
+
+
+def test_a_prompt_is_computed_once(monkeypatch, tiny_model, random_rows):
+    counts = []
+    policy = Policy(tiny_model("gemma2"))
+    hidden = Policy._hidden_of
+
+    def counted(self, short, tokens_T, *rest):
+        counts.append(len(tokens_T))
+        return hidden(self, short, tokens_T, *rest)
+
+    monkeypatch.setattr(Policy, "_hidden_of", counted)
+    monkeypatch.setattr(policy_module, "in_few_sizes", lambda micro, **_: micro)
+    micros = split(random_rows((30, (9, 4, 7, 5))), 2, 1, 1)
+    for micro in micros:
+        policy(micro)
+    # The last token of a row predicts nothing.
+    assert counts == [30, 8 + 3, 6, 4]
+    counts.clear()
+    with policy.passes_alone():
+        for micro in micros:
+            policy(micro)
+    assert counts == [30 + 8 + 3, 30 + 6, 30 + 4]
+    assert policy.goes_on
+
+
+def test_a_step_that_is_cut_short_leaves_nothing_behind(tiny_model, random_rows, assert_close_guarded):
+    """What an error has interrupted is begun again with the weights of then."""
+    policy, rows = Policy(tiny_model("qwen3")), random_rows((30, (9, 4, 7)))
+    policy(split(rows, 1, 1, 1)[0])
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter *= 1.5
+    check(policy, rows, (1, 1, 1), assert_close_guarded)
