@@ -82,6 +82,9 @@ def family_findings(family: str, small: bool) -> Iterator[Finding]:
             again = "" if recompute == "none" else f", {recompute}"
             way = f"{stream}, {attention}{again}"
             yield _finding(family, dtype, way, by_policy(policy, rows), exact, limits)
+            if stream == "prefix":
+                in_passes = by_policy(policy, rows, in_passes=True)
+                yield _finding(family, dtype, f"{way}, passes", in_passes, exact, limits)
         policy.keep_activations("none")
 
 

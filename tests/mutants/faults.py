@@ -15,6 +15,7 @@ from covey.batching import pack, samples
 from covey.learner import learn, optimizer, reference, update
 from covey.learner.backends import single
 from covey.models.policy import Policy
+from covey.models.prefix import Prefix
 from covey.rollout import collect
 from covey.rollout.native import branches, engine
 from covey.training import backend, scoring
@@ -420,11 +421,27 @@ def _grown_from_the_prompt(stream: Any, *args: Any) -> Any:
     )
 
 
+def _spoils_prompts(change: Callable[[Prefix], None]) -> Plant:
+    """In each backward pass that goes on from another one's prompt; the probe at load sees none of it."""
+
+    def spoiled(self: Any, micro: Any, loss: Any) -> tuple[Any, ...]:
+        if micro.follows:
+            change(self.policy._prefix)
+        return self, micro, loss
+
+    return before(single.SingleBackend, "backward", spoiled)
+
+
+def _another_prompt(prefix: Prefix) -> None:
+    prefix._kept = {name: part.flip(0) for name, part in prefix._kept.items()}
+
+
 LORA = {"tuner_type": "lora", "lora_rank": 4}
 TWICE = {"num_iterations": 2}
 KL = {"beta": 0.1}
 MOVING = {**KL, "sync_ref_model": True, "ref_model_sync_steps": 2}
 MANY = {"per_device_train_batch_size": 32}
+IN_PASSES = {"max_tokens_per_micro_batch": 24}
 
 MUTANTS = (
     Mutant("drops the second micro-batch", "F123", 1, _drops_a_micro_batch),
@@ -433,6 +450,14 @@ MUTANTS = (
     Mutant("counts the last backward twice", "F127", 1, _weighs_backward(lambda n, last: 1.0 + last)),
     Mutant("scales every gradient by 1/accumulation", "F127", 1, _weighs_backward(lambda n, last: 0.5)),
     Mutant("averages over micro-batches", "F127", 1, _averages_over_micro_batches),
+    Mutant(
+        "forgets a prompt's earlier passes",
+        "F127",
+        1,
+        _spoils_prompts(lambda prefix: prefix._held.clear()),
+        IN_PASSES,
+    ),
+    Mutant("goes on from another prompt", "F115", 1, _spoils_prompts(_another_prompt), IN_PASSES),
     Mutant("weighs one tensor's gradient", "F127", 1, _weighs_a_tensor("layers.1.mlp.up_proj", 1.5)),
     Mutant("weighs a LoRA B's gradient", "F127", 1, _weighs_a_tensor("1.mlp.up_proj.lora_B", 0.5), LORA),
     Mutant(

@@ -170,12 +170,13 @@ class _Layers(torch.autograd.Function):
         found = stack.arguments(grad_TE, (cos_T1D, sin_T1D))
         found.kept, found.gated, found.grads = _places(kept), _places(gated), _places(grads)
         found.grad, found.grad_x, found.grad_norm = place(grad_TE), place(grad_x_TE), place(grads[-1])
-        held_LPXD = stack.prefix.held(_KEYS) if stack.prefix is not None and stack.goes_on else None
+        past = stack.prefix if stack.goes_on else None
+        held_LPXD = None if past is None else past.held(_KEYS)
         _go_on(found, past_LPXD)
         found.grad_past_keys, found.grad_keys = place(held_LPXD), place(grad_LTXD)
         stack.call("stack_backward", found, grad_TE, is_backward=True)
-        # What the passes before this one gave is in it.
-        grad_past_LPXD = held_LPXD if ctx.needs_input_grad[2] else None
+        is_last = ctx.needs_input_grad[2]
+        grad_past_LPXD = None if past is None else past.settle(_KEYS, is_last=is_last)
         return None, None, grad_past_LPXD, grad_x_TE, None, None, *(() if stack.adds else grads)
 
 

@@ -48,10 +48,18 @@ class Prefix:
         """The sum of gradients so far, float32, to be added to; None where the prompt's pass has none."""
         part = self._kept[name]
         if name not in self._held and part.requires_grad:
-            self._held[name] = torch.zeros_like(
-                part, dtype=torch.float32, memory_format=torch.contiguous_format
-            )
+            self._held[name] = torch.zeros(part.shape, dtype=torch.float32, device=part.device)
         return self._held.get(name)
+
+    def settle(self, name: Hashable, *, is_last: bool) -> Tensor | None:
+        """What a backward pass hands to the prompt's once it has added its own: nothing, and the last one the
+        sum. Nothing is kept then: the prompt's graph knows of this object, and each would hold the other."""
+        if not is_last:
+            return None
+        part = self._kept[name]
+        self._kept[name] = part.new_empty(0)
+        total = self._held.pop(name, None)
+        return None if total is None else total.to(part.dtype)
 
     def extend(self, name: Hashable, own: Tensor) -> Tensor:
         """What was kept (P, ...) with a pass's own (T, ...) behind it."""
@@ -80,5 +88,5 @@ class _Extend(torch.autograd.Function):
         held = ctx.prefix.held(ctx.name)
         if held is not None:
             held += grad[: ctx.length]
-        total = held.to(grad.dtype) if held is not None and ctx.needs_input_grad[1] else None
+        total = ctx.prefix.settle(ctx.name, is_last=ctx.needs_input_grad[1])
         return grad[ctx.length :], total, None, None

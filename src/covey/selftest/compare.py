@@ -21,14 +21,28 @@ Result = tuple[Tensor, Tensor]
 """Logprobs (N,), and the gradient by all weights as one vector."""
 
 
-def by_policy(policy: Policy, rows: Sequence[Row]) -> Result:
-    """Logprobs, and the gradient of a mixed loss of logprobs and entropies at mixed temperatures."""
+def by_policy(policy: Policy, rows: Sequence[Row], *, in_passes: bool = False) -> Result:
+    """Logprobs, and the gradient of a mixed loss of logprobs and entropies at mixed temperatures; all rows in
+    one pass, or each in its own, of which those of a prompt go on from the first one's."""
     policy.train().zero_grad(set_to_none=True)
-    micro = micro_of(rows, policy.stream, policy.device)
     weight_N, heat_N = _weights(rows, policy.device)
-    stats = policy(replace(micro, temperature_N=heat_N))
-    ((stats.logprob_N + 0.1 * stats.entropy_N) * weight_N).sum().backward()
-    return stats.logprob_N.detach(), _taken_gradient(policy.model)
+    passes = [[row] for row in rows] if in_passes else [rows]
+    found: list[Tensor] = []
+    for number, members in enumerate(passes):
+        key = members[0].prompt_key
+        before, behind = passes[max(0, number - 1) : number], passes[number + 1 : number + 2]
+        micro = micro_of(members, policy.stream, policy.device)
+        part = slice(sum(map(len, found)), sum(map(len, found)) + len(micro.target_N))
+        micro = replace(
+            micro,
+            temperature_N=heat_N[part],
+            follows=any(other[0].prompt_key == key for other in before),
+            is_followed=any(other[0].prompt_key == key for other in behind),
+        )
+        stats = policy(micro)
+        ((stats.logprob_N + 0.1 * stats.entropy_N) * weight_N[part]).sum().backward()
+        found.append(stats.logprob_N.detach())
+    return torch.cat(found), _taken_gradient(policy.model)
 
 
 def by_plain_logits(model: Any, rows: Sequence[Row]) -> Result:

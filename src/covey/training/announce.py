@@ -26,7 +26,7 @@ def opening(
     lines = [
         f"run       {job.saver.output_dir}",
         *report_lines(config, facts, batch, brief=True),
-        f"engine    {_engine(job.engine, policy)}; rows are laid out as: {policy.stream}",
+        f"engine    {_engine(job.engine, policy)}; rows are laid out as: {_rows(policy)}",
         f"kernels   {_kernels(config, policy)}",
     ]
     if policy.stream == "padded":
@@ -48,6 +48,12 @@ def _engine(engine: Engine, policy: Policy) -> str:
     name = "native, on the learner's own weights" if isinstance(engine, NativeEngine) else "generate"
     compiled = ", compiled in C" if isinstance(engine, NativeEngine) and engine.is_compiled else ""
     return f"{name} in {dtype} on {policy.device}{compiled}"
+
+
+def _rows(policy: Policy) -> str:
+    """The layout, and what a shared prompt lacks where dropout or the probe forbids it."""
+    alone = policy.stream == "prefix" and not policy.goes_on
+    return f"{policy.stream}, each pass with its own prompts" if alone else policy.stream
 
 
 def _kernels(config: Config, policy: Policy) -> str:

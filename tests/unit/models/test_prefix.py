@@ -3,6 +3,8 @@ each compute it."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -156,3 +158,29 @@ def test_a_step_that_is_cut_short_leaves_nothing_behind(tiny_model, random_rows,
         for parameter in policy.parameters():
             parameter *= 1.5
     check(policy, rows, (1, 1, 1), assert_close_guarded)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_nothing_of_a_prompt_outlives_its_passes(compiled, recompute, monkeypatch, random_rows):
+    """Without the garbage collector: memory follows from the passes alone."""
+    if not compiled:
+        monkeypatch.setattr(Policy, "library", None)
+    policy = policy_of("qwen2", num_attention_heads=2, num_key_value_heads=1, hidden_size=128)
+    policy.train().keep_activations(recompute)
+    made: list[weakref.ref[object]] = []
+    keep = Prefix.keep
+
+    def seen(self, name, part):
+        made.append(weakref.ref(self))
+        keep(self, name, part)
+
+    monkeypatch.setattr(Prefix, "keep", seen)
+    gc.disable()
+    try:
+        for micro in split(random_rows((30, (9, 4, 7))), 1, 1, 1):
+            policy(micro).logprob_N.sum().backward()
+            assert any(ref() is not None for ref in made) == micro.is_followed
+    finally:
+        gc.enable()
+    assert len(made) > 2
