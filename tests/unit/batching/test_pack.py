@@ -150,6 +150,33 @@ def test_a_stream_is_filled_and_siblings_stay_together(seed, pack_plan):
             assert numbers[0] in group
 
 
+def linked(batch) -> list[tuple[bool, bool]]:
+    return [(m.follows, m.is_followed) for m in batch.micro_batches]
+
+
+def test_passes_that_begin_with_one_prompt_know_of_each_other(scored_group, pack_plan):
+    """Three of 4 + 4 tokens, the last with another group behind it, which fits; and a group of two passes."""
+    groups = [
+        scored_group([1.0, 0.0, 0.5], prompt=[9, 8, 7, 6], lengths=[4] * 3, first=100),
+        scored_group([1.0], prompt=[9, 8], lengths=[1], first=200),
+        scored_group([1.0, 0.0], prompt=[5, 4, 3, 2, 1, 0], lengths=[3, 3], first=300),
+    ]
+    rows = rows_of(groups, may_skip=False)
+    plan = pack_plan(completions_per_rank=6, max_tokens=11, least_repeated=6)
+    (batch,) = pack(rows, plan, rollout=0)
+    assert linked(batch) == [(False, True), (True, True), (True, False), (False, True), (True, False)]
+    assert batch.micro_batches[2].tokens_T[:4].tolist() == [9, 8, 7, 6]
+    assert batch.micro_batches[2].tokens_T.tolist()[-2:] == [9, 8]
+    # 4 tokens computed twice again are 8, and 6 once again 6.
+    (batch,) = pack(rows, replace(plan, least_repeated=7), rollout=0)
+    assert linked(batch) == [(False, True), (True, True), (True, False), (False, False), (False, False)]
+    for stream in ("packed", "padded"):
+        (batch,) = pack(rows, replace(plan, stream=stream, least_repeated=0), rollout=0)
+        assert set(linked(batch)) == {(False, False)}
+    (batch,) = pack(rows, replace(plan, max_tokens=100, least_repeated=0), rollout=0)
+    assert linked(batch) == [(False, False)]
+
+
 def test_steps_are_equal_runs_over_all_ranks(pack_plan):
     plan = pack_plan(world=2, completions_per_rank=2, max_tokens=1000)
     assert step_slices(8, plan) == [range(0, 4), range(4, 8)]
