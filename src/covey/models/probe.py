@@ -104,7 +104,7 @@ def _alone(policy: Policy, row: Row, weight_n: Tensor) -> tuple[Tensor, Tensor]:
         logits = policy.model(input_ids=ids, use_cache=False).logits[0].float()
         start = row.prompt_length
         logprobs = logits[start - 1 : -1].log_softmax(-1).gather(1, ids[0, start:, None])[:, 0]
-        (gradient,) = torch.autograd.grad((logprobs * weight_n).sum(), recorder.leaves)
+        (gradient,) = torch.autograd.grad((logprobs * weight_n).sum(), recorder.leaves[-1])
     finally:
         recorder.close()
     return logprobs.detach(), gradient[0].float()
@@ -117,7 +117,7 @@ def _streamed(
     try:
         micro = micro_of(rows, kind, policy.device)
         logprob_N = policy(micro).logprob_N
-        (gradient,) = torch.autograd.grad((logprob_N * weight_N).sum(), recorder.leaves)
+        (gradient,) = torch.autograd.grad((logprob_N * weight_N).sum(), recorder.leaves[-1])
     finally:
         recorder.close()
     return logprob_N.detach(), gradient.flatten(0, 1).float()
@@ -132,7 +132,8 @@ def _in_two_passes(policy: Policy, rows: Sequence[Row], weight_N: Tensor) -> tup
     weights = weight_N.split(sizes)
     try:
         ahead = policy(replace(first, is_followed=True)).logprob_N
-        prompt, own = recorder.leaves
+        # The first half is of the prompt's pass.
+        prompt, own = recorder.leaves[len(recorder.leaves) // 2 - 1], recorder.leaves[-1]
         (of_own,) = torch.autograd.grad((ahead * weights[0]).sum(), own)
         behind = policy(replace(second, follows=True)).logprob_N
         of_prompt, of_rest = torch.autograd.grad(
