@@ -441,7 +441,7 @@ TWICE = {"num_iterations": 2}
 KL = {"beta": 0.1}
 MOVING = {**KL, "sync_ref_model": True, "ref_model_sync_steps": 2}
 MANY = {"per_device_train_batch_size": 32}
-IN_PASSES = {"max_tokens_per_micro_batch": 24, "num_generations": 16}
+IN_PASSES = {"max_tokens_per_micro_batch": 24}
 
 MUTANTS = (
     Mutant("drops the second micro-batch", "F123", 1, _drops_a_micro_batch),

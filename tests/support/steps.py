@@ -127,7 +127,6 @@ def plan_of(**changes: object) -> PackPlan:
         max_tokens=10_000,
         max_completion_length=24,
         stream="prefix",
-        least_repeated=0,
         device=torch.device("cpu"),
     )
     return replace(plan, **changes)

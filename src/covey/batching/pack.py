@@ -11,7 +11,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -29,8 +29,7 @@ class PackPlan:
     """How a rollout is cut: `completions_per_rank` is B x A; a forward pass holds at most `max_tokens`
     tokens. `shares_beginnings` has what siblings go on with before they part count once, too, for a policy
     whose memory follows from the tokens of its stream alone: attention in torch gathers the keys of each row.
-    `top_entropy_quantile` is the share of a step's tokens whose policy term counts. `least_repeated` are the
-    tokens that a prompt's passes have to compute again for one of its own to cost less."""
+    `top_entropy_quantile` is the share of a step's tokens whose policy term counts."""
 
     rank: int
     world: int
@@ -42,7 +41,6 @@ class PackPlan:
     device: torch.device
     shares_beginnings: bool = False
     top_entropy_quantile: float = 1.0
-    least_repeated: int = 128
 
 
 def step_slices(num_samples: int, plan: PackPlan) -> list[range]:
@@ -236,20 +234,12 @@ def _dropped(rows: Sequence[TrainSample]) -> dict[str, int]:
 def build_micros(
     passes: Sequence[Sequence[TrainSample]], plan: PackPlan, least: float | None = None
 ) -> list[MicroBatch]:
-    """The forward passes of a rank in a step; those that begin with the same prompt know of each other where
-    it is worth while."""
+    """The forward passes of a rank in a step; those that begin with the same prompt know of each other."""
     micros = [build_micro(rows, plan, least) for rows in passes]
     firsts = [_family(rows[0].annotated.sample) for rows in passes]
-    if plan.stream != "prefix":
-        return micros
-    for _, run in groupby(range(len(micros)), key=firsts.__getitem__):
-        first, *others = run
-        if not others or micros[first].segments[0].length * len(others) < plan.least_repeated:
-            continue
-        for number in (first, *others):
-            is_first, is_last = number == first, number == others[-1]
-            micros[number] = replace(micros[number], follows=not is_first, is_followed=not is_last)
-    return micros
+    is_same = [plan.stream == "prefix" and a == b for a, b in pairwise(firsts)]
+    around = zip(micros, [False, *is_same], [*is_same, False], strict=False)
+    return [replace(m, follows=before, is_followed=behind) for m, before, behind in around]
 
 
 def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None = None) -> MicroBatch:

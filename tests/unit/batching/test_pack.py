@@ -162,18 +162,15 @@ def test_passes_that_begin_with_one_prompt_know_of_each_other(scored_group, pack
         scored_group([1.0, 0.0], prompt=[5, 4, 3, 2, 1, 0], lengths=[3, 3], first=300),
     ]
     rows = rows_of(groups, may_skip=False)
-    plan = pack_plan(completions_per_rank=6, max_tokens=11, least_repeated=6)
+    plan = pack_plan(completions_per_rank=6, max_tokens=11)
     (batch,) = pack(rows, plan, rollout=0)
     assert linked(batch) == [(False, True), (True, True), (True, False), (False, True), (True, False)]
     assert batch.micro_batches[2].tokens_T[:4].tolist() == [9, 8, 7, 6]
     assert batch.micro_batches[2].tokens_T.tolist()[-2:] == [9, 8]
-    # 4 tokens computed twice again are 8, and 6 once again 6.
-    (batch,) = pack(rows, replace(plan, least_repeated=7), rollout=0)
-    assert linked(batch) == [(False, True), (True, True), (True, False), (False, False), (False, False)]
     for stream in ("packed", "padded"):
-        (batch,) = pack(rows, replace(plan, stream=stream, least_repeated=0), rollout=0)
+        (batch,) = pack(rows, replace(plan, stream=stream), rollout=0)
         assert set(linked(batch)) == {(False, False)}
-    (batch,) = pack(rows, replace(plan, max_tokens=100, least_repeated=0), rollout=0)
+    (batch,) = pack(rows, replace(plan, max_tokens=100), rollout=0)
     assert linked(batch) == [(False, False)]
 
 

@@ -66,7 +66,6 @@ def plan_of(**changes):
         max_tokens=10_000,
         max_completion_length=20,
         stream="prefix",
-        least_repeated=0,
         device=torch.device("cpu"),
     )
     return replace(plan, **changes)

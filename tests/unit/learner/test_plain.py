@@ -46,7 +46,6 @@ def batch_of(groups, backend, *, beta=0.0, steps=1):
         max_tokens=60,
         max_completion_length=20,
         stream=backend.policy.stream,
-        least_repeated=0,
         device=torch.device("cpu"),
     )
     rows = learn(
@@ -234,9 +233,7 @@ def _main(work: Path) -> None:
     with ranks(2, work) as comm:
         for name, plant in (("none", None), ("averaged", _averaged), ("twice", _twice)):
             # Few tokens a pass: a rank has several, whatever its completions have in common.
-            # Of the prompt of 16 completions one pass's is computed for all of them.
             opts = {**BASE, "max_steps": 1, "output_dir": str(work / name), "max_tokens_per_micro_batch": 24}
-            opts["num_generations"] = 16
             with pytest.MonkeyPatch.context() as patch:
                 if plant is not None:
                     plant(patch)
