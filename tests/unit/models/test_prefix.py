@@ -183,4 +183,4 @@ def test_nothing_of_a_prompt_outlives_its_passes(compiled, recompute, monkeypatc
             assert any(ref() is not None for ref in made) == micro.is_followed
     finally:
         gc.enable()
-    assert len(made) > 2
+    assert made
