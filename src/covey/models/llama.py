@@ -33,11 +33,29 @@ class HeadsLayout(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to a weight: `scaling` x up @ down. Source: LoRA (arXiv:2106.09685)."""
+
+    down: Tensor
+    up: Tensor
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear layer's weight and bias."""
+    """A linear layer's weight and bias, and what an adapter that is not merged adds to the weight."""
 
     weight: Tensor
     bias: Tensor | None
+    added: LowRank | None = None
+
+    @property
+    def whole(self) -> Tensor:
+        """The weight with what is added to it, through which gradients reach the adapter."""
+        added = self.added
+        if added is None:
+            return self.weight
+        return torch.addmm(self.weight, added.up, added.down, alpha=added.scaling)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x @ weight.T + bias."""
@@ -78,6 +96,11 @@ class LlamaLayer:
     query_norm: Tensor | None
     key_norm: Tensor | None
 
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        """Its linear layers."""
+        return *self.heads, self.out, *self.gated, self.down
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama:
@@ -94,8 +117,12 @@ class Llama:
     @property
     def size(self) -> int:
         """The number of weights of the layers' products."""
-        parts = ((*layer.heads, layer.out, *layer.gated, layer.down) for layer in self.layers)
-        return sum(part.weight.numel() for layer in parts for part in layer)
+        return sum(part.weight.numel() for layer in self.layers for part in layer.products)
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether an adapter adds to some weight."""
+        return any(part.added is not None for layer in self.layers for part in layer.products)
 
     def turns(self, x_nE: Tensor, positions_n: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines (n, 1, D), like `x_nE`, with which a rotation is x * cos + roll(x) * sin.
@@ -138,14 +165,16 @@ class Tree:
         self._names = [name for holder in holders for name in holder]
         self._parts = [part for holder in holders for part in holder.values()]
         self._hooks = [hooks for module in modules for hooks in _hooks_of(module)]
-        # Adapters are merged and taken out again, and who listens may stop.
-        self._is_passing = any(self._hooks) or any(hasattr(module, "get_base_layer") for module in modules)
+        # Who listens may stop.
+        self._is_passing = any(self._hooks)
         self._weights = list(model.parameters())
-        self._places = self._now()
+        self._adapted: list[Any] = [module for module in modules if hasattr(module, "merged_adapters")]
+        self._found = self._now()
 
-    def _now(self) -> list[tuple[int, torch.dtype]]:
-        """Where the numbers of weights are, and what."""
-        return [(weight.data_ptr(), weight.dtype) for weight in self._weights]
+    def _now(self) -> list[tuple[Any, ...]]:
+        """Where the numbers of weights are, and what; whether adapters are off or merged."""
+        places = [(weight.data_ptr(), weight.dtype) for weight in self._weights]
+        return places + [(part.disable_adapters, bool(part.merged_adapters)) for part in self._adapted]
 
     @property
     def is_same(self) -> bool:
@@ -154,13 +183,13 @@ class Tree:
             return False
         # Without a line of Python for each: this is asked before every forward pass.
         now = map(dict.get, self._holders, self._names)
-        return all(map(is_, now, self._parts)) and self._now() == self._places
+        return all(map(is_, now, self._parts)) and self._now() == self._found
 
 
-def llama(model: nn.Module) -> Llama | None:
+def llama(model: nn.Module, *, adapted: bool = False) -> Llama | None:
     """The weights of a model whose every module is one that this file knows; None for any other.
 
-    An adapter has to be merged.
+    An adapter has to be merged, unless an `adapted` model is asked for.
     """
     known: Any = model
     config, backbone = known.config, known.base_model
@@ -174,7 +203,7 @@ def llama(model: nn.Module) -> Llama | None:
     if any(layer is None for layer in layers) or _hooked(backbone):
         return None
     attention = backbone.layers[0].self_attn
-    return Llama(
+    found = Llama(
         embedding=backbone.embed_tokens.weight,
         layers=tuple(layer for layer in layers if layer is not None),
         norm=backbone.norm.weight,
@@ -183,14 +212,15 @@ def llama(model: nn.Module) -> Llama | None:
         scaling=attention.scaling,
         rotary=backbone.rotary_emb,
     )
+    return found if adapted or not found.is_adapted else None
 
 
 def weights_of(known: Llama) -> list[Tensor]:
     """Every weight that a forward pass reads."""
     weights = [known.embedding, known.norm]
     for layer in known.layers:
-        parts = (*layer.heads, layer.out, *layer.gated, layer.down)
-        weights += [part.weight for part in parts] + [part.bias for part in parts if part.bias is not None]
+        weights += [part.weight for part in layer.products]
+        weights += [part.bias for part in layer.products if part.bias is not None]
         norms = (layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm)
         weights += [norm for norm in norms if norm is not None]
     return weights
@@ -239,11 +269,28 @@ def _layer(module: Any) -> LlamaLayer | None:
 
 
 def _linear(module: Any) -> Linear | None:
-    """A plain linear layer, or the base of one whose adapter is merged into it."""
+    """A plain linear layer, or one of peft's whose adapter is merged or plain LoRA."""
+    added = None
     if hasattr(module, "get_base_layer"):
         if not module.merged:
-            return None
+            added = _low_rank(module)
+            # One that is off is computed as it is when it is on, so that a new adapter changes no bit.
+            if added is None:
+                return None
+            added = None if module.disable_adapters else added
         module = module.get_base_layer()
     if type(module) not in (nn.Linear, FastLinear):
         return None
-    return Linear(module.weight, module.bias)
+    return Linear(module.weight, module.bias, added)
+
+
+def _low_rank(layer: Any) -> LowRank | None:
+    """What a LoRA layer of peft adds to its weight; None where it adds anything else."""
+    names = list(layer.active_adapters)
+    if len(names) != 1 or names[0] in layer.lora_variant or layer.fan_in_fan_out:
+        return None
+    (name,) = names
+    down, up = layer.lora_A[name], layer.lora_B[name]
+    drops = getattr(layer.lora_dropout[name], "p", 0.0) > 0.0
+    is_plain = down.bias is None and up.bias is None and not drops
+    return LowRank(down.weight, up.weight, layer.scaling[name]) if is_plain else None

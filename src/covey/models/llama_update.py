@@ -31,8 +31,10 @@ _LARGEST = 1 << 23
 def update_weights(model: nn.Module) -> Llama | None:
     """The weights of a model that has a short pass: a small one that `covey.models.llama` recognises, in
     float32 on a CPU, without dropout; None for any other."""
-    known = llama(model)
+    known = llama(model, adapted=True)
     if known is None or known.embedding.device.type != "cpu" or known.size > _LARGEST:
+        return None
+    if any(weight.dtype != torch.float32 for weight in weights_of(known)):
         return None
     return known if not has_dropout(model) and all(_is_known(layer) for layer in known.layers) else None
 
@@ -47,8 +49,7 @@ def _is_known(layer: LlamaLayer) -> bool:
     without_bias = (layer.out, *layer.gated, layer.down)
     biases = [part.bias is not None for part in layer.heads]
     return (
-        all(w.dtype == torch.float32 for w in _tensors(layer) if w is not None)
-        and layer.query_norm is None
+        layer.query_norm is None
         and all(part.bias is None for part in without_bias)
         and all(biases) == any(biases)
     )
@@ -56,11 +57,10 @@ def _is_known(layer: LlamaLayer) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ShortPass:
-    """What computes the last hidden states of a small model. `weights` are those of every layer and of the
-    norm behind them; `library` where it computes products of such widths."""
+    """What computes the last hidden states of a small model; `library` where it computes products of such
+    widths."""
 
     known: Llama
-    weights: tuple[Tensor | None, ...]
     turns: Turns
     library: ctypes.CDLL | None
 
@@ -72,16 +72,18 @@ class ShortPass:
         known = self.known
         x_TE = F.embedding(tokens_T, known.embedding)
         cos_T1D, sin_T1D = self.turns.at(positions_T)
+        weights = [_tensors(layer) for layer in known.layers]
         if self.library is not None and layout.is_plain:
-            # Autograd comes by where the embeddings have a gradient.
-            adds = adds and x_TE.requires_grad and all(w is None or w.requires_grad for w in self.weights)
+            every = *(weight for layer in weights for weight in layer), known.norm
+            # Autograd comes by where the embeddings have a gradient, and has to hear of a sum made here.
+            adds = adds and x_TE.requires_grad and all(w is None or _has_grad(w) for w in every)
             families = Families.of(layout.segments)
             stack = native.Stack(
-                self.library, known, self.weights, families, adds, layout.prefix, goes_on=layout.first > 0
+                self.library, known, every, families, adds, layout.prefix, goes_on=layout.first > 0
             )
             return stack.hidden(x_TE, cos_T1D, sin_T1D)
         for number, layer in enumerate(known.layers):
-            before, behind = _tensors(layer)[:7], _tensors(layer)[7:]
+            before, behind = weights[number][:7], weights[number][7:]
             heads_TXD = _BeforeAttention.apply(x_TE, cos_T1D, sin_T1D, known.epsilon, *before)
             queries = layer.heads[0].weight.shape[0] // known.head_width
             attended_THD = layout.attend_heads(number, heads_TXD, queries, known.scaling)
@@ -94,8 +96,12 @@ def short_pass(model: nn.Module, library: ctypes.CDLL | None) -> ShortPass | Non
     known = update_weights(model)
     if known is None:
         return None
-    weights = *(weight for layer in known.layers for weight in _tensors(layer)), known.norm
-    return ShortPass(known, weights, Turns(known), library if _is_compiled(known, library) else None)
+    return ShortPass(known, Turns(known), library if _is_compiled(known, library) else None)
+
+
+def _has_grad(weight: Tensor) -> bool:
+    """Whether its gradient is kept with it."""
+    return weight.requires_grad and weight.is_leaf
 
 
 def _is_compiled(known: Llama, library: ctypes.CDLL | None) -> bool:
@@ -113,9 +119,8 @@ def _tensors(layer: LlamaLayer) -> tuple[Tensor | None, ...]:
     """A layer's weights in the order of the two functions, of which the first takes seven, and of the
     library."""
     query, key, value = layer.heads
-    before = layer.before_attention, query.weight, key.weight, value.weight, query.bias, key.bias, value.bias
-    behind = layer.before_mlp, layer.out.weight, *(part.weight for part in layer.gated), layer.down.weight
-    return *before, *behind
+    before = layer.before_attention, query.whole, key.whole, value.whole, query.bias, key.bias, value.bias
+    return *before, layer.before_mlp, layer.out.whole, *(part.whole for part in layer.gated), layer.down.whole
 
 
 def _unit(x_TE: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -99,11 +99,12 @@ class Stack:
         heads = 2 * self.known.layers[0].heads[1].weight.shape[0] // width
         return like_TE.new_empty(self.layers, like_TE.shape[0], heads, width)
 
-    def gradients(self) -> list[Tensor | None]:
-        """Where the gradients of the weights go."""
+    def gradients(self, needed: Sequence[bool]) -> list[Tensor | None]:
+        """Where the gradients of the weights go; those that autograd asks for, where it hears of them."""
         weights = self.weights
         if not self.adds:
-            return [None if weight is None else torch.empty_like(weight) for weight in weights]
+            pairs = zip(weights, needed, strict=True)
+            return [torch.empty_like(w) if w is not None and is_needed else None for w, is_needed in pairs]
         for weight in weights:
             if weight is not None and weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
@@ -166,7 +167,7 @@ class _Layers(torch.autograd.Function):
         kept, gated = rest[: stack.layers + 1], rest[stack.layers + 1 : 2 * stack.layers + 1]
         grad_TE = grad_TE.contiguous()
         grad_x_TE = torch.empty_like(grad_TE)
-        grads = stack.gradients()
+        grads = stack.gradients(ctx.needs_input_grad[6:])
         found = stack.arguments(grad_TE, (cos_T1D, sin_T1D))
         found.kept, found.gated, found.grads = _places(kept), _places(gated), _places(grads)
         found.grad, found.grad_x, found.grad_norm = place(grad_TE), place(grad_x_TE), place(grads[-1])

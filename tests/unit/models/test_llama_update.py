@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from covey.models import llama_update, llama_update_native
+from covey.models.adapter_shapes import LoraSettings
 from covey.models.llama_update import update_weights
+from covey.models.lora import adapter_off, add_adapter, merged
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from support.models import policy_of, random_model
@@ -270,3 +272,73 @@ def test_a_weight_that_is_no_number_shows(name, random_rows, monkeypatch):
         assert bool(found["logprob"].isnan().any())
         with torch.no_grad():
             weight.copy_(kept)
+
+
+LORA = LoraSettings(rank=4, alpha=8)
+ADAPTERS = {
+    "every layer": LORA,
+    "two of seven": replace(LORA, target_modules=("q_proj", "down_proj"), use_rslora=True),
+    "whole copies": replace(LORA, modules_to_save=("embed_tokens", "norm"), target_modules=("v_proj",)),
+}
+
+
+def adapted(settings: LoraSettings, name: str = "wide heads", *, moved: bool = True) -> Policy:
+    """A policy with an adapter, as it is after some updates where it has `moved`."""
+    family = "mistral" if name.endswith("wide heads") else "qwen2"
+    policy = policy_of(family, **MODELS[name])
+    add_adapter(policy, settings, seed=0)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in policy.parameters():
+        if moved and parameter.requires_grad:
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return policy
+
+
+@pytest.mark.parametrize("settings", ADAPTERS.values(), ids=ADAPTERS)
+@pytest.mark.parametrize("name", ["wide heads", "wide heads with biases"])
+def test_an_adapter_as_the_modules_compute_it(name, settings, random_rows, monkeypatch, assert_close_guarded):
+    if name != "wide heads" and settings.modules_to_save:
+        settings = replace(settings, modules_to_save=("norm",))
+    policy, exact = adapted(settings, name), adapted(settings, name)
+    rows = random_rows((11, (9, 4, 1)), (5, (40, 2)))
+    assert is_short(policy, rows, monkeypatch)
+    exact.model.double()
+    expected = results(exact, rows, "prefix", short=False, monkeypatch=monkeypatch)
+    actual = results(policy, rows, "prefix", short=True, monkeypatch=monkeypatch)
+    trained = {n for n, p in policy.named_parameters() if p.requires_grad}
+    assert actual.keys() == expected.keys() == {"logprob", "entropy", *trained}
+    for part, value in expected.items():
+        assert_close_guarded(actual[part], value, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_an_adapter_that_comes_goes_or_is_merged(random_rows):
+    rows = random_rows((11, (9, 4)))
+
+    def logprobs(policy: Policy) -> torch.Tensor:
+        assert policy._short is not None
+        return policy(micro_of(rows, "prefix", policy.device)).logprob_N
+
+    base, policy = policy_of("mistral", **MODELS["wide heads"]), adapted(LORA)
+    plain, on = logprobs(base), logprobs(policy)
+    assert not torch.allclose(on, plain, atol=1e-2)
+    assert torch.equal(logprobs(adapted(LORA, moved=False)), plain)
+    with adapter_off(policy):
+        assert torch.equal(logprobs(policy), plain)
+    assert torch.equal(logprobs(policy), on)
+    with merged(policy):
+        assert torch.allclose(logprobs(policy), on, atol=1e-5)
+    assert torch.equal(logprobs(policy), on)
+
+
+@pytest.mark.parametrize(
+    "settings", [replace(LORA, use_dora=True), replace(LORA, dropout=0.5)], ids=["dora", "dropout"]
+)
+def test_other_adapters_are_left_to_the_modules(settings, random_rows, monkeypatch):
+    policy, rows = adapted(settings), random_rows((11, (9, 4)))
+    assert not is_short(policy, rows, monkeypatch)
+    # One that is off is computed as it is when it is on.
+    with adapter_off(policy):
+        assert update_weights(policy.model) is None
+    with merged(policy):
+        assert update_weights(policy.model) is not None

@@ -26,7 +26,7 @@ typedef struct {
     float *scratch;       /* stack_scratch() numbers */
     const float *grad;    /* of the last hidden states */
     float *grad_x;        /* of the embeddings */
-    const Weights *grads;
+    const Weights *grads; /* null where there is none to be made */
     float *grad_norm;
     /* Keys and values of the tokens before these, and what is added to their gradients: (layers, past, 2 key heads,
        head width). Of these tokens, for what goes on from them, (layers, T, ...), or null; and their gradients. */
@@ -82,10 +82,14 @@ INLINE Product backward_product(const float *g, long inner, const float *weight,
                      .y = y, .stride = columns};
 }
 
-/* y = g.T @ x, of (T, rows) and (T, columns), or what is added to y. */
-INLINE Product weight_product(const Stack *s, const float *g, long rows, const float *x, float *y, long columns) {
-    return (Product){.a = g, .row = 1, .next = rows, .b = x, .panel = PANEL, .line = columns, .inner = s->tokens,
-                     .y = y, .stride = columns, .adds = s->adds};
+/* y = g.T @ x, of (T, rows) with `next` between its tokens and (T, columns), or what is added to y; nothing where y is
+   null. */
+static void weight_product(Share of, const Stack *s, const float *g, long rows, long next, const float *x, float *y,
+                           long columns) {
+    if (y)
+        panel_product(of, rows, columns,
+                      (Product){.a = g, .row = 1, .next = next, .b = x, .panel = PANEL, .line = columns,
+                                .inner = s->tokens, .y = y, .stride = columns, .adds = s->adds});
 }
 
 static void normalise(Share of, const Stack *s, const float *x, Norm n) {
@@ -125,7 +129,7 @@ static void unnormalise(Share of, const Stack *s, Norm n, const float *grad, con
             store(grad_x + t * width + k, x);
         }
     }
-    FOR_SHARE(of, width, k) {
+    if (grad_weight) FOR_SHARE(of, width, k) {
         vec total = s->adds ? load(grad_weight + k) : (vec){0};
         for (long t = 0; t < s->tokens; t++) total += load(grad + t * width + k) * load(n.unit + t * width + k);
         store(grad_weight + k, total);
@@ -239,10 +243,8 @@ static void before_attention_backward(const Stack *s, Weights w, Kept k, Scratch
 #pragma omp barrier
         for (long part = 0, from = 0; part < 3; from += sizes[part++]) {
             const float *grad = h.grad_heads + from;
-            Product by_weight = weight_product(s, grad, sizes[part], h.normed, to[part], width);
-            by_weight.next = heads;
-            panel_product(of, sizes[part], width, by_weight);
-            if (biases[0]) sum_rows(of, s, grad, heads, sizes[part], biases[part]);
+            weight_product(of, s, grad, sizes[part], heads, h.normed, to[part], width);
+            if (biases[part]) sum_rows(of, s, grad, heads, sizes[part], biases[part]);
             Product by_input = backward_product(grad, sizes[part], weights[part], h.grad_normed, width);
             by_input.row = heads;
             by_input.adds = part > 0;
@@ -292,7 +294,7 @@ static void behind_attention_backward(const Stack *s, Weights w, Kept k, Scratch
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
         long width = s->width, tokens = s->tokens, seen = queries(s), inner = s->inner;
         panel_product(of, tokens, inner, backward_product(s->grad_x, width, w.down, h.grad_gates, inner));
-        panel_product(of, width, inner, weight_product(s, s->grad_x, width, k.inner, grads.down, inner));
+        weight_product(of, s, s->grad_x, width, width, k.inner, grads.down, inner);
         renormalise(of, s, norm);
 #pragma omp barrier
         FOR_SHARE(of, tokens * inner, i) {
@@ -301,8 +303,8 @@ static void behind_attention_backward(const Stack *s, Weights w, Kept k, Scratch
             store(h.grad_gates + i, g * load(k.ups + i) * open * (1.0f + x * (1.0f - open)));
         }
 #pragma omp barrier
-        panel_product(of, inner, width, weight_product(s, h.grad_gates, inner, h.normed, grads.gate, width));
-        panel_product(of, inner, width, weight_product(s, h.grad_ups, inner, h.normed, grads.up, width));
+        weight_product(of, s, h.grad_gates, inner, inner, h.normed, grads.gate, width);
+        weight_product(of, s, h.grad_ups, inner, inner, h.normed, grads.up, width);
         panel_product(of, tokens, width, backward_product(h.grad_gates, inner, w.gate, h.grad_normed, width));
         Product more = backward_product(h.grad_ups, inner, w.up, h.grad_normed, width);
         more.adds = 1;
@@ -311,7 +313,7 @@ static void behind_attention_backward(const Stack *s, Weights w, Kept k, Scratch
         unnormalise(of, s, norm, h.grad_normed, s->grad_x, s->grad_x, grads.mlp_norm);
 #pragma omp barrier
         panel_product(of, tokens, seen, backward_product(s->grad_x, width, w.out, h.grad_attended, seen));
-        panel_product(of, width, seen, weight_product(s, s->grad_x, width, k.attended, grads.out, seen));
+        weight_product(of, s, s->grad_x, width, width, k.attended, grads.out, seen);
     }
 }
 
