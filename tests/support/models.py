@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,24 +73,28 @@ STREAM_FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gpt2", "mixt
 LEAKING_FAMILIES = ("lfm2", "qwen3_5")
 
 
-def random_model(family: str, seed: int = 1) -> PreTrainedModel:
+def random_model(family: str, seed: int = 1, **changes: object) -> PreTrainedModel:
     """A model whose weights are large enough for its attention to be far from uniform."""
     transformers.logging.set_verbosity_error()
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config_of(family), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(_changed(family, changes), dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.08)
     return model
 
 
-def policy_of(family: str, **changes: object) -> Policy:
-    """A random policy of a family, with other settings of its configuration; no weight is 0 or 1."""
+def _changed(family: str, changes: Mapping[str, object]) -> Any:
     config = config_of(family)
     for name, value in changes.items():
         setattr(config, name, value)
+    return config
+
+
+def policy_of(family: str, **changes: object) -> Policy:
+    """A random policy of a family, with other settings of its configuration; no weight is 0 or 1."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(_changed(family, changes), dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight", "layernorm.weight")):
             torch.nn.init.normal_(parameter, mean=0.7, std=0.3)

@@ -26,8 +26,8 @@ from covey.models.policy import Policy
 _COLUMNS, _ALIGNED = 4, 64
 # Weights of all layers up to which a copy that lies as the products read it is worth its memory.
 _PANELLED = 1 << 23
-# The vocabulary up to which a draw takes noise for every token.
-_DRAWN = 512
+# The vocabulary up to which a copy of the head is made, too.
+_SMALL_VOCABULARY = 512
 
 
 _Weight = structure("_Weight", **dict.fromkeys(("weight", "bias", "panels"), POINTER))
@@ -120,7 +120,7 @@ class _Products:
 class LlamaNative:
     """A policy's weights where they are, and the turns of every position, (P, 1, D).
 
-    `draws` says whether `draw` serves the policy: a small vocabulary whose logits are plain products.
+    `draws` says whether `draw` serves the policy, whose logits are plain products.
     `places` are where the weights are.
     """
 
@@ -188,7 +188,8 @@ class LlamaNative:
         logits."""
         hidden_nE = hidden_nE.float()
         number, vocab = hidden_nE.shape[0], table_V.shape[0]
-        logits_nV, logprob_n = hidden_nE.new_empty(number, vocab), hidden_nE.new_empty(number)
+        room = -(-vocab // _ALIGNED) * _ALIGNED
+        logits_nV, logprob_n = hidden_nE.new_empty(number, room), hidden_nE.new_empty(number)
         token_n = torch.empty_like(key_n)
         self.functions.draw(
             INT(number),
@@ -277,7 +278,7 @@ def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
         {name: product(part) for name, part in zip(_PRODUCTS, _parts(layer), strict=True)}
         for layer in known.layers
     ]
-    last = product(head, is_few=head.weight.shape[0] <= _DRAWN)
+    last = product(head, is_few=head.weight.shape[0] <= _SMALL_VOCABULARY)
     return _Products(tuple(layers), last, kept, (_Laid * len(laid))(*laid))
 
 
@@ -326,7 +327,7 @@ def llama_native(
         known.norm.float(),
         cos_P1D.float().contiguous(),
         sin_P1D.float().contiguous(),
-        draws=is_plain and vocab <= _DRAWN and vocab % library.lanes() == 0,
+        draws=is_plain,
         places=[weight.data_ptr() for weight in weights],
     )
     made.refresh()

@@ -46,8 +46,8 @@ def library(request, tmp_path_factory) -> ctypes.CDLL:
     return ctypes.CDLL(str(made))
 
 
-def policy_of(family: str) -> Policy:
-    return Policy(random_model(family)).eval()
+def policy_of(family: str, **changes: object) -> Policy:
+    return Policy(random_model(family, **changes)).eval()
 
 
 @pytest.fixture(params=["panels", "as they lie"])
@@ -69,12 +69,27 @@ def test_products_are_those_of_torch(library, rows):
     assert not torch.allclose(step.logits(2 * hidden), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.usefixtures("weights")
-def test_a_row_does_not_depend_on_what_it_is_batched_with(library):
-    policy = policy_of("llama")
+@pytest.mark.parametrize("width", [64, 72, 24])
+@pytest.mark.parametrize("rows", [1, 5, 6, 13])
+def test_products_in_bfloat16_are_exact_sums_rounded_once(library, width, rows):
+    policy = policy_of("llama", hidden_size=width).to(torch.bfloat16)
     step = llama_native(library, policy, 8)
     assert step is not None
-    hidden = torch.randn(40, 64)
+    hidden = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    exact = hidden.double() @ policy.model.get_output_embeddings().weight.double().T
+    actual = step.logits(hidden).double()
+    # Half a unit in the last place; sums in float32 land on the other side of a middle now and then.
+    assert torch.allclose(actual, exact, rtol=1.01 * 2**-8, atol=1e-6)
+    assert float((actual == exact.bfloat16()).double().mean()) > 0.99
+
+
+@pytest.mark.usefixtures("weights")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_what_it_is_batched_with(library, dtype):
+    policy = policy_of("llama").to(dtype)
+    step = llama_native(library, policy, 8)
+    assert step is not None
+    hidden = torch.randn(40, 64).to(dtype)
     whole = step.logits(hidden)
     for first, last in ((0, 1), (3, 8), (20, 33)):
         assert torch.equal(step.logits(hidden[first:last].contiguous()), whole[first:last])
@@ -84,16 +99,18 @@ def test_a_row_does_not_depend_on_what_it_is_batched_with(library):
     assert torch.equal(alone, whole)
 
 
+@pytest.mark.parametrize("vocab", [VOCAB, 512, 516, 2404])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
-def test_draws_are_those_of_the_noise_in_torch(library, temperature):
-    policy = policy_of("llama")
+def test_draws_are_those_of_the_noise_in_torch(library, temperature, vocab):
+    # 516 has a block of four tokens, and 2,404 a last one that is no whole number of vectors.
+    policy = policy_of("llama", vocab_size=vocab)
     step = llama_native(library, policy, 8)
     assert step is not None and step.draws
     rows = 4000
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(rows, 64, generator=generator)
     keys = torch.randint(0, 2**32, (rows,), generator=generator)
-    given = torch.full((rows,), temperature), keys, torch.arange(rows), token_table(VOCAB, hidden.device)
+    given = torch.full((rows,), temperature), keys, torch.arange(rows), token_table(vocab, hidden.device)
     expected, expected_logprob = sample(policy.logits(hidden), *given)
     token, logprob = step.draw(hidden, *given)
     # Two largest sums of logprob and noise may be closer than float32 tells apart.
@@ -124,12 +141,13 @@ def test_equal_logits_are_drawn_equally_often(library):
     assert chi_square < VOCAB - 1 + 5 * (2 * (VOCAB - 1)) ** 0.5
 
 
-def test_logits_that_are_no_numbers_draw_the_first_token(library):
-    policy = policy_of("llama")
+@pytest.mark.parametrize("vocab", [VOCAB, 1028])
+def test_logits_that_are_no_numbers_draw_the_first_token(library, vocab):
+    policy = policy_of("llama", vocab_size=vocab)
     step = llama_native(library, policy, 8)
     assert step is not None
     hidden = torch.full((3, 64), float("nan"))
-    given = torch.ones(3), torch.arange(3), torch.arange(3), token_table(VOCAB, hidden.device)
+    given = torch.ones(3), torch.arange(3), torch.arange(3), token_table(vocab, hidden.device)
     token, logprob = step.draw(hidden, *given)
     assert token.tolist() == [0, 0, 0] and bool(logprob.isnan().all())
 

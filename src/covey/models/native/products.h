@@ -9,6 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(BFLOAT16) && defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 enum { LANES = 16, ROWS = 6, PANEL_ROWS = 12 };
 #elif defined(__AVX2__)
@@ -177,17 +181,57 @@ INLINE four sums(const vec v[COLUMNS]) {
     return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
 
+/* What rows of x are multiplied as: bfloat16, to which they have been rounded, where the processor multiplies that. */
+#if defined(BFLOAT16) && defined(__AVX512BF16__)
+#define MULTIPLIES_BFLOAT16
+typedef number factor;
+typedef uint32_t loose_bits __attribute__((may_alias));
+
+INLINE const factor *factors(const float *x, long count, factor *held) {
+    const loose_bits *bits = (const loose_bits *)x;
+    for (long i = 0; i < count; i++) held[i] = bits[i] >> 16;
+    return held;
+}
+#else
+typedef float factor;
+
+INLINE const factor *factors(const float *x, long count, factor *held) { return (void)count, (void)held, x; }
+#endif
+
+/* The rows of a weight that come next, as they lie: a processor does not foresee COLUMNS of them side by side. */
+INLINE void expect(const number *w, long width, long k, long step) {
+    for (int c = 0; c < COLUMNS; c++) __builtin_prefetch(w + COLUMNS * width + k * COLUMNS + c * step);
+}
+
 /* out[r][c] = x[r] . w[c] for some rows, at compile time, and COLUMNS rows of a weight. */
-INLINE void dots(int rows, const float *x, long stride, const number *w, long width, float out[ROWS][COLUMNS]) {
+#ifdef MULTIPLIES_BFLOAT16
+INLINE void dots(int rows, const factor *x, long stride, const number *w, long width, float out[ROWS][COLUMNS]) {
+    __m512 total[ROWS][COLUMNS] = {{{0}}};
+    for (long k = 0; k < width; k += 2 * LANES) {
+        __mmask32 inside = width - k < 2 * LANES ? (1u << (width - k)) - 1 : -1u;
+        __m512bh weight[COLUMNS];
+        for (int c = 0; c < COLUMNS; c++) weight[c] = (__m512bh)_mm512_maskz_loadu_epi16(inside, w + c * width + k);
+        expect(w, width, k, 2 * LANES);
+        for (int r = 0; r < rows; r++) {
+            __m512bh value = (__m512bh)_mm512_maskz_loadu_epi16(inside, x + r * stride + k);
+            for (int c = 0; c < COLUMNS; c++) total[r][c] = _mm512_dpbf16_ps(total[r][c], value, weight[c]);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        vec side[COLUMNS];
+        for (int c = 0; c < COLUMNS; c++) side[c] = (vec)total[r][c];
+        four side_by_side = sums(side);
+        memcpy(out[r], &side_by_side, sizeof(four));
+    }
+}
+#else
+INLINE void dots(int rows, const factor *x, long stride, const number *w, long width, float out[ROWS][COLUMNS]) {
     vec total[ROWS][COLUMNS] = {{{0}}};
     long k = 0;
     for (; k + LANES <= width; k += LANES) {
         vec weight[COLUMNS];
-        for (int c = 0; c < COLUMNS; c++) {
-            weight[c] = load_numbers(w + c * width + k);
-            /* The rows that come next, which a processor does not foresee. */
-            __builtin_prefetch(w + (c + COLUMNS) * width + k);
-        }
+        for (int c = 0; c < COLUMNS; c++) weight[c] = load_numbers(w + c * width + k);
+        expect(w, width, k, LANES);
         for (int r = 0; r < rows; r++) {
             vec value = load(x + r * stride + k);
             for (int c = 0; c < COLUMNS; c++) total[r][c] += value * weight[c];
@@ -201,8 +245,9 @@ INLINE void dots(int rows, const float *x, long stride, const number *w, long wi
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < COLUMNS; c++) out[r][c] += x[r * stride + k] * value_of(w[c * width + k]);
 }
+#endif
 
-static void some_dots(int rows, const float *x, long stride, const number *w, long width,
+static void some_dots(int rows, const factor *x, long stride, const number *w, long width,
                       float out[ROWS][COLUMNS]) {
     switch (rows) {
     case 1: dots(1, x, stride, w, width, out); break;
@@ -307,13 +352,15 @@ __attribute__((unused)) static void product(long n, const float *x, long width, 
                     long first, long last, int adds) {
     long chunk = CHUNK / width / ROWS * ROWS;
     if (chunk < ROWS) chunk = ROWS;
+    factor held[sizeof(factor) == sizeof(float) ? 1 : (chunk < n ? chunk : n) * width];
     for (long from = 0; from < n; from += chunk) {
         long to = from + chunk < n ? from + chunk : n;
+        const factor *taken = factors(x + from * width, (to - from) * width, held);
         for (long c = first; c < last; c += COLUMNS)
             for (long r = from; r < to; r += ROWS) {
                 float out[ROWS][COLUMNS];
                 int rows = to - r < ROWS ? to - r : ROWS;
-                some_dots(rows, x + r * width, width, w + c * width, width, out);
+                some_dots(rows, taken + (r - from) * width, width, w + c * width, width, out);
                 put(y + r * stride + c, stride, out[0], COLUMNS, rows, COLUMNS, bias ? bias + c : 0, adds);
             }
     }

@@ -237,53 +237,80 @@ INLINE uints mixed(uints x) {
 
 INLINE uint32_t mixed_one(uint32_t x) { return mixed((uints){0} + x)[0]; }
 
-/* Standard Gumbel noise of a row's state and some tokens. */
-INLINE vec gumbel(uint32_t state, const int64_t *table) {
-    uints of_token;
-    for (int i = 0; i < LANES; i++) of_token[i] = (uint32_t)table[i];
+/* Tokens of a block of the vocabulary, and what sets the noise of blocks apart: `covey.rollout.noise`. */
+enum { BLOCK = 512, BLOCK_KEY = 0x5bf03635 };
+
+INLINE long padded(long count) { return (count + LANES - 1) / LANES * LANES; }
+
+/* Standard Gumbel noise of a row's state and the first `count` tokens of a table. */
+INLINE vec gumbel(uint32_t state, const int64_t *table, long count) {
+    uints of_token = {0};
+    for (int i = 0; i < LANES && i < count; i++) of_token[i] = (uint32_t)table[i];
     uints bits = mixed(of_token ^ state);
     vec minus_u = (__builtin_convertvector(bits, vec) + 0.5f) * -0x1p-32f;
     minus_u = larger(minus_u, each(0x1p-24f - 1.0f));
     return -logarithm(-logarithm_of_next(minus_u));
 }
 
-/* Divides the logits of a row by its temperature and draws the token whose logprob and noise have the largest sum;
-   `vocab` is a multiple of LANES. */
-static void draw_row(float *logit, long vocab, float temperature, uint32_t state, const int64_t *table,
-                     int64_t *token, float *logprob) {
+/* Which of `count` scores with their noise is the largest; 0 where none is a number. */
+static long highest(const float *score, long count, uint32_t state, const int64_t *table) {
+    long at = 0;
+    float best = -INFINITY;
+    for (long v = 0; v < count; v += LANES) {
+        vec with_noise = load(score + v) + gumbel(state, table + v, count - v);
+        for (int i = 0; i < LANES; i++)
+            if (with_noise[i] > best) best = with_noise[i], at = v + i;
+    }
+    return at;
+}
+
+/* Divides scores by a temperature; returns log of the sum of exp. Up to a whole vector they become -infinity. */
+static float log_mass(float *score, long count, float temperature) {
     vec peak = each(-INFINITY), mass = {0};
-    for (long v = 0; v < vocab; v += LANES) {
-        vec scaled = load(logit + v) / temperature;
-        store(logit + v, scaled);
+    for (long v = count; v < padded(count); v++) score[v] = -INFINITY;
+    for (long v = 0; v < count; v += LANES) {
+        vec scaled = load(score + v) / temperature;
+        store(score + v, scaled);
         peak = larger(peak, scaled);
     }
-    float highest = peak[0], best = -INFINITY;
-    for (int i = 1; i < LANES; i++) highest = peak[i] > highest ? peak[i] : highest;
-    for (long v = 0; v < vocab; v += LANES) mass += exponential(load(logit + v) - highest);
-    float normaliser = highest + logf(sum(mass));
-    for (long v = 0; v < vocab; v += LANES) {
-        vec score = load(logit + v) - normaliser + gumbel(state, table + v);
-        for (int i = 0; i < LANES; i++)
-            if (score[i] > best) best = score[i], *token = v + i;
-    }
-    *logprob = logit[*token] - normaliser;
+    float top = peak[0];
+    for (int i = 1; i < LANES; i++) top = peak[i] > top ? peak[i] : top;
+    for (long v = 0; v < count; v += LANES) mass += exponential(load(score + v) - top);
+    return top + logf(sum(mass));
+}
+
+/* Draws a token from logits / temperature: a block of the vocabulary by the masses and the noise of blocks, and of
+   that the token whose logit and noise have the largest sum. */
+static void draw_row(float *logit, long vocab, float temperature, uint32_t key, uint32_t position,
+                     const int64_t *table, int64_t *token, float *logprob) {
+    long blocks = (vocab + BLOCK - 1) / BLOCK;
+    float mass[padded(blocks)];
+    for (long b = 0; b < blocks; b++)
+        mass[b] = log_mass(logit + b * BLOCK, vocab - b * BLOCK < BLOCK ? vocab - b * BLOCK : BLOCK, temperature);
+    float total = log_mass(mass, blocks, 1);
+    if (total != total) return;
+    uint32_t place = mixed_one(position);
+    long first = blocks > 1 ? BLOCK * highest(mass, blocks, mixed_one(key ^ BLOCK_KEY ^ place), table) : 0;
+    long count = vocab - first < BLOCK ? vocab - first : BLOCK;
+    *token = first + highest(logit + first, count, mixed_one(key ^ place), table + first);
+    *logprob = logit[*token] - total;
 }
 
 /* Draws a token for each row from softmax(hidden @ head.T / temperature), with the noise of its key and position;
-   `token` is 0 and `logprob` NaN where the logits are no numbers. */
+   `token` is 0 and `logprob` NaN where the logits are no numbers. `logits` have room for whole vectors in each row. */
 void NAME(draw)(int64_t n, const float *hidden, int64_t width, const Linear *head, int64_t vocab, const float *temperature,
           const int64_t *key, const int64_t *position, const int64_t *table, float *logits, int64_t *token,
           float *logprob, int64_t threads) {
 #pragma omp parallel num_threads(threads)
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
-        multiply(of, n, hidden, width, *head, logits, vocab, vocab, 0);
+        long stride = padded(vocab);
+        multiply(of, n, hidden, width, *head, logits, vocab, stride, 0);
 #pragma omp barrier
         long first, last = share(of, n, 1, &first);
         for (long i = first; i < last; i++) {
-            uint32_t state = mixed_one((uint32_t)key[i] ^ mixed_one((uint32_t)position[i]));
             token[i] = 0, logprob[i] = NAN;
-            draw_row(logits + i * vocab, vocab, temperature[i], state, table, token + i, logprob + i);
+            draw_row(logits + i * stride, vocab, temperature[i], key[i], position[i], table, token + i, logprob + i);
         }
     }
 }
@@ -314,8 +341,6 @@ void NAME(lay_panels)(int64_t n, const Laid *laid, int64_t threads) {
 }
 
 #ifndef BFLOAT16
-/* Columns of a panel, and numbers of a vector, for the one who gives them. */
+/* Columns of a panel, for the one who gives them. */
 int64_t panel_width(void) { return PANEL; }
-
-int64_t lanes(void) { return LANES; }
 #endif
