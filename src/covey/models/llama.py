@@ -98,7 +98,7 @@ class LlamaLayer:
 
     @property
     def products(self) -> tuple[Linear, ...]:
-        """Its linear layers."""
+        """Its linear layers, in the order of the library."""
         return *self.heads, self.out, *self.gated, self.down
 
 
@@ -277,7 +277,8 @@ def _linear(module: Any) -> Linear | None:
             # One that is off is computed as it is when it is on, so that a new adapter changes no bit.
             if added is None:
                 return None
-            added = None if module.disable_adapters else added
+        if module.disable_adapters:
+            added = None
         module = module.get_base_layer()
     if type(module) not in (nn.Linear, FastLinear):
         return None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from covey.models.attention import Layout
 from covey.models.head import logits_of
-from covey.models.llama import Linear, Llama, LlamaLayer, llama, weights_of
+from covey.models.llama import Linear, Llama, llama, weights_of
 from covey.models.native.library import FLOAT, INT, POINTER, place, structure
 from covey.models.policy import Policy
 
@@ -275,7 +275,7 @@ def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
         return _Weight(*(place(tensor) for tensor in (part.weight, bias, panels)))
 
     layers = [
-        {name: product(part) for name, part in zip(_PRODUCTS, _parts(layer), strict=True)}
+        {name: product(part) for name, part in zip(_PRODUCTS, layer.products, strict=True)}
         for layer in known.layers
     ]
     last = product(head, is_few=head.weight.shape[0] <= _SMALL_VOCABULARY)
@@ -284,10 +284,6 @@ def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
 
 def _float(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float()
-
-
-def _parts(layer: LlamaLayer) -> tuple[Linear, ...]:
-    return *layer.heads, layer.out, *layer.gated, layer.down
 
 
 @torch.inference_mode()
@@ -306,7 +302,7 @@ def llama_native(
     if former is not None and former.serves(weights, num_positions):
         former.refresh()
         return former
-    parts = [head, *(part for layer in known.layers for part in _parts(layer))]
+    parts = [head, *(part for layer in known.layers for part in layer.products)]
     dtype = known.embedding.dtype
     if dtype not in (torch.float32, torch.bfloat16):
         return None
@@ -315,7 +311,7 @@ def llama_native(
     if any(part.weight.shape[0] % _COLUMNS for part in parts) or known.head_width % 2:
         return None
     functions = _Functions.of(library, dtype)
-    vocab, spec = head.weight.shape[0], policy.head
+    spec = policy.head
     cos_P1D, sin_P1D = known.turns(known.embedding, torch.arange(num_positions))
     is_plain = spec.scale == 1.0 and spec.softcap is None
     made = LlamaNative(

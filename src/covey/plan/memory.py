@@ -46,7 +46,7 @@ TIGHT = 0.9
 _LOW, _MOMENTS = 2, 2 * FLOAT
 _HEAD_BLOCKS = 3
 # Of a sampled row: logits, scaled logits and what their sum of exp takes; and of a block of the vocabulary
-# token ids, their noise in two int64 arrays, and scores.
+# token ids, their noise in two int64 arrays, and scores. What draws in C has the logits alone.
 _SAMPLING_BYTES, _NOISE_BYTES = 3 * FLOAT, 3 * 8 + 2 * FLOAT
 _TABLE_BYTES = 8
 # What torch and oneDNN load and set aside on a CPU once they compute.

@@ -299,13 +299,31 @@ INLINE int some_panel_dots(int rows, const float *a, long row, long next, const 
     return panel_dots(1, a, row, next, b, line, inner, out), 1;
 }
 
-/* Weights (columns, inner) as panels (columns / PANEL, inner, PANEL). */
+INLINE four load_four(const number *from) {
+    number held[4];
+    memcpy(held, from, sizeof held);
+    return (four){value_of(held[0]), value_of(held[1]), value_of(held[2]), value_of(held[3])};
+}
+
+/* Weights (columns, inner) as panels (columns / PANEL, inner, PANEL), four by four. */
 INLINE void lay(Share of, const number *weight, long columns, long inner, float *panels) {
-    long first, last = share(of, columns / PANEL, 1, &first);
-    for (long p = first; p < last; p++)
-        for (long c = 0; c < PANEL; c++)
-            for (long i = 0; i < inner; i++)
-                panels[(p * inner + i) * PANEL + c] = value_of(weight[(p * PANEL + c) * inner + i]);
+    long first, last = share(of, columns, PANEL, &first);
+    for (long c = first; c < last; c += 4) {
+        const number *w = weight + c * inner;
+        float *to = panels + c / PANEL * PANEL * inner + c % PANEL;
+        long i = 0;
+        for (; i + 4 <= inner; i += 4) {
+            four row[4], line[4];
+            for (int k = 0; k < 4; k++) row[k] = load_four(w + k * inner + i);
+            four low = SHUFFLE(row[0], row[1], 0, 4, 1, 5), high = SHUFFLE(row[0], row[1], 2, 6, 3, 7);
+            four next_low = SHUFFLE(row[2], row[3], 0, 4, 1, 5), next_high = SHUFFLE(row[2], row[3], 2, 6, 3, 7);
+            line[0] = SHUFFLE(low, next_low, 0, 1, 4, 5), line[1] = SHUFFLE(low, next_low, 2, 3, 6, 7);
+            line[2] = SHUFFLE(high, next_high, 0, 1, 4, 5), line[3] = SHUFFLE(high, next_high, 2, 3, 6, 7);
+            for (int k = 0; k < 4; k++) memcpy(to + (i + k) * PANEL, &line[k], sizeof(four));
+        }
+        for (; i < inner; i++)
+            for (int k = 0; k < 4; k++) to[i * PANEL + k] = value_of(w[k * inner + i]);
+    }
 }
 
 /* Write a block of results, or add it. */
