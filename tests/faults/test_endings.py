@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from covey import train
 from covey.checkpoint.read import verify
+from covey.comm import LocalComm
 from covey.errors import GuardStop
+from covey.health.rules import Rules
 from covey.learner.optimizer import Masters
 from covey.types import StepStats
 
@@ -23,6 +26,13 @@ WORDS = [
     *("--model", "quickstart", "--dataset", "quickstart#512", "--reward_funcs", "accuracy", "format"),
     *("--per_device_train_batch_size", "16", "--max_completion_length", "24", "--output_dir", "run"),
 ]
+SMALL: dict[str, Any] = {
+    "model": "quickstart",
+    "dataset": ["quickstart#512"],
+    "reward_funcs": ["accuracy", "format"],
+    "per_device_train_batch_size": 16,
+    "max_completion_length": 24,
+}
 
 
 def steps(run: Path) -> list[int]:
@@ -73,6 +83,48 @@ def test_a_signal_saves_and_the_run_goes_on(number: signal.Signals, processes: i
     assert steps(run) == list(range(1, int(more) + 1))
 
 
+def test_no_collective_loses_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the ranks ask each other for the first time of two steps, the second time and so on: each
+    run ends for it, and no later than with the step after."""
+    with monkeypatch.context() as patch:
+        calls = interrupt(patch, LocalComm, "max", -1)
+        train(**SMALL, max_steps=2, output_dir=str(tmp_path / "two-steps"))
+    assert len(calls) > 4
+    for number in calls:
+        with monkeypatch.context() as patch:
+            interrupt(patch, LocalComm, "max", number)
+            outcome = train(**SMALL, max_steps=9, output_dir=str(tmp_path / f"run-{number}"))
+        assert outcome.exit_code == 130
+        assert outcome.step <= 3
+        assert verify(outcome.checkpoint).trainer
+
+
+def interrupt(patch: pytest.MonkeyPatch, of: type, name: str, number: int) -> list[int]:
+    """Ctrl-C at the end of one call of a method, the first being 0; the calls so far."""
+    real, calls = getattr(of, name), []
+
+    def interrupted(*args: Any) -> Any:
+        answer = real(*args)
+        if len(calls) == number:
+            signal.raise_signal(signal.SIGINT)
+        calls.append(len(calls))
+        return answer
+
+    patch.setattr(of, name, interrupted)
+    return calls
+
+
+def test_a_signal_behind_the_agreement_waits_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this process alone has seen when a step is agreed on does not end it there: other ranks, which
+    saw it a moment later, would be left waiting in the next step."""
+    interrupt(monkeypatch, Rules, "look", 1)
+    outcome = train(**SMALL, max_steps=6, output_dir=str(tmp_path / "run"))
+    assert (outcome.exit_code, outcome.step) == (130, 3)
+    assert steps(tmp_path / "run") == [1, 2, 3]
+
+
 def test_a_gradient_that_is_not_finite_is_not_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,16 +146,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
     monkeypatch.setattr(Masters, "step", spoiled)
     run = tmp_path / "run"
     with pytest.raises(GuardStop) as stopped:
-        train(
-            model="quickstart",
-            dataset=["quickstart#512"],
-            reward_funcs=["accuracy", "format"],
-            per_device_train_batch_size=16,
-            max_completion_length=24,
-            learning_rate=1e-4,
-            max_steps=5,
-            output_dir=str(run),
-        )
+        train(**SMALL, learning_rate=1e-4, max_steps=5, output_dir=str(run))
     finding = stopped.value.finding
     assert finding.code == "F101"
     assert "nan" in finding.seen and finding.why and finding.cause and finding.fixes
@@ -129,29 +172,12 @@ def test_a_gradient_of_zero_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Masters, "step", cut)
     with pytest.raises(GuardStop) as stopped:
-        train(
-            model="quickstart",
-            dataset=["quickstart#512"],
-            reward_funcs=["accuracy", "format"],
-            per_device_train_batch_size=16,
-            max_completion_length=24,
-            max_steps=5,
-            output_dir=str(tmp_path / "run"),
-        )
+        train(**SMALL, max_steps=5, output_dir=str(tmp_path / "run"))
     assert (stopped.value.finding.code, stopped.value.finding.step) == ("F102", 1)
 
 
 def test_weights_that_do_not_move_are_named(tmp_path: Path) -> None:
     """A learning rate below what float32 weights can hold."""
     with pytest.raises(GuardStop) as stopped:
-        train(
-            model="quickstart",
-            dataset=["quickstart#512"],
-            reward_funcs=["accuracy", "format"],
-            per_device_train_batch_size=16,
-            max_completion_length=24,
-            learning_rate=1e-30,
-            max_steps=5,
-            output_dir=str(tmp_path / "run"),
-        )
+        train(**SMALL, learning_rate=1e-30, max_steps=5, output_dir=str(tmp_path / "run"))
     assert (stopped.value.finding.code, stopped.value.finding.step) == ("F103", 1)

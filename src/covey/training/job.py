@@ -58,9 +58,15 @@ class EvalTimes:
 
 @dataclass(slots=True, kw_only=True)
 class Signals:
-    """Set by a signal handler, read between optimizer steps."""
+    """The signal that this process got, and the one that all ranks have agreed to end for.
 
-    number: int = 0
+    A handler sets the first, at any moment; only a step's agreement sets the second. A rank that ended for
+    what it alone had seen would leave the others waiting, and one that wrote back what the others had seen
+    would lose a signal that came in between.
+    """
+
+    received: int = 0
+    agreed: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,19 +101,19 @@ class Job:
     def is_done(self) -> bool:
         """Whether every planned step is taken, or something else ends the run; `ended_by` says what."""
         limits, step = self.limits, self.progress.step
-        if step >= limits.total_steps or self.signals.number or self.ended_by:
+        if step >= limits.total_steps or self.signals.agreed or self.ended_by:
             return True
         return limits.stop_after is not None and step >= limits.stop_after
 
     def begin(self) -> None:
         """Evaluate before the first step where that is asked for."""
         self.comm.place.step = self.progress.step
-        if self.evaluator is None or not self.eval_times.on_start or self.progress.step:
-            return
-        metrics = self._evaluate()
-        self.recorder.event("evaluated", step=0, **{name: m.value for name, m in metrics.items()})
-        if self.recorder.trackers is not None:
-            self.recorder.trackers.log(0, {name: m.value for name, m in metrics.items()})
+        if self.evaluator is not None and self.eval_times.on_start and not self.progress.step:
+            values = {name: metric.value for name, metric in self._evaluate().items()}
+            self.recorder.event("evaluated", step=0, **values)
+            if self.recorder.trackers is not None:
+                self.recorder.trackers.log(0, values)
+        self._agree_to_end()
 
     def take_in(self, collected: Collected, rows: list[TrainSample]) -> None:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
@@ -266,7 +272,7 @@ class Job:
         minutes = (time.perf_counter() - self._started) / 60
         limit = self.limits.max_minutes
         late = float(limit is not None and minutes >= limit)
-        number, is_late = self.comm.max([float(self.signals.number), late])
-        self.signals.number = int(number)
+        number, is_late = self.comm.max([float(self.signals.received), late])
+        self.signals.agreed = int(number)
         if is_late:
             self.ended_by = f"max_minutes {limit:g}"

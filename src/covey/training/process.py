@@ -150,9 +150,9 @@ def handlers(signals: Signals) -> Iterator[None]:
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if signals.number and number == signal.SIGINT:
+        if signals.received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        signals.number = number
+        signals.received = number
         sys.stderr.write("covey: ending after this step, then saving; Ctrl-C again ends at once\n")
 
     before = {number: signal.signal(number, ask) for number in SIGNAL_CODES}

@@ -121,7 +121,7 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
             stack.enter_context(handlers(job.signals))
             with watched(job, resolved.config), long_lived():
                 run(job)
-            exit_code = SIGNAL_CODES.get(signal.Signals(job.signals.number), 1) if job.signals.number else 0
+            exit_code = SIGNAL_CODES.get(signal.Signals(job.signals.agreed), 1) if job.signals.agreed else 0
         except GuardStop as stop:
             exit_code = 3
             job.stop(stop.finding)
