@@ -59,7 +59,7 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x @ weight.T + bias."""
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.whole, self.bias)
 
 
 def joined(layers: tuple[Linear, ...]) -> Linear:
