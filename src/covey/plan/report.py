@@ -234,7 +234,7 @@ def _splits(batch: BatchPlan) -> list[str]:
         return []
     words = ", ".join(f"{b} x {a}" for b, a in shown)
     return [
-        "per_device_train_batch_size x gradient_accumulation_steps, where only memory and speed differ:",
+        "per_device_train_batch_size x gradient_accumulation_steps, where memory and speed differ:",
         words,
     ]
 

@@ -53,7 +53,7 @@ def test_a_plan_of_full_training_whole() -> None:
         "          1 optimizer step per rollout: on-policy",
         "          1 epoch = 1,000 prompts = 125 rollouts = 125 optimizer steps; 0 prompts left over",
         "          the run = 125 optimizer steps",
-        "same run  per_device_train_batch_size x gradient_accumulation_steps, where only memory and speed differ:",
+        "same run  per_device_train_batch_size x gradient_accumulation_steps, where memory and speed differ:",
         "          1 x 64, 2 x 32, 4 x 16, 8 x 8, 16 x 4, 32 x 2",
         "disk      one checkpoint 4 GB = model 1 GB + 3 GB for a resume, in the newest",
         "          2 kept and the next one: 9 GB at most; 20 GB are free",
