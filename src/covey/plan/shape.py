@@ -67,9 +67,10 @@ def shape_of(config: Config, num_processes: int) -> Shape:
     return Shape(num_processes=num_processes, least_group=1 if alone else 2, **counts)
 
 
-# Hidden values of a pass, tokens x width x layers, beyond which a CPU gains nothing from a larger one: its
-# products are as fast, and its activations, about 70 bytes each, only take memory.
-_CPU_VALUES = 1 << 23
+# Hidden values of a pass, tokens x width x layers, and tokens beyond which a CPU gains nothing from a larger
+# one: its products are as fast, and its activations, about 70 bytes a value, only take memory, large tensors
+# such as is got from the system anew in each pass.
+_CPU_VALUES, _CPU_TOKENS = 1 << 23, 1 << 12
 # Such a pass has room for so many of the longest prompt, and at most so many times that limit: a prompt that
 # fills it leaves its completions many passes, of which each adds up a gradient of every weight.
 _CPU_PROMPTS = 4
@@ -88,7 +89,7 @@ def tokens_per_pass(config: Config, *, longest_prompt: int, cpu_model: tuple[int
     if cpu_model is None:
         return rows
     hidden, layers = cpu_model
-    enough = _CPU_VALUES // (hidden * layers)
+    enough = min(_CPU_TOKENS, _CPU_VALUES // (hidden * layers))
     return min(rows, max(1, enough, _CPU_PROMPTS * min(longest_prompt, enough)))
 
 

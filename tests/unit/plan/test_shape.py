@@ -19,14 +19,20 @@ def config_of(**options: object) -> Config:
     ("cpu_model", "tokens"),
     [
         (None, 8 * 520),
-        ((128, 4), 8 * 520),  # a CPU gains from passes of up to 16,384 tokens of such a model
-        ((32, 2), 8 * 520),  # B decides of a smaller one, too
+        ((128, 4), 4096),  # a CPU gains from no larger pass, however small the model is
+        ((32, 2), 4096),
         ((512, 12), 2**23 // 6144),
         ((2**24, 1), 1),
     ],
 )
 def test_rows_of_the_longest_prompt_and_completion_or_what_a_cpu_gains_from(cpu_model, tokens):
     assert tokens_per_pass(config_of(), longest_prompt=20, cpu_model=cpu_model) == tokens
+
+
+def test_rows_of_a_small_model_decide_up_to_there():
+    config = config_of(max_completion_length=492)
+    assert tokens_per_pass(config, longest_prompt=19, cpu_model=(128, 4)) == 8 * 511
+    assert tokens_per_pass(config, longest_prompt=21, cpu_model=(128, 4)) == 4096
 
 
 def test_a_pass_of_a_large_model_on_a_cpu_has_room_beside_a_long_prompt():
