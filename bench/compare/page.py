@@ -64,9 +64,10 @@ _ACCUMULATION = """\
 The same 64 completions in 1, 4, 32 and 64 micro-batches of B rows: medians over three runs of each, in turns.
 *Ragged*: random weights, each completion with a length of its own, 64 tokens in the mean and 256 at most; as
 with natural lengths (cases a, g4 and g32) many rows share a pass. *1,000-token prompts*: as in case d; a
-prompt is computed once, however many passes its completions take. *All 32 tokens*: the built-in model, each
-completion as long as it may be, so that a pass has room for B of them. What completions begin with in common
-is computed once in each pass that holds some of them, and a pass costs one to two milliseconds by itself.
+prompt is computed once, however many passes its completions take. *All 256 tokens*: random weights, each
+completion as long as it may be, so that a pass has room for B of them. *All 32 tokens*: the same with the
+built-in model, whose completions have much in common: what they begin with alike is computed once in each
+pass that holds some of them, and a pass costs one to two milliseconds by itself.
 `--max_tokens_per_micro_batch` lets it hold more."""
 
 _MEMORY = """\

@@ -67,10 +67,11 @@ def _length_row(case: Case, shown: str, kind: str, work: Path) -> str:
 def accumulation_table(work: Path) -> list[str]:
     """Seconds of a step of 64 completions in 1, 4, 32 and 64 micro-batches: of lengths of their own, behind
     long prompts, and all of one length; and in 32 whose passes may be larger."""
+    kinds = ("ragged", "1,000-token prompts", "all 256 tokens", "all 32 tokens")
+    columns = [column for kind in kinds for column in (f"{kind} s/step", "of it update")]
     lines = [
-        "| batch × accumulation | ragged s/step | of it update | 1,000-token prompts s/step | of it update "
-        "| all 32 tokens s/step | of it update |",
-        "|---|---|---|---|---|---|---|",
+        f"| {' | '.join(['batch × accumulation', *columns])} |",
+        f"|{'---|' * (1 + len(columns))}",
     ]
     splits = [(batch, accumulation, None) for batch, accumulation in _SPLITS]
     splits.append((2, 32, _LARGER_PASS))
@@ -87,7 +88,7 @@ def accumulation_table(work: Path) -> list[str]:
 
 def _accumulating(batch: int, accumulation: int, larger: int | None) -> tuple[Case, ...]:
     """Completions that have little in common, each with a length of its own; short ones behind long prompts;
-    and such that all run to their limit."""
+    such that have little in common and all run to their limit; and short ones that do."""
     options = {} if larger is None else {"max_tokens_per_micro_batch": larger}
     split = replace(
         _BASE,
@@ -101,7 +102,8 @@ def _accumulating(batch: int, accumulation: int, larger: int | None) -> tuple[Ca
         split, model="ragged", max_completion_length=_LONGEST * _LENGTHS[0], mean_length=_LENGTHS[0]
     )
     behind_long = replace(split, data="long", max_completion_length=14, steps=4, warmup=1)
-    return ragged, behind_long, replace(split, max_completion_length=32)
+    at_limit = replace(split, model="ragged", max_completion_length=256, steps=4, warmup=1)
+    return ragged, behind_long, at_limit, replace(split, max_completion_length=32)
 
 
 def memory_table(work: Path) -> list[str]:
