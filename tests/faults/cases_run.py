@@ -65,7 +65,7 @@ CASES = (
     Case(
         name="memory_too_small",
         words="train --model quickstart --dataset sums.jsonl --reward_funcs accuracy --learning_rate 1e-4 "
-        "--per_device_train_batch_size 32 --max_completion_length 1024",
+        "--per_device_train_batch_size 32 --max_completion_length 1024 --max_tokens_per_micro_batch 16384",
         edge=_little_memory,
     ),
     Case(name="disk_too_small", words=words("--save_total_limit 3"), edge=_small_disk),
