@@ -29,7 +29,7 @@ quickstart: install ## train the built-in model on the built-in task (about a mi
 	@$(VENV)/bin/covey quickstart
 
 test: test-install lint types ## linters, type checker, tests: two at a time, on one thread each
-	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
+	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 mutants: test-install ## plant every known fault and print what names it, when and how fast
 	@$(THREADS) $(VENV)/bin/python tests/mutants/table.py
