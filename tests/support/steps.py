@@ -216,7 +216,7 @@ def gradient(
     plan = replace(plan, top_entropy_quantile=case.share)
     (batch,) = pack(for_case(given, case), plan, rollout=0)
     sums = accumulate(batch, backend, case.config, comm)
-    (loss,) = comm.sum([float(sums.values["loss"])])
+    (loss,) = comm.sum([sums.totals()["loss"]])
     return loss, backend.masters.gradients()
 
 

@@ -34,6 +34,8 @@ LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", 
 CLIPPED: frozenset[str] = frozenset({"grpo", "bnpo", "dr_grpo", "dapo", "luspo", "fipo"})
 """Losses of the clipped objective, which epsilon and delta reach."""
 
+_CLIPPED_SUMS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+
 SEQUENCE_MEANS: frozenset[str] = frozenset({"vespo/phi_seq_mean"})
 """Sums of a LossOutput that are over sequences; all others are over tokens."""
 
@@ -170,8 +172,13 @@ def _objective(
         own_S = sequence_means(phi_N, inputs.sequence_N, inputs.trained_count_S)
         sums["vespo/phi_seq_mean"] = own_S.sum(dtype=torch.float64)
         return -phi_N * advantage_N * logprob_N
-    clipped_N = clipped_objective(ratio_N, advantage_N, config.epsilon, config.epsilon_high, config.delta)
-    sums.update(_clip_sums(ratio_N.detach(), advantage_N, config))
+    if inputs.old_logprob_N is None and (config.delta is None or config.delta >= 1.0):
+        # Every ratio is 1, which no clip reaches.
+        clipped_N = -ratio_N * advantage_N
+        sums.update(dict.fromkeys(_CLIPPED_SUMS, ratio_N.new_zeros((), dtype=torch.float64)))
+    else:
+        clipped_N = clipped_objective(ratio_N, advantage_N, config.epsilon, config.epsilon_high, config.delta)
+        sums.update(_clip_sums(ratio_N.detach(), advantage_N, config))
     if config.loss_type == "fipo":
         clipped_N = clipped_N * _influence(inputs, config, old_N, ratio_N.detach(), sums)
     return clipped_N
@@ -270,4 +277,4 @@ def _clip_sums(ratio_N: Tensor, advantage_N: Tensor, config: LossConfig) -> dict
     """Counts of tokens whose gradient the clip removes, below and above."""
     low = ((ratio_N < 1.0 - config.epsilon) & (advantage_N < 0)).sum(dtype=torch.float64)
     high = ((ratio_N > 1.0 + config.epsilon_high) & (advantage_N > 0)).sum(dtype=torch.float64)
-    return {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}
+    return dict(zip(_CLIPPED_SUMS, (low, high, low + high), strict=True))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +27,7 @@ from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, Tok
 class _Sums:
     """Sums over the trained tokens of a step on this rank, kept on the device until the step is over."""
 
-    values: dict[str, Tensor]
+    values: dict[str, list[Tensor]] = field(default_factory=dict)
     tokens: int = 0
     sequences: int = 0
     silent: list[Tensor] = field(default_factory=list)
@@ -41,7 +43,7 @@ class _Sums:
             **output.sums,
         }
         for name, value in found.items():
-            self.values[name] = self.values[name] + value if name in self.values else value
+            self.values.setdefault(name, []).append(value)
         self.tokens += int(micro.target_N.shape[0])
         self.sequences += int(micro.trained_count_S.shape[0]) if micro.target_N.shape[0] else 0
         if micro.old_logprob_N is not None:
@@ -50,6 +52,11 @@ class _Sums:
                 moved_N = moved_N[~micro.is_stale_S[micro.sequence_N]]
             if moved_N.numel():
                 self.gaps.append(moved_N.max())
+
+    def totals(self) -> dict[str, float]:
+        """The sums over all micro-batches."""
+        parts = {name: torch.stack(values).sum(dtype=torch.float64) for name, values in self.values.items()}
+        return dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
 
 
 def update(
@@ -89,18 +96,20 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
     of_groups: Sequence[Contrast | None] = [None] * num_micro
     if config.loss_type == "real":
         of_groups = contrasts(batch, backend, config.real_tau, comm)
-    sums = _Sums({})
+    sums = _Sums()
     before = backend.gradient_sample()
-    for number, (micro, contrast) in enumerate(zip(batch.micro_batches, of_groups, strict=True), start=1):
-        place.advance(number, num_micro)
-        is_last = number == num_micro
-        loss = _loss_of(batch, config, contrast, place if is_last and comm.world > 1 else None)
-        stats, output = backend.backward(micro, loss, last=is_last)
-        sums.add(stats, micro, output)
-        after = backend.gradient_sample()
-        if batch.has_signal[number - 1]:
-            sums.silent.append((after == before).all())
-        before = after
+    passes = zip(batch.micro_batches, of_groups, batch.has_signal, strict=True)
+    with backend.policy.same_weights() if num_micro > 1 else nullcontext():
+        for number, (micro, contrast, has_signal) in enumerate(passes, start=1):
+            place.advance(number, num_micro)
+            is_last = number == num_micro
+            loss = _loss_of(batch, config, contrast, place if is_last and comm.world > 1 else None)
+            stats, output = backend.backward(micro, loss, last=is_last)
+            sums.add(stats, micro, output)
+            after = backend.gradient_sample()
+            if has_signal:
+                sums.silent.append((after == before).all())
+            before = after
     return sums
 
 
@@ -144,9 +153,9 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     The same collective gives the backward passes that changed no gradient, and the largest gap to the old
     logprobs.
     """
-    names = sorted(sums.values)
-    local = torch.stack([sums.values[n].double() for n in names]).tolist()
-    values = [*local, float(sums.tokens), float(sums.sequences)]
+    local = sums.totals()
+    names = sorted(local)
+    values = [*(local[n] for n in names), float(sums.tokens), float(sums.sequences)]
     evidence, (*totals, tokens, sequences) = _with_evidence(sums, values, comm)
     counts = {name: int(sequences if name in SEQUENCE_MEANS else tokens) for name in names}
     means = {
@@ -177,7 +186,7 @@ def _with_evidence(
 
 
 def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:
-    broken = [n for n, v in sums.values.items() if not torch.isfinite(v)]
+    broken = [name for name, value in sums.totals().items() if not math.isfinite(value)]
     return Finding(
         code="F101",
         seen=f"{seen}; not finite in this step: {', '.join(sorted(broken)) or 'only the gradient'}",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from covey.models.native.library import FLOAT, INT, POINTER, place, structure
+from covey.models.native.library import FLOAT, INT, POINTER, structure
 from covey.types import StreamSegment
 
 _SEGMENTS = ("start", "length", "before", "parent")
@@ -25,12 +25,13 @@ Attention = structure(
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """The segments of a stream as int64: of each its place, its length, the tokens of its ancestors and its
-    parent (-1 for a root), (4, segments); and where each family, a root with what grows from it, begins among
-    them. `longest` is the longest way from a root to the end of a segment, in tokens."""
+    """The segments of a stream as arrays of int64: of each its place, its length, the tokens of its ancestors
+    and its parent (-1 for a root), row after row; and where each family, a root with what grows from it,
+    begins among them, and the last one ends. `longest` is the longest way from a root to the end of a
+    segment, in tokens."""
 
-    family: Tensor
-    segments: Tensor
+    family: Any
+    segments: Any
     longest: int
 
     @classmethod
@@ -42,22 +43,18 @@ class Families:
             before.append(0 if above is None else before[above] + segments[above].length)
         starts, lengths = [s.start for s in segments], [s.length for s in segments]
         parents = [-1 if s.parent is None else s.parent for s in segments]
+        roots = [i for i, parent in enumerate(parents) if parent < 0]
         return cls(
-            family=torch.tensor([*(i for i, parent in enumerate(parents) if parent < 0), len(segments)]),
-            segments=torch.tensor([starts, lengths, before, parents]),
+            family=(INT * (len(roots) + 1))(*roots, len(segments)),
+            segments=(INT * (4 * len(segments)))(*starts, *lengths, *before, *parents),
             longest=max(map(int.__add__, before, lengths)),
         )
 
-    def arguments(self, *, heads: int, key_heads: int, head_width: int, scaling: float) -> Any:
-        """What says of a call which stream it is and what its heads are; the tensors have to live as long."""
-        return Attention(
-            heads=heads,
-            key_heads=key_heads,
-            head_width=head_width,
-            families=self.family.shape[0] - 1,
-            threads=torch.get_num_threads(),
-            longest=self.longest,
-            scaling=scaling,
-            family=place(self.family),
-            **{name: place(row) for name, row in zip(_SEGMENTS, self.segments.unbind(), strict=True)},
-        )
+    def put(self, attention: Any) -> None:
+        """Tell a call of its stream; the arrays have to live as long."""
+        attention.families, attention.longest = len(self.family) - 1, self.longest
+        attention.threads = torch.get_num_threads()
+        attention.family = ctypes.addressof(self.family)
+        first, row = ctypes.addressof(self.segments), ctypes.sizeof(self.segments) // len(_SEGMENTS)
+        for number, name in enumerate(_SEGMENTS):
+            setattr(attention, name, first + number * row)

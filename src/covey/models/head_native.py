@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from covey.models.head import HeadSpec
-from covey.models.native.library import INT, POINTER, place, structure
+from covey.models.native.library import INT, POINTER, own_gradient, place, structure
 
 _INPUTS = ("hidden", "weight", "token_of", "context_of", "target", "temperature")
 _KEPT = ("taken", "logprobs", "entropies", "divisors")
@@ -23,11 +23,13 @@ _Head = structure(
     **dict.fromkeys((*_INPUTS, *_KEPT, "panels", "logprob", "entropy"), POINTER),
     **dict.fromkeys(("grad_logprob", "grad_entropy", "slopes", "factors", "grad_taken"), POINTER),
     **dict.fromkeys(("grad_hidden", "grad_weight"), POINTER),
+    adds=INT,
 )
 
 
 class Stats(torch.autograd.Function):
-    """Log-probability and entropy (N,) of targets, each from the context that `context_N` says.
+    """Log-probability and entropy (N,) of targets, each from the context that `context_N` says. Where it
+    `adds`, a backward pass adds to the weight's `.grad` by itself, and autograd hears of none.
 
     Contexts are the tokens `context_U` of a stream. Everything is float32, as `serves` asks for. Raises
     IndexError for a target or a context that does not exist.
@@ -37,6 +39,7 @@ class Stats(torch.autograd.Function):
     def forward(
         ctx: Any,
         library: ctypes.CDLL,
+        adds: bool,
         hidden_TD: Tensor,
         weight_VD: Tensor,
         context_U: Tensor,
@@ -59,7 +62,7 @@ class Stats(torch.autograd.Function):
         if library.head_forward(ctypes.byref(found)):
             raise IndexError("a target or a context of this micro-batch does not exist")
         ctx.save_for_backward(*inputs, *kept)
-        ctx.library = library
+        ctx.library, ctx.adds = library, adds
         ctx.set_materialize_grads(False)
         return logprob_N, entropy_N
 
@@ -75,14 +78,17 @@ class Stats(torch.autograd.Function):
         factors_2U = taken_UD.new_empty(2, taken_UD.shape[0])
         grad_hidden_TD = torch.empty_like(hidden_TD)
         # Of a frozen head no gradient is made.
-        grad_weight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[2] else None
+        grad_weight_VD = None
+        if ctx.needs_input_grad[3]:
+            grad_weight_VD = own_gradient(weight_VD) if ctx.adds else torch.empty_like(weight_VD)
         grads = [None if g is None else g.contiguous() for g in (grad_logprob_N, grad_entropy_N)]
         found = _arguments(inputs, kept)
         found.grad_logprob, found.grad_entropy = map(place, grads)
         found.slopes, found.factors, found.grad_taken = map(place, (slopes_UV, factors_2U, grad_taken_UD))
         found.grad_hidden, found.grad_weight = place(grad_hidden_TD), place(grad_weight_VD)
+        found.adds = ctx.adds
         ctx.library.head_backward(ctypes.byref(found))
-        return None, grad_hidden_TD, grad_weight_VD, None, None, None, None
+        return None, None, grad_hidden_TD, None if ctx.adds else grad_weight_VD, None, None, None, None
 
 
 def _arguments(inputs: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> Any:

@@ -58,36 +58,44 @@ def _is_known(layer: LlamaLayer) -> bool:
 @dataclass(frozen=True, slots=True)
 class ShortPass:
     """What computes the last hidden states of a small model; `library` where it computes products of such
-    widths."""
+    widths, and what it is told in every pass where that is `fixed`."""
 
     known: Llama
     turns: Turns
     library: ctypes.CDLL | None
+    fixed: native.Layers | None
 
     def hidden(
-        self, tokens_T: Tensor, positions_T: Tensor, layout: StreamLayout, *, adds: bool = False
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        layout: StreamLayout,
+        *,
+        adds: bool = False,
+        panels: native.Panels | None = None,
     ) -> Tensor:
         """Last hidden states (T, E) of a stream, with gradients of every weight. Where it `adds` and is
-        compiled, a backward pass adds to `.grad` by itself, as `Policy.adding_gradients` says."""
-        known = self.known
-        x_TE = F.embedding(tokens_T, known.embedding)
-        cos_T1D, sin_T1D = self.turns.at(positions_T)
-        weights = [_tensors(layer) for layer in known.layers]
+        compiled, a backward pass adds to `.grad` by itself, as `Policy.adding_gradients` says, and `panels`
+        are what passes before it have made of the same weights."""
+        known, turns = self.known, self.turns.at(positions_T)
         if self.library is not None and layout.is_plain:
-            every = *(weight for layer in weights for weight in layer), known.norm
-            # Autograd comes by where the embeddings have a gradient, and has to hear of a sum made here.
-            adds = adds and x_TE.requires_grad and all(w is None or _has_grad(w) for w in every)
-            families = Families.of(layout.segments)
+            layers = self.fixed or native.Layers.of(self.library, known, _every_weight(known))
             stack = native.Stack(
-                self.library, known, every, families, adds, layout.prefix, goes_on=layout.first > 0
+                layers,
+                Families.of(layout.segments),
+                adds and layers.keep_gradients,
+                layout.prefix,
+                layout.first > 0,
+                panels if self.fixed else None,
             )
-            return stack.hidden(x_TE, cos_T1D, sin_T1D)
+            return stack.hidden(tokens_T, turns)
+        x_TE = F.embedding(tokens_T, known.embedding)
         for number, layer in enumerate(known.layers):
-            before, behind = weights[number][:7], weights[number][7:]
-            heads_TXD = _BeforeAttention.apply(x_TE, cos_T1D, sin_T1D, known.epsilon, *before)
+            weights = _tensors(layer)
+            heads_TXD = _BeforeAttention.apply(x_TE, *turns, known.epsilon, *weights[:7])
             queries = layer.heads[0].weight.shape[0] // known.head_width
             attended_THD = layout.attend_heads(number, heads_TXD, queries, known.scaling)
-            x_TE = _BehindAttention.apply(x_TE, attended_THD.flatten(1), known.epsilon, *behind)
+            x_TE = _BehindAttention.apply(x_TE, attended_THD.flatten(1), known.epsilon, *weights[7:])
         return _Norm.apply(x_TE, known.norm, known.epsilon)  # type: ignore[no-any-return]
 
 
@@ -96,12 +104,16 @@ def short_pass(model: nn.Module, library: ctypes.CDLL | None) -> ShortPass | Non
     known = update_weights(model)
     if known is None:
         return None
-    return ShortPass(known, Turns(known), library if _is_compiled(known, library) else None)
+    library = library if _is_compiled(known, library) else None
+    # What an adapter adds to is another weight in each pass.
+    is_fixed = library is not None and not known.is_adapted
+    fixed = native.Layers.of(library, known, _every_weight(known)) if library and is_fixed else None
+    return ShortPass(known, Turns(known), library, fixed)
 
 
-def _has_grad(weight: Tensor) -> bool:
-    """Whether its gradient is kept with it."""
-    return weight.requires_grad and weight.is_leaf
+def _every_weight(known: Llama) -> tuple[Tensor | None, ...]:
+    """The weights of every layer and of the norm behind them, in the order of the library."""
+    return *(weight for layer in known.layers for weight in _tensors(layer)), known.norm
 
 
 def _is_compiled(known: Llama, library: ctypes.CDLL | None) -> bool:

@@ -24,6 +24,7 @@ from covey.models.layouts import AttentionKind, StreamKind, stream_layout
 from covey.models.linear import is_kept_by_size
 from covey.models.llama import Tree
 from covey.models.llama_update import ShortPass, has_dropout, short_pass
+from covey.models.llama_update_native import Panels
 from covey.models.native.library import open_library
 from covey.models.prefix import Prefix
 from covey.models.rounding import in_few_sizes
@@ -61,6 +62,7 @@ class Policy(nn.Module):
         self._tree: Tree | None = None
         self._found: ShortPass | None = None
         self._adds_gradients = False
+        self._panels: Panels | None = None
         self.goes_on = True
         self._prefix: Prefix | None = None
         config: Any = model.config
@@ -84,25 +86,27 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        short = self._short
+        short, head = self._short, self._head
         shares = self.goes_on and self.stream == "prefix" and (micro.follows or micro.is_followed)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
-            found = self._going_on(micro, short) if shares else self._pass(micro, short)
-        return self._stats(*found, self._library_of(short))
+            found = self._going_on(micro, short, head) if shares else self._pass(micro, short, head)
+        return self._stats(*found, head, self._library_of(short))
 
     def _pass(
-        self, micro: MicroBatch, short: ShortPass | None, prefix: Prefix | None = None
+        self, micro: MicroBatch, short: ShortPass | None, head: nn.Linear, prefix: Prefix | None = None
     ) -> tuple[Tensor, MicroBatch]:
         """Last hidden states of a micro-batch, and the micro-batch that they are of."""
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
-            block = self.head.block_for(self._head.weight)[0] if is_kept_by_size(self._head.weight) else None
+            block = self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None
             micro = in_few_sizes(micro, tokens=self._library_of(short) is None, block=block)
         if micro.num_rows > 1 or self.stream == "padded":
             return self._hidden_padded(micro), micro
         layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device, prefix)
         return self._hidden_of(short, micro.tokens_T, micro.positions_T, layout), micro
 
-    def _going_on(self, micro: MicroBatch, short: ShortPass | None) -> tuple[Tensor, MicroBatch]:
+    def _going_on(
+        self, micro: MicroBatch, short: ShortPass | None, head: nn.Linear
+    ) -> tuple[Tensor, MicroBatch]:
         """The same behind a prompt that the micro-batches around this one share: the first of them computes
         it, and the others go on from it."""
         end = micro.segments[0].length
@@ -115,7 +119,8 @@ class Policy(nn.Module):
                 context_U=micro.context_U[:0],
             )
             self._prefix = Prefix(end)
-            self._prefix.keep("hidden", self._pass(alone, short, self._prefix)[0][end - 1 : end])
+            hidden_PD, _ = self._pass(alone, short, head, self._prefix)
+            self._prefix.keep("hidden", hidden_PD[end - 1 : end])
         prefix = self._prefix
         assert prefix is not None and prefix.length == end, "micro-batches of a prompt follow each other"
         prefix.is_last = not micro.is_followed
@@ -134,7 +139,7 @@ class Policy(nn.Module):
             # The prompt's last token is the first of those whose hidden states there are.
             context_U=micro.context_U - (end - 1),
         )
-        hidden_TD, rest = self._pass(rest, short, prefix)
+        hidden_TD, rest = self._pass(rest, short, head, prefix)
         return prefix.extend("hidden", hidden_TD), rest
 
     @contextmanager
@@ -157,12 +162,24 @@ class Policy(nn.Module):
         finally:
             self._adds_gradients = False
 
-    def _stats(self, hidden_TD: Tensor, micro: MicroBatch, library: ctypes.CDLL | None) -> TokenStats:
-        weight_VD, bias_V = self._head.weight, getattr(self._head, "bias", None)
+    @contextmanager
+    def same_weights(self) -> Iterator[None]:
+        """Within it no weight changes: what a forward pass makes of the weights alone is made once."""
+        self._panels = Panels()
+        try:
+            yield
+        finally:
+            self._panels = None
+
+    def _stats(
+        self, hidden_TD: Tensor, micro: MicroBatch, head: nn.Linear, library: ctypes.CDLL | None
+    ) -> TokenStats:
+        weight_VD, bias_V = head.weight, getattr(head, "bias", None)
         contexts = micro.context_U.shape[0]
         targets = micro.context_N, micro.target_N, micro.temperature_N
         if library is not None and head_native.serves(library, weight_VD, bias_V, self.head, contexts):
-            parts = head_native.Stats.apply(library, hidden_TD, weight_VD, micro.context_U, *targets)
+            adds = self._adds_gradients and weight_VD.is_leaf and hidden_TD.requires_grad
+            parts = head_native.Stats.apply(library, adds, hidden_TD, weight_VD, micro.context_U, *targets)
         else:
             taken_UD = hidden_TD.index_select(0, micro.context_U)
             parts = token_stats(taken_UD, weight_VD, bias_V, *targets, self.head)
@@ -193,7 +210,7 @@ class Policy(nn.Module):
         self, short: ShortPass | None, tokens_T: Tensor, positions_T: Tensor, layout: Layout
     ) -> Tensor:
         if short is not None and isinstance(layout, StreamLayout):
-            return short.hidden(tokens_T, positions_T, layout, adds=self._adds_gradients)
+            return short.hidden(tokens_T, positions_T, layout, adds=self._adds_gradients, panels=self._panels)
         backbone: Any = self.model.base_model
         out = backbone(
             input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout

@@ -34,7 +34,7 @@ class _OfTwo(LocalComm):
 def sums(loss: float, entropy: float, tokens: int, silent: Sequence[bool], gaps: Sequence[float]) -> _Sums:
     values = {"loss": loss, "entropy": entropy, "kl": 0.5}
     return _Sums(
-        {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()},
+        {name: [torch.tensor(value, dtype=torch.float64)] for name, value in values.items()},
         tokens=tokens,
         silent=[torch.tensor(s) for s in silent],
         gaps=[torch.tensor(g, dtype=torch.float64) for g in gaps],

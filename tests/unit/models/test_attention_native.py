@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from covey.models.attention import AttentionOptions
-from covey.models.attention_native import Families
+from covey.models.attention_native import Attention, Families
 from support.attention import SEGMENTS, dense, dense_mask, random_segments
 from support.processors import library_for, processors
 
@@ -23,7 +23,8 @@ def library(request, tmp_path_factory):
 
 def in_c(library, families, heads, weight):
     """Values, and the gradient of their sum times `weight`."""
-    arguments = families.arguments(heads=QUERIES, key_heads=KEYS, head_width=WIDTH, scaling=0.3)
+    arguments = Attention(heads=QUERIES, key_heads=KEYS, head_width=WIDTH, scaling=0.3)
+    families.put(arguments)
     held = torch.empty(arguments.threads * library.attention_scratch(ctypes.byref(arguments)))
     out, lse, gradient = torch.empty_like(weight), torch.empty(weight.shape[:2]), torch.empty_like(heads)
     parts = {"x": heads, "out": out, "lse": lse, "grad": weight, "grad_x": gradient, "held": held}

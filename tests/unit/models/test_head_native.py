@@ -38,7 +38,7 @@ def made(vocab: int, seed: int = 0) -> dict[str, torch.Tensor]:
 def in_c(x, **changes):
     x = {**x, **changes}
     return head_native.Stats.apply(
-        *(library(), x["hidden"], x["weight"], CONTEXT_U, CONTEXT_N, x["target"], x["temperature"])
+        *(library(), False, x["hidden"], x["weight"], CONTEXT_U, CONTEXT_N, x["target"], x["temperature"])
     )
 
 
@@ -86,7 +86,7 @@ def test_by_hand(assert_close_guarded):
     weight[0, 0], weight[1, 0] = math.log(3), 0.0
     two = torch.arange(2)
     logprob, entropy = head_native.Stats.apply(
-        library(), hidden, weight, two, two, torch.tensor([0, 1]), torch.tensor([1.0, 0.5])
+        library(), False, hidden, weight, two, two, torch.tensor([0, 1]), torch.tensor([1.0, 0.5])
     )
     assert_close_guarded(logprob, [math.log(0.75), math.log(0.1)], rtol=1e-6)
     expected = [2 * math.log(2) - 0.75 * math.log(3), math.log(10) - 0.9 * math.log(9)]
@@ -108,7 +108,7 @@ def test_a_frozen_head_gets_no_gradient_and_changes_no_other():
 def test_no_tokens_give_no_values_but_a_gradient():
     x, nothing = made(64), torch.zeros(0, dtype=torch.long)
     logprob, entropy = head_native.Stats.apply(
-        library(), x["hidden"], x["weight"], nothing, nothing, nothing, torch.zeros(0)
+        library(), False, x["hidden"], x["weight"], nothing, nothing, nothing, torch.zeros(0)
     )
     (logprob.sum() + entropy.sum()).backward()
     assert logprob.shape == entropy.shape == (0,)

@@ -75,13 +75,23 @@ def test_values_and_gradients_are_those_of_the_modules(
     policy, exact = policy_of(family, **MODELS[name]), policy_of(family, **MODELS[name])
     assert update_weights(policy.model) is not None
     rows = random_rows((11, lengths), (5, (8, 2)))
-    # In float64: what is alike in keys cancels, and in float32 the modules have four digits of the rest.
+    plain = results(exact, rows, kind, short=False, monkeypatch=monkeypatch)
+    # In float64: what is alike in keys cancels, and in float32 the modules have four digits of the rest, on
+    # some processors less. There the short pass is held to the modules' own distance.
     exact.model.double()
     expected = results(exact, rows, kind, short=False, monkeypatch=monkeypatch)
     actual = results(policy, rows, kind, short=True, monkeypatch=monkeypatch)
     assert actual.keys() == expected.keys() and len(actual) > 15
     for part, value in expected.items():
-        assert_close_guarded(actual[part], value, rtol=1e-4)
+        if distance(plain[part], value) <= 1e-4:
+            assert_close_guarded(actual[part], value, rtol=1e-4)
+        else:
+            assert 0.0 < distance(actual[part], value) < 2 * distance(plain[part], value) < 5e-4
+
+
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference over the largest value."""
+    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 def test_the_library_is_called_where_heads_are_wide(way, random_rows, monkeypatch):
@@ -95,6 +105,7 @@ def test_the_library_is_called_where_heads_are_wide(way, random_rows, monkeypatc
     assert called == (["stack_forward", "stack_backward"] if way else [])
 
 
+@pytest.mark.parametrize("way", processors(), indirect=True)
 def test_the_number_of_threads_changes_no_bit(random_rows, monkeypatch):
     policy = policy_of("mistral", **MODELS["wide heads"])
     rows = random_rows((11, (9, 40, 3)), (5, (8, 2)))
@@ -107,7 +118,7 @@ def test_the_number_of_threads_changes_no_bit(random_rows, monkeypatch):
     finally:
         torch.set_num_threads(before)
     layers = [name for name in found[0] if ".layers." in name]
-    assert len(layers) > 15 and all(torch.allclose(found[0][n], found[1][n], rtol=1e-6) for n in layers)
+    assert len(layers) > 15 and all(torch.equal(found[0][n], found[1][n]) for n in layers)
 
 
 def test_the_short_pass_is_taken(random_rows, monkeypatch):
@@ -342,3 +353,47 @@ def test_other_adapters_are_left_to_the_modules(settings, random_rows, monkeypat
         assert update_weights(policy.model) is None
     with merged(policy):
         assert update_weights(policy.model) is not None
+
+
+@pytest.mark.parametrize("way", processors(), indirect=True)
+def test_weights_are_laid_once_where_none_changes(way, random_rows):
+    policy = policy_of("mistral", **MODELS["wide heads"])
+    micros = [micro_of(random_rows((6, (4, 3))), "prefix", policy.device) for _ in range(2)]
+
+    def values() -> list[torch.Tensor]:
+        return [policy(micro).logprob_N.detach() for micro in micros]
+
+    def change() -> None:
+        policy.model.base_model.layers[0].mlp.up_proj.weight.data *= 1.5
+
+    before = values()
+    with policy.same_weights():
+        assert all(map(torch.equal, values(), before))
+        # Who breaks the promise gets what the weights were.
+        change()
+        assert all(map(torch.equal, values(), before))
+        # Another weight in its place is seen.
+        weight = policy.model.base_model.layers[0].mlp.up_proj.weight
+        policy.model.base_model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(weight.detach().clone())
+        changed = values()
+        assert not any(map(torch.equal, changed, before))
+    assert all(map(torch.equal, values(), changed))
+    change()
+    assert not any(map(torch.equal, values(), changed))
+
+
+def test_embeddings_and_head_that_are_one_get_both_gradients(way, random_rows, assert_close_guarded):
+    policy = policy_of("qwen2", **MODELS["wide heads with biases"], tie_word_embeddings=True)
+    weight = policy.model.get_input_embeddings().weight
+    assert weight is policy.model.get_output_embeddings().weight
+    # A token that comes several times, in both.
+    micro = micro_of(random_rows((11, (9, 4)), (5, (8, 2))), "prefix", policy.device)
+    found = []
+    for adds in (False, True):
+        policy.zero_grad(set_to_none=True)
+        for _ in range(2):
+            with policy.adding_gradients() if adds else nullcontext():
+                stats = policy(micro)
+            (stats.logprob_N.sum() + 0.3 * stats.entropy_N.sum()).backward()
+        found.append(weight.grad)
+    assert_close_guarded(found[1], found[0], rtol=1e-5)

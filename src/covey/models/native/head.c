@@ -15,6 +15,7 @@ typedef struct {
     const float *grad_logprob, *grad_entropy;       /* (N), or null */
     float *slopes, *factors, *grad_taken;           /* (U, V), (2, U), (U, width) */
     float *grad_hidden, *grad_weight;               /* (T, width); (V, width) or null */
+    int64_t adds;                                   /* whether the weight's gradient is added to */
 } Head;
 
 /* Whether every token and context exists. */
@@ -102,7 +103,7 @@ static void slopes_of(const Head *h, long first, long last) {
 
 void head_backward(const Head *h) {
     /* A product over no contexts writes nothing. */
-    if (h->grad_weight && !h->contexts) memset(h->grad_weight, 0, h->vocab * h->width * sizeof(float));
+    if (h->grad_weight && !h->contexts && !h->adds) memset(h->grad_weight, 0, h->vocab * h->width * sizeof(float));
 #pragma omp parallel num_threads(h->threads)
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
@@ -115,7 +116,8 @@ void head_backward(const Head *h) {
         if (h->grad_weight)
             panel_product(of, vocab, width,
                           (Product){.a = h->slopes, .row = 1, .next = vocab, .b = h->taken, .panel = PANEL,
-                                    .line = width, .inner = h->contexts, .y = h->grad_weight, .stride = width});
+                                    .line = width, .inner = h->contexts, .y = h->grad_weight, .stride = width,
+                                    .adds = h->adds});
 #pragma omp barrier
         /* A token may be several contexts': each thread adds up columns of its own. */
         last = share(of, width, LANES, &first);

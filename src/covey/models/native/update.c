@@ -24,9 +24,14 @@ typedef struct {
     float *const *kept;   /* stack_kept() numbers for each layer, and for what is behind the last */
     float *const *gated;  /* (3, T, inner) for each layer */
     float *scratch;       /* stack_scratch() numbers */
+    /* Weights as a forward pass multiplies by them, stack_panels() numbers for each layer, or for all in turn. */
+    float *panels;
+    int64_t has_all_panels, is_laid; /* whether they are in them already */
     const float *grad;    /* of the last hidden states */
-    float *grad_x;        /* of the embeddings */
-    const Weights *grads; /* null where there is none to be made */
+    float *grad_x;         /* of what tokens are embedded as */
+    const int64_t *token;  /* (T) */
+    float *grad_embedding; /* (vocabulary, width), which is added to; or null */
+    const Weights *grads;  /* null where there is none to be made */
     float *grad_norm;
     /* Keys and values of the tokens before these, and what is added to their gradients: (layers, past, 2 key heads,
        head width). Of these tokens, for what goes on from them, (layers, T, ...), or null; and their gradients. */
@@ -49,7 +54,7 @@ typedef struct {
 
 /* What a pass needs for a layer at a time. */
 typedef struct {
-    float *normed, *grad_normed, *grad_heads, *grad_attended, *grad_gates, *grad_ups, *panels, *bias;
+    float *normed, *grad_normed, *grad_heads, *grad_attended, *grad_gates, *grad_ups, *bias;
 } Scratch;
 
 /* Numbers that a thread takes of a flat array. */
@@ -162,9 +167,10 @@ int64_t stack_kept(const Stack *s) {
     return s->tokens * (2 * s->width + 2 + all_heads(s) + s->attention.heads + queries(s)) + 7 * LANES;
 }
 
+int64_t stack_panels(const Stack *s) { return s->width * (all_heads(s) + queries(s) + 3 * s->inner); }
+
 int64_t stack_scratch(const Stack *s, int is_backward) {
-    long before = all_heads(s) * s->width, behind = s->width * queries(s) + 3 * s->width * s->inner;
-    long forward = s->tokens * s->width + (before > behind ? before : behind) + all_heads(s);
+    long forward = s->tokens * s->width + all_heads(s);
     long backward = s->tokens * (2 * s->width + all_heads(s) + queries(s) + 2 * s->inner);
     return (is_backward ? backward : forward) + 6 * LANES;
 }
@@ -182,7 +188,7 @@ static Kept kept_of(const Stack *s, long layer) {
 static Scratch forward_scratch(const Stack *s) {
     float *at = s->scratch;
     Scratch h = {.normed = take(&at, s->tokens * s->width)};
-    h.bias = take(&at, all_heads(s)), h.panels = at;
+    h.bias = take(&at, all_heads(s));
     return h;
 }
 
@@ -207,7 +213,7 @@ static void turn(const Stack *s, float *row, long token, int is_back) {
 }
 
 /* Queries, keys and values of a layer's input. */
-static void before_attention(const Stack *s, Weights w, Kept k, Scratch h) {
+static void before_attention(const Stack *s, Weights w, float *panels, Kept k, Scratch h) {
     const float *weights[3] = {w.query, w.key, w.value}, *biases[3] = {w.query_bias, w.key_bias, w.value_bias};
     long sizes[3] = {queries(s), keys(s), keys(s)}, width = s->width, heads = all_heads(s);
     for (long part = 0, from = 0; biases[0] && part < 3; from += sizes[part++])
@@ -216,10 +222,10 @@ static void before_attention(const Stack *s, Weights w, Kept k, Scratch h) {
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
         normalise(of, s, s->x, (Norm){w.norm, k.unit, k.scale, h.normed});
-        for (long part = 0, from = 0; part < 3; from += sizes[part++])
-            lay(of, weights[part], sizes[part], width, h.panels + from * width);
+        for (long part = 0, from = 0; part < 3 && !s->is_laid; from += sizes[part++])
+            lay(of, weights[part], sizes[part], width, panels + from * width);
 #pragma omp barrier
-        Product product = forward_product(h.normed, width, h.panels, k.heads, heads);
+        Product product = forward_product(h.normed, width, panels, k.heads, heads);
         product.bias = biases[0] ? h.bias : 0;
         panel_product(of, s->tokens, heads, product);
 #pragma omp barrier
@@ -256,17 +262,20 @@ static void before_attention_backward(const Stack *s, Weights w, Kept k, Scratch
 }
 
 /* A layer's output from what its heads attended to, in place of its input. */
-static void behind_attention(const Stack *s, Weights w, Kept k, Scratch h) {
+static void behind_attention(const Stack *s, Weights w, float *panels, Kept k, Scratch h) {
 #pragma omp parallel num_threads(s->attention.threads)
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
         long width = s->width, tokens = s->tokens, seen = queries(s), inner = s->inner;
-        float *out = h.panels, *gate = out + width * seen, *up = gate + inner * width, *down = up + inner * width;
-        lay(of, w.out, width, seen, out);
-        lay(of, w.gate, inner, width, gate);
-        lay(of, w.up, inner, width, up);
-        lay(of, w.down, width, inner, down);
+        float *out = panels + width * all_heads(s), *gate = out + width * seen;
+        float *up = gate + inner * width, *down = up + inner * width;
+        if (!s->is_laid) {
+            lay(of, w.out, width, seen, out);
+            lay(of, w.gate, inner, width, gate);
+            lay(of, w.up, inner, width, up);
+            lay(of, w.down, width, inner, down);
 #pragma omp barrier
+        }
         Product residual = forward_product(k.attended, seen, out, s->x, width);
         residual.adds = 1;
         panel_product(of, tokens, width, residual);
@@ -354,12 +363,13 @@ void stack_forward(const Stack *s) {
     Scratch h = forward_scratch(s);
     for (long layer = 0; layer < s->layers; layer++) {
         Kept k = kept_of(s, layer);
-        before_attention(s, s->weights[layer], k, h);
+        float *panels = s->panels + (s->has_all_panels ? layer * stack_panels(s) : 0);
+        before_attention(s, s->weights[layer], panels, k, h);
         keep_keys(s, layer, k);
         Attention attention = attention_of(s, layer, k);
         attention.out = k.attended;
         attend(&attention);
-        behind_attention(s, s->weights[layer], k, h);
+        behind_attention(s, s->weights[layer], panels, k, h);
     }
 #pragma omp parallel num_threads(s->attention.threads)
     normalise((Share){omp_get_thread_num(), omp_get_num_threads()}, s, s->x, last_norm(s));
@@ -380,5 +390,17 @@ void stack_backward(const Stack *s) {
         attend_backward(&attention);
         add_key_gradients(s, layer, h.grad_heads);
         before_attention_backward(s, s->weights[layer], k, h, s->grads[layer]);
+    }
+    if (!s->grad_embedding) return;
+#pragma omp parallel num_threads(s->attention.threads)
+    {
+        Share of = {omp_get_thread_num(), omp_get_num_threads()};
+        /* A token may come several times: each thread adds up columns of its own. */
+        long width = s->width, first, last = share(of, width, LANES, &first);
+        for (long t = 0; t < s->tokens; t++)
+            for (long k = first; k < last; k += LANES) {
+                float *to = s->grad_embedding + s->token[t] * width + k;
+                store(to, load(to) + load(s->grad_x + t * width + k));
+            }
     }
 }
