@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -252,7 +253,7 @@ def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None
     device = plan.device
 
     def per_token(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32).repeat_interleave(torch.tensor(counts)).to(device)
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), counts)).to(device)
 
     return MicroBatch(
         tokens_T=stream.tokens_T.to(device),

@@ -66,7 +66,8 @@ class Layers:
     @property
     def keep_gradients(self) -> bool:
         """Whether every weight's gradient is kept with it, the embeddings' among them."""
-        return all(w is None or (w.requires_grad and w.is_leaf) for w in (self.known.embedding, *self.weights))
+        weights = (self.known.embedding, *self.weights)
+        return all(w is None or (w.requires_grad and w.is_leaf) for w in weights)
 
 
 class Panels:

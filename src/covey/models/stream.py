@@ -163,23 +163,28 @@ def _grow(
     """Add the tree of rows that share a prompt, from `start` of the stream on: a branch wherever some of them
     part. Gives the place of each token in the stream."""
     place_ML = np.zeros_like(token_ML)
+    needed: list[int] = needed_M.tolist()
     waiting: list[tuple[list[int], int, int | None]] = [(list(range(len(token_ML))), 0, None)]
     while waiting:
         members, first, parent = waiting.pop()
-        end = prompt_length if parent is None else _parting(token_ML, needed_M, members, first)
-        place_ML[members, first:end] = np.arange(start, start + end - first)
+        end = prompt_length if parent is None else _parting(token_ML, needed, members, first)
+        place_L = np.arange(start, start + end - first)
+        for row in members:
+            place_ML[row, first:end] = place_L
         segments.append(StreamSegment(start=start, length=end - first, parent=parent))
         start += end - first
         branches: dict[int, list[int]] = {}
         for row in members:
-            if needed_M[row] > end:
+            if needed[row] > end:
                 branches.setdefault(int(token_ML[row, end]), []).append(row)
         waiting += [(branch, end, len(segments) - 1) for branch in reversed(branches.values())]
     return place_ML
 
 
-def _parting(token_ML: _IntTable, needed_M: _IntArray, members: Sequence[int], first: int) -> int:
+def _parting(token_ML: _IntTable, needed: Sequence[int], members: Sequence[int], first: int) -> int:
     """The position up to which these rows are the same, as they are up to `first`."""
-    end = int(needed_M[members].min())
+    end = min(needed[row] for row in members)
+    if len(members) == 1:
+        return end
     differs_L = (token_ML[members[1:], first:end] != token_ML[members[0], first:end]).any(axis=0)
     return first + int(differs_L.argmax()) if differs_L.any() else end

@@ -332,12 +332,13 @@ def test_without_old_logprobs_the_ratio_is_exactly_one():
     assert gradient.count_nonzero() > 0
 
 
-def test_old_logprobs_equal_to_the_policys_change_nothing():
+@pytest.mark.parametrize("delta", [None, 0.5, 1.0, 2.0])
+def test_old_logprobs_equal_to_the_policys_change_nothing(delta):
     inputs = replace(hand_inputs(), old_logprob_N=None)
     same = replace(inputs, old_logprob_N=inputs.logprob_N.detach().clone())
-    one, two = (policy_loss(i, hand_config("grpo")).loss for i in (inputs, same))
-    assert torch.equal(one, two)
-    assert torch.equal(*(torch.autograd.grad(x, inputs.logprob_N)[0] for x in (one, two)))
+    one, two = (policy_loss(i, hand_config("grpo", delta=delta)) for i in (inputs, same))
+    assert torch.equal(one.loss, two.loss) and one.sums == two.sums
+    assert torch.equal(*(torch.autograd.grad(x.loss, inputs.logprob_N)[0] for x in (one, two)))
 
 
 # -- k3 ----------------------------------------------------------------------------------------------------
