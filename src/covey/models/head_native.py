@@ -62,7 +62,8 @@ class Stats(torch.autograd.Function):
         if library.head_forward(ctypes.byref(found)):
             raise IndexError("a target or a context of this micro-batch does not exist")
         ctx.save_for_backward(*inputs, *kept)
-        ctx.library, ctx.adds = library, adds
+        # What is saved may come back as another tensor, whose `.grad` nobody reads.
+        ctx.library, ctx.added_to = library, weight_VD if adds else None
         ctx.set_materialize_grads(False)
         return logprob_N, entropy_N
 
@@ -80,15 +81,17 @@ class Stats(torch.autograd.Function):
         # Of a frozen head no gradient is made.
         grad_weight_VD = None
         if ctx.needs_input_grad[3]:
-            grad_weight_VD = own_gradient(weight_VD) if ctx.adds else torch.empty_like(weight_VD)
+            to_VD = ctx.added_to
+            grad_weight_VD = torch.empty_like(weight_VD) if to_VD is None else own_gradient(to_VD)
         grads = [None if g is None else g.contiguous() for g in (grad_logprob_N, grad_entropy_N)]
         found = _arguments(inputs, kept)
         found.grad_logprob, found.grad_entropy = map(place, grads)
         found.slopes, found.factors, found.grad_taken = map(place, (slopes_UV, factors_2U, grad_taken_UD))
         found.grad_hidden, found.grad_weight = place(grad_hidden_TD), place(grad_weight_VD)
-        found.adds = ctx.adds
+        found.adds = ctx.added_to is not None
         ctx.library.head_backward(ctypes.byref(found))
-        return None, None, grad_hidden_TD, None if ctx.adds else grad_weight_VD, None, None, None, None
+        heard_VD = grad_weight_VD if ctx.added_to is None else None
+        return None, None, grad_hidden_TD, heard_VD, None, None, None, None
 
 
 def _arguments(inputs: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> Any:

@@ -78,10 +78,10 @@ class Panels:
 
     def give(self, layers: Layers, size: int, like: Tensor) -> tuple[Tensor, bool]:
         """Room for all layers' panels of so many numbers each, and whether they are in it already."""
-        is_laid = self._laid is not None and self._laid[0] is layers
-        if self._laid is None or not is_laid:
-            self._laid = layers, like.new_empty(layers.same.layers * size)
-        return self._laid[1], is_laid
+        if self._laid is not None and self._laid[0] is layers:
+            return self._laid[1], True
+        self._laid = layers, like.new_empty(layers.same.layers * size)
+        return self._laid[1], False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +187,7 @@ class _Layers(torch.autograd.Function):
         found.panels = place(panels)
         stack.call("stack_forward", found, out_TE, is_backward=False)
         if keeps:
-            ctx.save_for_backward(
-                past_LPXD, tokens_T, cos_T1D, sin_T1D, embedding_VE, *kept, *gated, *weights
-            )
+            ctx.save_for_backward(past_LPXD, tokens_T, cos_T1D, sin_T1D, *kept, *gated, *weights)
         ctx.stack = stack
         return out_TE, keys_LTXD
 
@@ -197,7 +195,7 @@ class _Layers(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_TE: Tensor, grad_LTXD: Tensor | None) -> tuple[Tensor | None, ...]:
         stack: Stack = ctx.stack
-        past_LPXD, tokens_T, cos_T1D, sin_T1D, embedding_VE, *rest = ctx.saved_tensors
+        past_LPXD, tokens_T, cos_T1D, sin_T1D, *rest = ctx.saved_tensors
         grad_TE = grad_TE.contiguous()
         grad_x_TE = torch.empty_like(grad_TE)
         grads = stack.gradients(ctx.needs_input_grad[7:])
@@ -210,6 +208,7 @@ class _Layers(torch.autograd.Function):
         found.grad_past_keys, found.grad_keys = place(held_LPXD), place(grad_LTXD)
         grad_embedding_VE = None
         if ctx.needs_input_grad[6]:
+            embedding_VE = stack.layers.known.embedding
             grad_embedding_VE = own_gradient(embedding_VE) if stack.adds else torch.zeros_like(embedding_VE)
         found.token, found.grad_embedding = place(tokens_T), place(grad_embedding_VE)
         stack.call("stack_backward", found, grad_TE, is_backward=True)

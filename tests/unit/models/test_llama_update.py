@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from covey.models import llama_update, llama_update_native
 from covey.models.adapter_shapes import LoraSettings
@@ -389,11 +390,14 @@ def test_embeddings_and_head_that_are_one_get_both_gradients(way, random_rows, a
     # A token that comes several times, in both.
     micro = micro_of(random_rows((11, (9, 4)), (5, (8, 2))), "prefix", policy.device)
     found = []
-    for adds in (False, True):
+    for adds, copies in ((False, False), (True, False), (True, True)):
         policy.zero_grad(set_to_none=True)
         for _ in range(2):
-            with policy.adding_gradients() if adds else nullcontext():
+            # Somebody who keeps copies of what is saved gives back other tensors than the weights.
+            copying = saved_tensors_hooks(torch.clone, torch.clone) if copies else nullcontext()
+            with policy.adding_gradients() if adds else nullcontext(), copying:
                 stats = policy(micro)
             (stats.logprob_N.sum() + 0.3 * stats.entropy_N.sum()).backward()
         found.append(weight.grad)
     assert_close_guarded(found[1], found[0], rtol=1e-5)
+    assert torch.equal(found[2], found[1])
