@@ -25,7 +25,8 @@ from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, Tok
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over the trained tokens of a step on this rank, kept on the device until the step is over."""
+    """Sums over the trained tokens of a step on this rank. What they are of is kept on the device, and added
+    up when the step is over."""
 
     values: dict[str, list[Tensor]] = field(default_factory=dict)
     tokens: int = 0
@@ -37,9 +38,9 @@ class _Sums:
         logprob_N = stats.logprob_N.detach()
         gap_N = (logprob_N if micro.old_logprob_N is None else micro.old_logprob_N) - micro.sampler_logprob_N
         found = {
-            "loss": output.loss.detach().double(),
-            "entropy": stats.entropy_N.detach().sum(dtype=torch.float64),
-            "sampling/sampling_logp_difference/mean": gap_N.abs().sum(dtype=torch.float64),
+            "loss": output.loss.detach(),
+            "entropy": stats.entropy_N.detach(),
+            "sampling/sampling_logp_difference/mean": gap_N.abs_(),
             **output.sums,
         }
         for name, value in found.items():
@@ -55,7 +56,10 @@ class _Sums:
 
     def totals(self) -> dict[str, float]:
         """The sums over all micro-batches."""
-        parts = {name: torch.stack(values).sum(dtype=torch.float64) for name, values in self.values.items()}
+        parts = {
+            name: torch.cat([value.reshape(-1) for value in values]).sum(dtype=torch.float64)
+            for name, values in self.values.items()
+        }
         return dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
 
 

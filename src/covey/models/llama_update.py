@@ -72,11 +72,11 @@ class ShortPass:
         layout: StreamLayout,
         *,
         adds: bool = False,
-        panels: native.Panels | None = None,
+        laid: native.Laid | None = None,
     ) -> Tensor:
         """Last hidden states (T, E) of a stream, with gradients of every weight. Where it `adds` and is
-        compiled, a backward pass adds to `.grad` by itself, as `Policy.adding_gradients` says, and `panels`
-        are what passes before it have made of the same weights."""
+        compiled, a backward pass adds to `.grad` by itself, as `Policy.adding_gradients` says, and `laid`
+        is what passes before it have made of the same weights."""
         known, turns = self.known, self.turns.at(positions_T)
         if self.library is not None and layout.is_plain:
             layers = self.fixed or native.Layers.of(self.library, known, _every_weight(known))
@@ -86,7 +86,7 @@ class ShortPass:
                 adds and layers.keep_gradients,
                 layout.prefix,
                 layout.first > 0,
-                panels if self.fixed else None,
+                laid if self.fixed else None,
             )
             return stack.hidden(tokens_T, turns)
         x_TE = F.embedding(tokens_T, known.embedding)
@@ -104,10 +104,10 @@ def short_pass(model: nn.Module, library: ctypes.CDLL | None) -> ShortPass | Non
     known = update_weights(model)
     if known is None:
         return None
-    library = library if _is_compiled(known, library) else None
+    if library is None or not _is_compiled(known, library):
+        return ShortPass(known, Turns(known), None, None)
     # What an adapter adds to is another weight in each pass.
-    is_fixed = library is not None and not known.is_adapted
-    fixed = native.Layers.of(library, known, _every_weight(known)) if library and is_fixed else None
+    fixed = None if known.is_adapted else native.Layers.of(library, known, _every_weight(known))
     return ShortPass(known, Turns(known), library, fixed)
 
 
@@ -116,10 +116,10 @@ def _every_weight(known: Llama) -> tuple[Tensor | None, ...]:
     return *(weight for layer in known.layers for weight in _tensors(layer)), known.norm
 
 
-def _is_compiled(known: Llama, library: ctypes.CDLL | None) -> bool:
+def _is_compiled(known: Llama, library: ctypes.CDLL) -> bool:
     """Whether the library computes them: widths that it knows, the same in every layer."""
     shapes = [tuple(None if w is None else w.shape for w in _tensors(layer)) for layer in known.layers]
-    if library is None or any(shape != shapes[0] for shape in shapes):
+    if any(shape != shapes[0] for shape in shapes):
         return False
     widths = {width for shape in shapes[0] if shape is not None and len(shape) > 1 for width in shape}
     if not native.serves(library, (known.head_width, *widths)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -70,32 +71,43 @@ class Layers:
         return all(w is None or (w.requires_grad and w.is_leaf) for w in weights)
 
 
-class Panels:
-    """Weights as forward passes multiply by them, laid once for several between which no weight changes."""
+class Laid:
+    """What passes through the same layers have in common, between which no weight changes: the weights as
+    forward passes multiply by them, laid by the first, and where the gradients are to be added."""
 
     def __init__(self) -> None:
-        self._laid: tuple[Layers, Tensor] | None = None
+        self._panels: Tensor | None = None
+        self._grads: list[Tensor | None] = []
+        self._grad_places: Any = None
 
-    def give(self, layers: Layers, size: int, like: Tensor) -> tuple[Tensor, bool]:
+    def panels(self, layers: int, size: int, like: Tensor) -> tuple[Tensor, bool]:
         """Room for all layers' panels of so many numbers each, and whether they are in it already."""
-        if self._laid is not None and self._laid[0] is layers:
-            return self._laid[1], True
-        self._laid = layers, like.new_empty(layers.same.layers * size)
-        return self._laid[1], False
+        if self._panels is not None:
+            return self._panels, True
+        self._panels = like.new_empty(layers * size)
+        return self._panels, False
+
+    def own_gradients(self, weights: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Any]:
+        """Each weight's `.grad`, to be added to, and their places."""
+        now = [None if weight is None else weight.grad for weight in weights]
+        if not self._grads or not all(map(is_, now, self._grads)):
+            self._grads = [None if weight is None else own_gradient(weight) for weight in weights]
+            self._grad_places = _places(self._grads)
+        return self._grads, self._grad_places
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
     """One pass through a model's layers. Where it `adds`, its backward pass adds to the weights' `.grad` by
     itself, and autograd hears of none. Where it `goes_on`, the stream is behind the tokens of a `prefix`;
-    without, keys and values are kept for one. `panels` are those of other passes, too."""
+    without, keys and values are kept for one. `laid` is other passes', too."""
 
     layers: Layers
     families: Families
     adds: bool
     prefix: Prefix | None
     goes_on: bool
-    panels: Panels | None
+    laid: Laid | None
 
     def hidden(self, tokens_T: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         """Last hidden states (T, E) of a stream whose positions turn by these cosines and sines."""
@@ -130,19 +142,21 @@ class Stack:
     def lay(self, found: Any, like: Tensor) -> Tensor:
         """Room for the weights as the forward pass multiplies by them: of all layers, or of one at a time."""
         size = self.layers.library.stack_panels(ctypes.byref(found))
-        if self.panels is None:
+        if self.laid is None:
             return like.new_empty(size)
         found.has_all_panels = True
-        panels, found.is_laid = self.panels.give(self.layers, size, like)
+        panels, found.is_laid = self.laid.panels(found.layers, size, like)
         return panels
 
-    def gradients(self, needed: Sequence[bool]) -> list[Tensor | None]:
-        """Where the gradients of the weights go; those that autograd asks for, where it hears of them."""
+    def gradients(self, needed: Sequence[bool]) -> tuple[list[Tensor | None], Any]:
+        """Where the gradients of the weights go, and their places; of those that autograd asks for, where it
+        hears of them."""
         weights = self.layers.weights
         if self.adds:
-            return [None if weight is None else own_gradient(weight) for weight in weights]
+            return (self.laid or Laid()).own_gradients(weights)
         pairs = zip(weights, needed, strict=True)
-        return [torch.empty_like(w) if w is not None and is_needed else None for w, is_needed in pairs]
+        grads = [torch.empty_like(w) if w is not None and is_needed else None for w, is_needed in pairs]
+        return grads, _places(grads)
 
     def call(self, name: str, found: Any, like: Tensor, *, is_backward: bool) -> None:
         """Call the library with memory for a layer at a time."""
@@ -198,10 +212,10 @@ class _Layers(torch.autograd.Function):
         past_LPXD, tokens_T, cos_T1D, sin_T1D, *rest = ctx.saved_tensors
         grad_TE = grad_TE.contiguous()
         grad_x_TE = torch.empty_like(grad_TE)
-        grads = stack.gradients(ctx.needs_input_grad[7:])
+        grads, grad_places = stack.gradients(ctx.needs_input_grad[7:])
         found = stack.arguments(grad_TE.shape[0], (cos_T1D, sin_T1D), past_LPXD)
         kept, gated = rest[: found.layers + 1], rest[found.layers + 1 : 2 * found.layers + 1]
-        found.kept, found.gated, found.grads = _places(kept), _places(gated), _places(grads)
+        found.kept, found.gated, found.grads = _places(kept), _places(gated), grad_places
         found.grad, found.grad_x, found.grad_norm = place(grad_TE), place(grad_x_TE), place(grads[-1])
         past = stack.prefix if stack.goes_on else None
         held_LPXD = None if past is None else past.held(_KEYS)

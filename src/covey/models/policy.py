@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from covey.models.layouts import AttentionKind, StreamKind, stream_layout
 from covey.models.linear import is_kept_by_size
 from covey.models.llama import Tree
 from covey.models.llama_update import ShortPass, has_dropout, short_pass
-from covey.models.llama_update_native import Panels
+from covey.models.llama_update_native import Laid
 from covey.models.native.library import open_library
 from covey.models.prefix import Prefix
 from covey.models.rounding import in_few_sizes
@@ -35,6 +35,19 @@ if TYPE_CHECKING:
     from covey.models.lora import Adapter
 
 __all__ = ["Policy", "StreamKind"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """What a forward pass takes: the output embedding; the short pass, and the library where that is
+    compiled; the contexts of a block of the head where kernels are kept by their number. `laid` is what
+    passes with the same weights have in common."""
+
+    head: nn.Linear
+    short: ShortPass | None
+    library: ctypes.CDLL | None
+    block: int | None
+    laid: Laid | None = None
 
 
 class Policy(nn.Module):
@@ -62,7 +75,7 @@ class Policy(nn.Module):
         self._tree: Tree | None = None
         self._found: ShortPass | None = None
         self._adds_gradients = False
-        self._panels: Panels | None = None
+        self._way: _Way | None = None
         self.goes_on = True
         self._prefix: Prefix | None = None
         config: Any = model.config
@@ -86,27 +99,28 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        short, head = self._short, self._head
+        way = self._way or self._found_way()
         shares = self.goes_on and self.stream == "prefix" and (micro.follows or micro.is_followed)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
-            found = self._going_on(micro, short, head) if shares else self._pass(micro, short, head)
-        return self._stats(*found, head, self._library_of(short))
+            found = self._going_on(micro, way) if shares else self._pass(micro, way)
+        return self._stats(*found, way)
 
-    def _pass(
-        self, micro: MicroBatch, short: ShortPass | None, head: nn.Linear, prefix: Prefix | None = None
-    ) -> tuple[Tensor, MicroBatch]:
+    def _found_way(self) -> _Way:
+        """What the modules as they are now are passed by."""
+        head, short = self._head, self._short
+        block = self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None
+        return _Way(head=head, short=short, library=self._library_of(short), block=block)
+
+    def _pass(self, micro: MicroBatch, way: _Way, prefix: Prefix | None = None) -> tuple[Tensor, MicroBatch]:
         """Last hidden states of a micro-batch, and the micro-batch that they are of."""
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
-            block = self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None
-            micro = in_few_sizes(micro, tokens=self._library_of(short) is None, block=block)
+            micro = in_few_sizes(micro, tokens=way.library is None, block=way.block)
         if micro.num_rows > 1 or self.stream == "padded":
             return self._hidden_padded(micro), micro
         layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device, prefix)
-        return self._hidden_of(short, micro.tokens_T, micro.positions_T, layout), micro
+        return self._hidden_of(way, micro.tokens_T, micro.positions_T, layout), micro
 
-    def _going_on(
-        self, micro: MicroBatch, short: ShortPass | None, head: nn.Linear
-    ) -> tuple[Tensor, MicroBatch]:
+    def _going_on(self, micro: MicroBatch, way: _Way) -> tuple[Tensor, MicroBatch]:
         """The same behind a prompt that the micro-batches around this one share: the first of them computes
         it, and the others go on from it."""
         end = micro.segments[0].length
@@ -119,7 +133,7 @@ class Policy(nn.Module):
                 context_U=micro.context_U[:0],
             )
             self._prefix = Prefix(end)
-            hidden_PD, _ = self._pass(alone, short, head, self._prefix)
+            hidden_PD, _ = self._pass(alone, way, self._prefix)
             self._prefix.keep("hidden", hidden_PD[end - 1 : end])
         prefix = self._prefix
         assert prefix is not None and prefix.length == end, "micro-batches of a prompt follow each other"
@@ -139,7 +153,7 @@ class Policy(nn.Module):
             # The prompt's last token is the first of those whose hidden states there are.
             context_U=micro.context_U - (end - 1),
         )
-        hidden_TD, rest = self._pass(rest, short, head, prefix)
+        hidden_TD, rest = self._pass(rest, way, prefix)
         return prefix.extend("hidden", hidden_TD), rest
 
     @contextmanager
@@ -164,18 +178,16 @@ class Policy(nn.Module):
 
     @contextmanager
     def same_weights(self) -> Iterator[None]:
-        """Within it no weight changes: what a forward pass makes of the weights alone is made once."""
-        self._panels = Panels()
+        """Within it no weight and no module changes: what follows from them alone is made once."""
+        self._way = replace(self._found_way(), laid=Laid())
         try:
             yield
         finally:
-            self._panels = None
+            self._way = None
 
-    def _stats(
-        self, hidden_TD: Tensor, micro: MicroBatch, head: nn.Linear, library: ctypes.CDLL | None
-    ) -> TokenStats:
-        weight_VD, bias_V = head.weight, getattr(head, "bias", None)
-        contexts = micro.context_U.shape[0]
+    def _stats(self, hidden_TD: Tensor, micro: MicroBatch, way: _Way) -> TokenStats:
+        weight_VD, bias_V = way.head.weight, getattr(way.head, "bias", None)
+        contexts, library = micro.context_U.shape[0], way.library
         targets = micro.context_N, micro.target_N, micro.temperature_N
         if library is not None and head_native.serves(library, weight_VD, bias_V, self.head, contexts):
             adds = self._adds_gradients and weight_VD.is_leaf and hidden_TD.requires_grad
@@ -187,7 +199,7 @@ class Policy(nn.Module):
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""
-        return self._hidden_of(self._short, tokens_T, positions_T, layout)
+        return self._hidden_of(self._found_way(), tokens_T, positions_T, layout)
 
     @property
     def _short(self) -> ShortPass | None:
@@ -206,11 +218,10 @@ class Policy(nn.Module):
     def _library_of(self, short: ShortPass | None) -> ctypes.CDLL | None:
         return None if short is None or self.attention != "sdpa" else short.library
 
-    def _hidden_of(
-        self, short: ShortPass | None, tokens_T: Tensor, positions_T: Tensor, layout: Layout
-    ) -> Tensor:
-        if short is not None and isinstance(layout, StreamLayout):
-            return short.hidden(tokens_T, positions_T, layout, adds=self._adds_gradients, panels=self._panels)
+    def _hidden_of(self, way: _Way, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+        if way.short is not None and isinstance(layout, StreamLayout):
+            adds = self._adds_gradients
+            return way.short.hidden(tokens_T, positions_T, layout, adds=adds, laid=way.laid)
         backbone: Any = self.model.base_model
         out = backbone(
             input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout

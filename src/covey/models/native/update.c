@@ -20,18 +20,18 @@ typedef struct {
     const float *cosines, *sines; /* (T, head width) */
     const Weights *weights;
     const float *norm;
-    float *x;             /* (T, width): embeddings, which the last hidden states replace */
-    float *const *kept;   /* stack_kept() numbers for each layer, and for what is behind the last */
-    float *const *gated;  /* (3, T, inner) for each layer */
-    float *scratch;       /* stack_scratch() numbers */
+    float *x;            /* (T, width): embeddings, which the last hidden states replace */
+    float *const *kept;  /* stack_kept() numbers for each layer, and for what is behind the last */
+    float *const *gated; /* (3, T, inner) for each layer */
+    float *scratch;      /* stack_scratch() numbers */
     /* Weights as a forward pass multiplies by them, stack_panels() numbers for each layer, or for all in turn. */
     float *panels;
     int64_t has_all_panels, is_laid; /* whether they are in them already */
-    const float *grad;    /* of the last hidden states */
-    float *grad_x;         /* of what tokens are embedded as */
-    const int64_t *token;  /* (T) */
-    float *grad_embedding; /* (vocabulary, width), which is added to; or null */
-    const Weights *grads;  /* null where there is none to be made */
+    const float *grad;               /* of the last hidden states */
+    float *grad_x;                   /* of what tokens are embedded as */
+    const int64_t *token;            /* (T) */
+    float *grad_embedding;           /* (vocabulary, width), which is added to; or null */
+    const Weights *grads;            /* null where there is none to be made */
     float *grad_norm;
     /* Keys and values of the tokens before these, and what is added to their gradients: (layers, past, 2 key heads,
        head width). Of these tokens, for what goes on from them, (layers, T, ...), or null; and their gradients. */
