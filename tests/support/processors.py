@@ -18,16 +18,27 @@ def processors() -> tuple[str, ...]:
     return ("native", *(("haswell", "x86-64-v2") if "avx2" in flags else ()))
 
 
-def library_for(processor: str, folder: Path) -> ctypes.CDLL:
-    """What a user of such a processor has; compiled in `folder` for any but this one."""
+def library_for(processor: str, folders: pytest.TempPathFactory) -> ctypes.CDLL:
+    """What a user of such a processor has; for any but this one it is compiled once for all tests."""
     with pytest.MonkeyPatch.context() as patched:
         if processor != "native":
+            base = folders.getbasetemp()
+            # Processes that share the tests have folders side by side.
+            folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / processor
             script = folder / "cc"
-            compiler = os.environ.get("CC") or "cc"
-            script.write_text(f'#!/bin/sh\nexec {compiler} "$@" -march={processor}\n')
-            script.chmod(0o700)
+            if not script.is_file():
+                _write_compiler(script, processor)
             patched.setenv("CC", str(script))
             patched.setenv("XDG_CACHE_HOME", str(folder))
         found = open_library()
     assert found is not None, "these tests need a C compiler"
     return found
+
+
+def _write_compiler(script: Path, processor: str) -> None:
+    """Another process may do so at the same time: both write the same, and neither is read half done."""
+    script.parent.mkdir(exist_ok=True)
+    own = script.with_name(f"cc-{os.getpid()}")
+    own.write_text(f'#!/bin/sh\nexec {os.environ.get("CC") or "cc"} "$@" -march={processor}\n')
+    own.chmod(0o700)
+    own.replace(script)

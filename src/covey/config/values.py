@@ -20,6 +20,8 @@ TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
 NONE_WORDS = frozenset({"none", "null", "~"})
 
+_HINTS: Mapping[str, Any] = get_type_hints(Config)
+
 SPELLINGS: Mapping[str, Mapping[str, Any]] = {
     "torch_dtype": {
         "bf16": "bfloat16",
@@ -122,7 +124,7 @@ def kind_of(name: str) -> Kind:
     """Return what the option called `name` takes."""
     if name == "rollout_log":
         return Kind(base="rollout_log")
-    annotation = _hints()[name]
+    annotation = _HINTS[name]
     optional = False
     if get_origin(annotation) in (Union, types.UnionType):
         optional = type(None) in get_args(annotation)
@@ -136,10 +138,6 @@ def kind_of(name: str) -> Kind:
         return Kind(base="choice", choices=get_args(annotation), many=many, optional=optional)
     bases: dict[Any, Base] = {bool: "bool", int: "int", float: "float", str: "str"}
     return Kind(base=bases[annotation], many=many, optional=optional)
-
-
-def _hints() -> dict[str, Any]:
-    return get_type_hints(Config)
 
 
 def coerce(name: str, value: Any) -> Any:

@@ -44,7 +44,7 @@ def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
 
 def columns(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
-    return sum(2 if _is_wide(char) else 1 for char in text)
+    return len(text) if text.isascii() else sum(2 if _is_wide(char) else 1 for char in text)
 
 
 # No line begins with one of the first, or ends in one of the second.

@@ -18,7 +18,7 @@ QUERIES, KEYS, WIDTH = 4, 2, 64
 
 @pytest.fixture(scope="module", params=processors())
 def library(request, tmp_path_factory):
-    return library_for(request.param, tmp_path_factory.mktemp("compiled"))
+    return library_for(request.param, tmp_path_factory)
 
 
 def in_c(library, families, heads, weight):

@@ -24,7 +24,7 @@ def way(request, tmp_path_factory):
     """The short pass in torch, and the one in C of this processor and of others."""
     if request.param == "torch":
         return None
-    return library_for(request.param, tmp_path_factory.mktemp("compiled"))
+    return library_for(request.param, tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)

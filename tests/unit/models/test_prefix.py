@@ -86,8 +86,10 @@ def test_recomputed_and_offloaded(family, recompute, tiny_model, random_rows, as
 @pytest.mark.parametrize("library", [None, *processors()])
 @pytest.mark.parametrize("heads", [(2, 1), (4, 4)])
 @pytest.mark.parametrize("adds", [False, True])
-def test_the_short_pass(library, heads, adds, monkeypatch, tmp_path, random_rows, assert_close_guarded):
-    compiled = library and library_for(library, tmp_path)
+def test_the_short_pass(
+    library, heads, adds, monkeypatch, tmp_path_factory, random_rows, assert_close_guarded
+):
+    compiled = library and library_for(library, tmp_path_factory)
     monkeypatch.setattr(Policy, "library", compiled)
     policy = policy_of("qwen2", num_attention_heads=heads[0], num_key_value_heads=heads[1], hidden_size=128)
     assert policy.is_compiled == (library is not None)
