@@ -76,16 +76,16 @@ class Laid:
     forward passes multiply by them, laid by the first, and where the gradients are to be added."""
 
     def __init__(self) -> None:
-        self._panels: Tensor | None = None
+        self._panels: tuple[Layers, Tensor] | None = None
         self._grads: list[Tensor | None] = []
         self._grad_places: Any = None
 
-    def panels(self, layers: int, size: int, like: Tensor) -> tuple[Tensor, bool]:
+    def panels(self, layers: Layers, size: int, like: Tensor) -> tuple[Tensor, bool]:
         """Room for all layers' panels of so many numbers each, and whether they are in it already."""
-        if self._panels is not None:
-            return self._panels, True
-        self._panels = like.new_empty(layers * size)
-        return self._panels, False
+        if self._panels is not None and self._panels[0] is layers:
+            return self._panels[1], True
+        self._panels = layers, like.new_empty(layers.same.layers * size)
+        return self._panels[1], False
 
     def own_gradients(self, weights: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Any]:
         """Each weight's `.grad`, to be added to, and their places."""
@@ -145,7 +145,7 @@ class Stack:
         if self.laid is None:
             return like.new_empty(size)
         found.has_all_panels = True
-        panels, found.is_laid = self.laid.panels(found.layers, size, like)
+        panels, found.is_laid = self.laid.panels(self.layers, size, like)
         return panels
 
     def gradients(self, needed: Sequence[bool]) -> tuple[list[Tensor | None], Any]:

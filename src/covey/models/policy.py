@@ -47,7 +47,7 @@ class _Way:
     short: ShortPass | None
     library: ctypes.CDLL | None
     block: int | None
-    laid: Laid | None = None
+    laid: Laid | None
 
 
 class Policy(nn.Module):
@@ -75,7 +75,7 @@ class Policy(nn.Module):
         self._tree: Tree | None = None
         self._found: ShortPass | None = None
         self._adds_gradients = False
-        self._way: _Way | None = None
+        self._laid: Laid | None = None
         self.goes_on = True
         self._prefix: Prefix | None = None
         config: Any = model.config
@@ -99,17 +99,17 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        way = self._way or self._found_way()
+        way = self._way()
         shares = self.goes_on and self.stream == "prefix" and (micro.follows or micro.is_followed)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
             found = self._going_on(micro, way) if shares else self._pass(micro, way)
         return self._stats(*found, way)
 
-    def _found_way(self) -> _Way:
+    def _way(self) -> _Way:
         """What the modules as they are now are passed by."""
         head, short = self._head, self._short
         block = self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None
-        return _Way(head=head, short=short, library=self._library_of(short), block=block)
+        return _Way(head=head, short=short, library=self._library_of(short), block=block, laid=self._laid)
 
     def _pass(self, micro: MicroBatch, way: _Way, prefix: Prefix | None = None) -> tuple[Tensor, MicroBatch]:
         """Last hidden states of a micro-batch, and the micro-batch that they are of."""
@@ -178,12 +178,12 @@ class Policy(nn.Module):
 
     @contextmanager
     def same_weights(self) -> Iterator[None]:
-        """Within it no weight and no module changes: what follows from them alone is made once."""
-        self._way = replace(self._found_way(), laid=Laid())
+        """Within it no weight changes: what passes make of the weights alone is made once."""
+        self._laid = Laid()
         try:
             yield
         finally:
-            self._way = None
+            self._laid = None
 
     def _stats(self, hidden_TD: Tensor, micro: MicroBatch, way: _Way) -> TokenStats:
         weight_VD, bias_V = way.head.weight, getattr(way.head, "bias", None)
@@ -199,7 +199,7 @@ class Policy(nn.Module):
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""
-        return self._hidden_of(self._found_way(), tokens_T, positions_T, layout)
+        return self._hidden_of(self._way(), tokens_T, positions_T, layout)
 
     @property
     def _short(self) -> ShortPass | None:
