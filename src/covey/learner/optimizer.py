@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from covey.models.gradients import own_gradient
 from covey.types import StepStats
 
 # Elements compared before and after a step, for update_ratio and frac_params_changed.
@@ -63,6 +65,7 @@ class Masters:
             _master(p, torch.float32 if name in float32 else compute_dtype)
             for name, p in zip(self.names, self.params, strict=True)
         ]
+        self._master_of = dict(zip(self.params, self.masters, strict=True))
         self._config = config
         self._low = [p is not m for p, m in zip(self.params, self.masters, strict=True)]
         decayed = [m for m in self.masters if m.dim() > 1]
@@ -87,10 +90,30 @@ class Masters:
     def absorb(self) -> None:
         """Add low-precision gradients to the masters' float32 ones and clear them; call after every
         backward."""
-        for parameter, master, low in zip(self.params, self.masters, self._low, strict=True):
-            if low and parameter.grad is not None:
-                self.add(master, parameter.grad)
-                parameter.grad = None
+        for parameter, low in zip(self.params, self._low, strict=True):
+            if low:
+                self._absorb_one(parameter)
+
+    @contextmanager
+    def absorbing(self) -> Iterator[None]:
+        """Backward passes within it have each low-precision gradient absorbed as soon as it is there, so that
+        they are never all held."""
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(self._absorb_one)
+            for parameter, low in zip(self.params, self._low, strict=True)
+            if low
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _absorb_one(self, parameter: Tensor) -> None:
+        # There is none of a weight whose backward pass has added it to the master's by itself.
+        if parameter.grad is not None:
+            self.add(self.master_of(parameter), parameter.grad)
+            parameter.grad = None
 
     def drop_low_gradients(self) -> None:
         """Clear the gradients of the parameters that have masters beside them."""
@@ -102,7 +125,7 @@ class Masters:
     def add(master: nn.Parameter, gradient: Tensor) -> Tensor:
         """Add a gradient of any dtype to a master's; returns the master's."""
         if master.grad is None:
-            master.grad = gradient.float().clone()
+            master.grad = gradient.to(torch.float32, copy=True)
         else:
             master.grad += gradient
         return master.grad
@@ -132,7 +155,11 @@ class Masters:
 
     def master_of(self, parameter: Tensor) -> nn.Parameter:
         """The master of a trainable parameter."""
-        return next(m for p, m in zip(self.params, self.masters, strict=True) if p is parameter)
+        return self._master_of[parameter]  # type: ignore[index]
+
+    def gradient_of(self, parameter: Tensor) -> Tensor:
+        """The accumulated float32 gradient of a trainable parameter, to be added to."""
+        return own_gradient(self.master_of(parameter))
 
     def step(
         self, learning_rate: float, is_finite_everywhere: Callable[[bool], bool] = lambda own: own

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from covey.models.linear import linear, transposed_product
+from covey.models.gradients import GradientOf
+from covey.models.linear import add_transposed_product, linear, product_in
 
 # Contexts of a block at least, and its logits: 2 Mi values are 8 MiB in float32, which stay in a CPU's cache;
 # on a GPU products have to be larger to fill it.
-_BLOCK = {"cpu": (512, 1 << 21), "gpu": (4096, 1 << 26)}
+_BLOCK = {"cpu": (1024, 1 << 21), "gpu": (4096, 1 << 26)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,11 @@ def logits_of(
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
 ) -> Tensor:
     """Float32 logits (N, V) before any temperature."""
-    logits_NV = product(hidden_ND, weight_VD, bias_V).float()
+    return _bounded(product(hidden_ND, weight_VD, bias_V).float(), spec)
+
+
+def _bounded(logits_NV: Tensor, spec: HeadSpec) -> Tensor:
+    """Logits of products, which are float32."""
     if spec.scale != 1.0:
         logits_NV = logits_NV * spec.scale
     if spec.softcap is not None:
@@ -96,10 +101,42 @@ class _Head:
         sizes = ([s.stop - s.start for s in blocks] for blocks in (self.context_blocks, self.vocab_blocks))
         return math.prod(max(size, default=0) for size in sizes)
 
-    def logits(self, hidden_CD: Tensor, vocab: slice) -> Tensor:
-        """Float32 logits (C, B) of a block before any temperature."""
+    def logits(self, hidden_CD: Tensor, vocab: slice, room: _Room) -> Tensor:
+        """Float32 logits (C, B) of a block before any temperature, in the room for them."""
         bias_B = None if self.bias_V is None else self.bias_V[vocab]
-        return logits_of(hidden_CD, self.weight_VD[vocab], bias_B, self.spec)
+        products_CB = product_in(room.products, hidden_CD, self.weight_VD[vocab], bias_B)
+        if products_CB.dtype != torch.float32:
+            products_CB = _copy(products_CB, room.logits)
+        return _bounded(products_CB, self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Flat memory for a block, used for one after another: on a CPU fresh memory for each would take longer
+    to get than to fill. `logits` and `weights` are float32, `products` of the head's dtype: where that is
+    float32, too, they are the logits. `part` is for the weight's gradient in another dtype and in float32."""
+
+    logits: Tensor
+    weights: Tensor
+    products: Tensor
+    part: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, head: _Head, *, is_backward: bool) -> _Room:
+        weight_VD = head.weight_VD
+        logits = weight_VD.new_empty(head.cells, dtype=torch.float32)
+        weights = logits.new_empty(0 if is_backward else head.cells)
+        if weight_VD.dtype == torch.float32:
+            return cls(logits, weights, logits, (weights, weights))
+        widest = max((s.stop - s.start for s in head.vocab_blocks), default=0)
+        room = widest * weight_VD.shape[1] if is_backward else 0
+        part = weight_VD.new_empty(room), logits.new_empty(room)
+        return cls(logits, weights, weight_VD.new_empty(head.cells), part)
+
+
+def _copy(block: Tensor, to: Tensor) -> Tensor:
+    """A copy in flat memory of another dtype."""
+    return to[: block.numel()].view_as(block).copy_(block)
 
 
 def _slices(total: int, size: int) -> list[slice]:
@@ -126,8 +163,7 @@ class _Softmax:
     """Softmax statistics of some contexts over the blocks of the vocabulary that were added.
 
     `peak` is the largest logit, `mass` the sum of exp(logit - peak), `moment` that sum weighted with (logit -
-    peak); each (C, 1). `scratch` is flat and has room for a block: on a CPU fresh memory for each would take
-    longer to get than to fill.
+    peak); each (C, 1). `scratch` is flat and has room for a block.
     """
 
     peak: Tensor
@@ -160,7 +196,8 @@ class _Softmax:
 
 
 class _ChunkedStats(torch.autograd.Function):
-    """Log-probability per token and entropy per context.
+    """Log-probability per token and entropy per context. With `gradient_of` the backward pass adds the
+    weight's gradient to what that says, and autograd hears of none.
 
     The backward pass computes each block's logits again, unless one block held them all. Its outer loop is
     over the vocabulary, so that each part of the weight's gradient is written once.
@@ -176,16 +213,17 @@ class _ChunkedStats(torch.autograd.Function):
         target_N: Tensor,
         temperature_U: Tensor,
         spec: HeadSpec,
+        gradient_of: GradientOf | None,
     ) -> tuple[Tensor, Tensor]:
         head = _Head.over(hidden_UD.shape[0], weight_VD, bias_V, spec)
         stats_2U = torch.empty((2, hidden_UD.shape[0]), dtype=torch.float32, device=hidden_UD.device)
-        scratch = stats_2U.new_empty(head.cells)
+        room = _Room.of(head, is_backward=False)
         chosen_N = stats_2U.new_zeros(target_N.shape)
         kept_UV: Tensor | None = None
         for rows in head.context_blocks:
-            softmax = _Softmax.empty(rows.stop - rows.start, scratch)
+            softmax = _Softmax.empty(rows.stop - rows.start, room.weights)
             for vocab in head.vocab_blocks:
-                kept_UV = _divide(head.logits(hidden_UD[rows], vocab), temperature_U[rows])
+                kept_UV = _divide(head.logits(hidden_UD[rows], vocab, room), temperature_U[rows])
                 cell_N, is_outside_N = _cells(context_N, target_N, rows, vocab)
                 chosen_N += kept_UV.view(-1)[cell_N].masked_fill_(is_outside_N, 0.0)
                 softmax.add(kept_UV)
@@ -204,7 +242,8 @@ class _ChunkedStats(torch.autograd.Function):
             normaliser_U,
             kept_UV if head.keeps_logprobs else None,
         )
-        ctx.head = head
+        # What is saved may come back as another tensor, whose gradient nobody reads.
+        ctx.head, ctx.gradient_of, ctx.own_VD = head, gradient_of, weight_VD
         ctx.set_materialize_grads(False)
         return chosen_N - normaliser_U[context_N], entropy_U
 
@@ -213,28 +252,39 @@ class _ChunkedStats(torch.autograd.Function):
     def backward(ctx: Any, grad_logprob_N: Tensor | None, grad_entropy_U: Tensor | None) -> tuple[Any, ...]:
         hidden_UD, weight_VD, bias_V, *_ = ctx.saved_tensors
         grad_hidden_UD = torch.zeros_like(hidden_UD, dtype=torch.float32)
+        to_VD = heard_VD = None
         # Of a frozen head no gradient is made, which would be as large as the head.
-        grad_weight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
+        if ctx.needs_input_grad[1]:
+            if ctx.gradient_of is not None:
+                to_VD = ctx.gradient_of(ctx.own_VD)
+            else:
+                to_VD = heard_VD = torch.zeros_like(weight_VD)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        room = _Room.of(ctx.head, is_backward=True)
         for vocab in ctx.head.vocab_blocks:
-            weight_BD = weight_VD[vocab]
-            grad_weight_BD = torch.zeros_like(weight_BD, dtype=torch.float32)
+            sums_BD = None if to_VD is None else to_VD[vocab].float()
             for rows in ctx.head.context_blocks:
-                slope_CB = _slope(ctx, rows, vocab, grad_logprob_N, grad_entropy_U)
+                slope_CB = _slope(ctx, rows, vocab, grad_logprob_N, grad_entropy_U, room)
                 if grad_bias_V is not None:
                     grad_bias_V[vocab] += slope_CB.sum(dim=0)
-                slope_CB = slope_CB.to(weight_VD.dtype)
-                grad_hidden_UD[rows] += linear(slope_CB, weight_BD.t())
-                if grad_weight_VD is not None:
-                    grad_weight_BD += transposed_product(slope_CB, hidden_UD[rows])
-            if grad_weight_VD is not None:
-                grad_weight_VD[vocab] = grad_weight_BD
+                if weight_VD.dtype != torch.float32:
+                    slope_CB = _copy(slope_CB, room.products)
+                grad_hidden_UD[rows] += linear(slope_CB, weight_VD[vocab].t())
+                if sums_BD is not None:
+                    add_transposed_product(sums_BD, slope_CB, hidden_UD[rows], room.part)
+            if to_VD is not None and to_VD.dtype != torch.float32:
+                to_VD[vocab] = sums_BD
         grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_UD.to(hidden_UD.dtype), grad_weight_VD, grad_bias, None, None, None, None
+        return grad_hidden_UD.to(hidden_UD.dtype), heard_VD, grad_bias, *(None,) * 5
 
 
 def _slope(
-    ctx: Any, rows: slice, vocab: slice, grad_logprob_N: Tensor | None, grad_entropy_U: Tensor | None
+    ctx: Any,
+    rows: slice,
+    vocab: slice,
+    grad_logprob_N: Tensor | None,
+    grad_entropy_U: Tensor | None,
+    room: _Room,
 ) -> Tensor:
     """The loss's derivative by the products hidden @ weight.T of a block, float32 (C, B)."""
     hidden_UD, *_, context_N, target_N, temperature_U, entropy_U, normaliser_U, kept_UV = ctx.saved_tensors
@@ -243,7 +293,7 @@ def _slope(
     if kept_UV is not None:
         logprobs_CB = kept_UV
     else:
-        logits_CB = head.logits(hidden_UD[rows], vocab)
+        logits_CB = head.logits(hidden_UD[rows], vocab, room)
         if spec.softcap is not None:
             damping_CB = 1.0 - (logits_CB / spec.softcap) ** 2
         logprobs_CB = _divide(logits_CB, temperature_U[rows]).sub_(normaliser_U[rows, None])
@@ -273,13 +323,15 @@ def token_stats(
     target_N: Tensor,
     temperature_N: Tensor,
     spec: HeadSpec,
+    gradient_of: GradientOf | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of `target_N` and entropy (nats), both float32 (N,), of softmax(logits / temperature).
 
     Token n is predicted from `hidden_UD[context_N[n]]`; tokens of one context have one temperature.
+    With `gradient_of` a backward pass adds the weight's gradient to what that says by itself.
     """
     temperature_U = temperature_N.new_ones(hidden_UD.shape[0]).index_copy_(0, context_N, temperature_N)
     logprob_N, entropy_U = _ChunkedStats.apply(
-        hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U, spec
+        hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U, spec, gradient_of
     )
     return logprob_N, entropy_U.index_select(0, context_N)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from covey.models.gradients import own_gradient
 from covey.models.head import HeadSpec
-from covey.models.native.library import INT, POINTER, own_gradient, place, structure
+from covey.models.native.library import INT, POINTER, place, structure
 
 _INPUTS = ("hidden", "weight", "token_of", "context_of", "target", "temperature")
 _KEPT = ("taken", "logprobs", "entropies", "divisors")

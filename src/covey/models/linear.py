@@ -1,9 +1,11 @@
-"""Matrix products in float32 on a CPU whose BLAS is not the faster library.
+"""Matrix products in float32 on a CPU by oneDNN, where torch's own library is not the better one.
 
 torch multiplies float32 matrices with MKL, which takes a slower path on processors of another make than its
 own: oneDNN, which torch carries for its compiler, multiplies large matrices in less time there, at best in
-half. It computes in full float32; sums are added in another order, as between any two shapes of one product.
-It compiles a kernel for each size of a product that it meets, and keeps it.
+half. Everywhere MKL leaves the heap in pieces behind products with the narrow weights of an adapter on a wide
+layer: half a gigabyte in a model of 58 M weights. oneDNN computes in full float32; sums are added in another
+order, as between any two shapes of one product. It compiles a kernel for each size of a product that it
+meets, and keeps it.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from torch.autograd.function import once_differentiable
 
 # Products of fewer multiplications cost more to hand over than to compute.
 _SMALL = 3 << 19
-# With weights of fewer rows and columns MKL is as fast, and keeps nothing. With those of an adapter on a wide
-# layer it leaves the heap in pieces: a quarter of a gigabyte in a model of 58 M weights.
+# With weights of fewer rows and columns MKL is as fast, and keeps nothing.
 _SMALL_SIDE = 512
+# Rows or columns of an adapter's weight at most.
+_NARROW_SIDE = 64
 
 
 def _is_measured() -> bool:
@@ -28,18 +31,25 @@ def _is_measured() -> bool:
 
     A rule and not a trial at start: a resumed run has to take the same path.
     """
-    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     info = Path("/proc/cpuinfo")
     return info.is_file() and "AuthenticAMD" in info.read_text()
 
 
-_ONEDNN = _is_measured()
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
+_IS_FASTER = _HAS_ONEDNN and _is_measured()
+
+
+def _by_onednn(rows: int, columns: int) -> bool:
+    """Whether float32 matrices are multiplied by oneDNN with, or to, a weight of such a shape."""
+    is_wide = max(rows, columns) >= _SMALL_SIDE
+    return is_wide and (_IS_FASTER or (_HAS_ONEDNN and min(rows, columns) <= _NARROW_SIDE))
 
 
 def is_kept_by_size(weight: Tensor) -> bool:
     """Whether, on a CPU, a kernel is compiled and kept for each number of rows that a weight multiplies."""
-    return weight.dtype != torch.float32 or (_ONEDNN and max(weight.shape) >= _SMALL_SIDE)
+    return weight.dtype != torch.float32 or _by_onednn(*weight.shape)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -59,13 +69,39 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def transposed_product(left_TN: Tensor, right_TK: Tensor) -> Tensor:
     """left.T @ right, the gradient of a weight (N, K)."""
-    is_small = max(left_TN.shape[1], right_TK.shape[1]) < _SMALL_SIDE
-    if left_TN.dtype != torch.float32 or left_TN.device.type != "cpu" or not _ONEDNN or is_small:
+    sides = left_TN.shape[1], right_TK.shape[1]
+    if left_TN.dtype != torch.float32 or left_TN.device.type != "cpu" or not _by_onednn(*sides):
         return left_TN.t() @ right_TK
     # oneDNN copies its first operand into rows, so that is the narrower one.
     if left_TN.shape[1] <= right_TK.shape[1]:
         return _product(left_TN.t(), right_TK.t())
     return _product(right_TK.t(), left_TN.t()).t()
+
+
+def product_in(room: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias of x (N, K), without a gradient, in flat memory of its dtype where the library can
+    be told where to write: fresh memory takes longer to get than a product to fill."""
+    if x.dtype == torch.float32 and x.device.type == "cpu" and _by_onednn(*weight.shape):
+        return linear(x, weight, bias)
+    shape = x.shape[0], weight.shape[0]
+    out = room[: shape[0] * shape[1]].view(shape)
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)
+
+
+def add_transposed_product(
+    to_NK: Tensor, left_TN: Tensor, right_TK: Tensor, room: tuple[Tensor, Tensor]
+) -> None:
+    """Add left.T @ right to a float32 matrix. What is of another dtype is multiplied in flat memory of it and
+    added from flat memory in float32: torch would convert it in fresh memory."""
+    if left_TN.dtype != to_NK.dtype:
+        product_NK = product_in(room[0], left_TN.t(), right_TK.t())
+        to_NK += room[1][: product_NK.numel()].view_as(product_NK).copy_(product_NK)
+    elif to_NK.device.type == "cpu" and _by_onednn(*to_NK.shape):
+        to_NK += transposed_product(left_TN, right_TK)
+    else:
+        to_NK.addmm_(left_TN.t(), right_TK)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -102,8 +138,8 @@ class FastLinear(nn.Linear):
 
 
 def use_fast_products(module: nn.Module) -> None:
-    """Make every plain linear layer below `module` a `FastLinear`, in place, where that is faster."""
-    if not _ONEDNN:
+    """Make every plain linear layer below `module` a `FastLinear`, in place, where there is oneDNN."""
+    if not _HAS_ONEDNN:
         return
     for layer in module.modules():
         if type(layer) is nn.Linear:

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from covey.models.attention_native import Attention, Families
+from covey.models.gradients import own_gradient
 from covey.models.llama import Llama
-from covey.models.native.library import FLOAT, INT, POINTER, own_gradient, place, structure
+from covey.models.native.library import FLOAT, INT, POINTER, place, structure
 from covey.models.prefix import Prefix
 
 # What a prefix keeps, in one piece.

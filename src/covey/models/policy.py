@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from covey.models import head_native
 from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
+from covey.models.gradients import GradientOf, adding_embedding, own_gradient
 from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
 from covey.models.linear import is_kept_by_size
@@ -74,7 +75,7 @@ class Policy(nn.Module):
         self.has_liger = False
         self._tree: Tree | None = None
         self._found: ShortPass | None = None
-        self._adds_gradients = False
+        self._gradient_of: GradientOf | None = None
         self._laid: Laid | None = None
         self.goes_on = True
         self._prefix: Prefix | None = None
@@ -166,15 +167,15 @@ class Policy(nn.Module):
             self.goes_on = before
 
     @contextmanager
-    def adding_gradients(self) -> Iterator[None]:
-        """Forward passes within it may have backward passes that add to `.grad` by themselves: for
-        `loss.backward()` alone, of weights whose gradients nobody waits for. It saves writing each gradient,
-        reading it and adding it up."""
-        self._adds_gradients = True
+    def adding_gradients(self, gradient_of: GradientOf = own_gradient) -> Iterator[None]:
+        """Forward passes within it may have backward passes that add to where gradients are kept by
+        themselves: for `loss.backward()` alone, of weights whose gradients nobody waits for. It saves writing
+        each gradient, holding it, reading it and adding it up. A float32 weight's is kept in its `.grad`."""
+        self._gradient_of = gradient_of
         try:
             yield
         finally:
-            self._adds_gradients = False
+            self._gradient_of = None
 
     @contextmanager
     def same_weights(self) -> Iterator[None]:
@@ -188,13 +189,14 @@ class Policy(nn.Module):
     def _stats(self, hidden_TD: Tensor, micro: MicroBatch, way: _Way) -> TokenStats:
         weight_VD, bias_V = way.head.weight, getattr(way.head, "bias", None)
         contexts, library = micro.context_U.shape[0], way.library
+        gradient_of = self._gradient_of if weight_VD.is_leaf and hidden_TD.requires_grad else None
         targets = micro.context_N, micro.target_N, micro.temperature_N
         if library is not None and head_native.serves(library, weight_VD, bias_V, self.head, contexts):
-            adds = self._adds_gradients and weight_VD.is_leaf and hidden_TD.requires_grad
+            adds = gradient_of is not None
             parts = head_native.Stats.apply(library, adds, hidden_TD, weight_VD, micro.context_U, *targets)
         else:
             taken_UD = hidden_TD.index_select(0, micro.context_U)
-            parts = token_stats(taken_UD, weight_VD, bias_V, *targets, self.head)
+            parts = token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, gradient_of)
         return TokenStats(logprob_N=parts[0], entropy_N=parts[1])
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
@@ -220,12 +222,13 @@ class Policy(nn.Module):
 
     def _hidden_of(self, way: _Way, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         if way.short is not None and isinstance(layout, StreamLayout):
-            adds = self._adds_gradients
+            adds = self._gradient_of is not None
             return way.short.hidden(tokens_T, positions_T, layout, adds=adds, laid=way.laid)
         backbone: Any = self.model.base_model
-        out = backbone(
-            input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout
-        )
+        with adding_embedding(self.model, self._gradient_of):
+            out = backbone(
+                input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout
+            )
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
     def _hidden_padded(self, micro: MicroBatch) -> Tensor:

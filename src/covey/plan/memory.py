@@ -240,7 +240,8 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
         phases.append(Phase(name="annotate", parts=held | gathered | work))
     if facts.num_processes > 1:
         held |= _buckets(how, weights, layout)
-    works = [_update(model, p, how, weights, layout) for p in passes]
+    adds = facts.num_processes == 1 and facts.layout is None
+    works = [_update(model, p, how, weights, layout, adds=adds) for p in passes]
     fullest = max(works, key=lambda parts: sum(parts.values()))
     phases.append(Phase(name="update", parts=held | gathered | fullest))
     gradients = {"gradients": layout.on_gpu(FLOAT * weights.trained, "gradients")}
@@ -285,7 +286,7 @@ def _load(model: ModelSizes, how: Training, held: Mapping[str, int], layout: Lay
         start["reference in float32"] = FLOAT * model.parameters
     if how.element != FLOAT:
         start["weights"] = how.element * model.parameters
-    return start | {"probe": _of_head(model, how)}
+    return start | {"probe": _of_head(model, how, how.element)}
 
 
 def _gathered_layer(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
@@ -441,24 +442,27 @@ def _annotation(model: ModelSizes, size: PassSize, how: Training) -> dict[str, i
 
 
 def _update(
-    model: ModelSizes, size: PassSize, how: Training, weights: _Weights, layout: Layout
+    model: ModelSizes, size: PassSize, how: Training, weights: _Weights, layout: Layout, *, adds: bool
 ) -> dict[str, int]:
     """The fullest moment of a backward pass: at its start all activations are held, at its end all
-    gradients."""
+    gradients. One process `adds` the head's gradient to the float32 one as it is computed."""
     before = layout.on_gpu(FLOAT * weights.trained, "gradients") if size.later else 0
-    of_head = _of_head(model, how)
+    of_head = _of_head(model, how, FLOAT if adds else how.element)
+    if adds and before:
+        of_head = 0
     kept = kept_bytes(model, size, how)
     layer = working_bytes(model, size, how)
     if how.recompute != "none":
         layer += layer_bytes(model, size, how)
     if how.offload:
         layer += mask_bytes(size, how)
-    start = {"gradients": before, "activations": kept, "head": _head(model, size, how)}
+    start = {"gradients": before, "activations": kept, "head": of_head + _head(model, size, how, adds=adds)}
     inside = {"gradients": before + of_head, "activations": kept + layer}
-    end = {"gradients": _gradients(how, weights, layout)}
-    # Of a tied head the gradient waits for that of the embedding, and both are added to that of a master.
-    adding = model.vocabulary * model.hidden * FLOAT if weights.low else 0
-    end["head"] = of_head * (2 if before and not weights.low else 1) + adding
+    end = {"gradients": _gradients(how, weights, layout, adds=adds)}
+    if not adds:
+        # Of a tied head the gradient waits for that of the embedding, and both are added to that of a master.
+        adding = model.vocabulary * model.hidden * FLOAT if weights.low else 0
+        end["head"] = of_head * (2 if before and not weights.low else 1) + adding
     fullest = max((start, inside, end), key=lambda parts: sum(parts.values()))
     if not how.cuda:
         share = (_FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA)[how.recompute != "none"]
@@ -466,20 +470,21 @@ def _update(
     return fullest
 
 
-def _gradients(how: Training, weights: _Weights, layout: Layout) -> int:
+def _gradients(how: Training, weights: _Weights, layout: Layout, *, adds: bool) -> int:
     """What is held of gradients at the end of a backward pass: float32 sums, and those of lower precision
-    that come to them; from stage 2 on these are gone as soon as they are reduced."""
-    lower = how.element * weights.low if layout.zero_stage < 2 else 0
+    that come to them, unless these go at once: in one process, and from stage 2 on when they are reduced."""
+    lower = how.element * weights.low if layout.zero_stage < 2 and not adds else 0
     return layout.on_gpu(FLOAT * weights.trained, "gradients") + lower
 
 
-def _head(model: ModelSizes, size: PassSize, how: Training) -> int:
-    """The head's backward pass: blocks of logits, the gradient of the hidden states and its own."""
+def _head(model: ModelSizes, size: PassSize, how: Training, *, adds: bool) -> int:
+    """The head's backward pass: blocks of logits, the gradient of the hidden states, and of its own a block
+    as it comes and as a sum, unless it is added in float32 at once."""
     block = head_block(model, size.trained, cuda=how.cuda)
     low = how.element if how.element != FLOAT else 0
     found = _HEAD_BLOCKS * block.num_bytes + size.trained * model.hidden * (FLOAT + low)
-    if _trains_head(model, how):
-        found += _of_head(model, how) + block.words * model.hidden * (FLOAT + how.element)
+    if _trains_head(model, how) and (low or not adds):
+        found += block.words * model.hidden * (FLOAT + how.element)
     return found
 
 
@@ -487,6 +492,6 @@ def _trains_head(model: ModelSizes, how: Training) -> bool:
     return how.full or (bool(model.saved_parameters) and not model.tied)
 
 
-def _of_head(model: ModelSizes, how: Training) -> int:
+def _of_head(model: ModelSizes, how: Training, element: int) -> int:
     """The gradient of the head."""
-    return model.vocabulary * model.hidden * how.element if _trains_head(model, how) else 0
+    return model.vocabulary * model.hidden * element if _trains_head(model, how) else 0

@@ -61,6 +61,37 @@ def test_thirty_two_bfloat16_gradients_are_summed_in_float32(assert_close_guarde
     assert relative(plain.weight.grad, exact) > 1e-3
 
 
+def test_low_gradients_are_absorbed_as_they_come():
+    module, other = Two(), Two()
+    masters, others = (Masters(m, CONFIG, compute_dtype=BF16) for m in (module, other))
+    held: list[int] = []
+    for parameter in masters.params:
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: held.append(sum(p.grad is not None for p in masters.params))
+        )
+    for micro in range(3):
+        with masters.absorbing():
+            module.push(*random_gradients(micro))
+        other.push(*random_gradients(micro))
+        others.absorb()
+        # Hooks of before are called first: the one gradient that has come is there, and no other.
+        assert held == [1, 1]
+        held.clear()
+    assert all(p.grad is None for p in masters.params)
+    expected = others.gradients()
+    assert all(torch.equal(g, expected[n]) for n, g in masters.gradients().items())
+    module.push(*random_gradients(0))
+    assert all(p.grad is not None for p in masters.params)
+
+
+def test_where_a_gradient_is_kept_is_the_masters():
+    module = Two()
+    masters = Masters(module, CONFIG, compute_dtype=BF16)
+    masters.gradient_of(module.weight).add_(2.0)
+    assert masters.gradients()["weight"].unique().tolist() == [2.0] and module.weight.grad is None
+    assert masters.gradient_of(module.weight) is masters.masters[0].grad
+
+
 def test_float32_parameters_are_their_own_masters():
     module = Two()
     masters = Masters(module, CONFIG)

@@ -7,13 +7,22 @@ import torch
 from torch import nn
 
 from covey.models import linear as module
-from covey.models.linear import FastLinear, linear, transposed_product, use_fast_products
+from covey.models.linear import (
+    FastLinear,
+    add_transposed_product,
+    is_kept_by_size,
+    linear,
+    product_in,
+    transposed_product,
+    use_fast_products,
+)
 
 
 @pytest.fixture(autouse=True)
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product takes the path that is the faster one on some machines."""
-    monkeypatch.setattr(module, "_ONEDNN", True)
+    monkeypatch.setattr(module, "_HAS_ONEDNN", True)
+    monkeypatch.setattr(module, "_IS_FASTER", True)
     monkeypatch.setattr(module, "_SMALL", 1)
     monkeypatch.setattr(module, "_SMALL_SIDE", 1)
 
@@ -57,6 +66,46 @@ def test_the_gradient_of_a_weight(left, right, assert_close_guarded):
     assert_close_guarded(transposed_product(a, b), a.double().t() @ b.double(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_faster", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_in_given_memory(dtype, is_faster, has_bias, monkeypatch, assert_close_guarded):
+    monkeypatch.setattr(module, "_HAS_ONEDNN", is_faster)
+    monkeypatch.setattr(module, "_IS_FASTER", is_faster)
+    x, weight, bias = (t.detach().to(dtype) for t in leaves((33,), 24, 40))
+    # The memory may hold anything, and may be larger.
+    room = torch.full((2000,), torch.nan, dtype=dtype)
+    given = (x, weight, bias) if has_bias else (x, weight)
+    out = product_in(room, *given)
+    assert (out.data_ptr() == room.data_ptr()) is not (is_faster and dtype == torch.float32)
+    # In bfloat16 it is what torch computes, to the bit.
+    is_low = dtype == torch.bfloat16
+    due = nn.functional.linear(*(given if is_low else [t.double() for t in given]))
+    assert_close_guarded(out, due, rtol=1e-7 if is_low else 1e-5)
+    sums = torch.ones(33, 24)
+    rooms = torch.full((800,), torch.nan, dtype=dtype), torch.full((800,), torch.nan)
+    left = torch.randn(7, 33, generator=torch.Generator().manual_seed(2)).to(dtype)
+    right = x[:7].contiguous()
+    for _ in range(2):
+        add_transposed_product(sums, left, right, rooms)
+    product = left.t() @ right if is_low else left.double().t() @ right.double()
+    assert_close_guarded(sums - 1.0, 2 * product.float(), rtol=1e-5)
+
+
+def test_an_adapter_on_a_wide_layer_and_what_is_faster_by_onednn_go_there(monkeypatch):
+    monkeypatch.setattr(module, "_SMALL_SIDE", 512)
+
+    def goes(*shape: int) -> bool:
+        return is_kept_by_size(torch.empty(*shape))
+
+    assert goes(512, 512) and goes(16, 512) and not goes(511, 16)
+    monkeypatch.setattr(module, "_IS_FASTER", False)
+    assert not goes(512, 512) and goes(16, 512) and goes(1536, 64) and not goes(1536, 65)
+    monkeypatch.setattr(module, "_HAS_ONEDNN", False)
+    assert not goes(16, 512)
+    assert is_kept_by_size(torch.empty(2, 2, dtype=torch.bfloat16))
+
+
 def test_other_dtypes_take_the_usual_path():
     x, weight, bias = (t.detach().bfloat16() for t in leaves((40,), 24, 40))
     assert torch.equal(linear(x, weight, bias), nn.functional.linear(x, weight, bias))
@@ -78,7 +127,8 @@ def test_plain_layers_are_made_fast_and_no_others():
 
 
 def test_a_machine_that_gains_nothing_is_left_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_ONEDNN", False)
+    monkeypatch.setattr(module, "_HAS_ONEDNN", False)
+    monkeypatch.setattr(module, "_IS_FASTER", False)
     model = nn.Sequential(nn.Linear(3, 4))
     use_fast_products(model)
     assert type(model[0]) is nn.Linear

@@ -144,8 +144,8 @@ def test_an_unknown_family_counts_twice() -> None:
     assert layer_bytes(replace(MODEL, family="rwkv"), SIZE, FULL) == 2 * FULL_LAYER
 
 
-# 3 blocks of 24 x 100, the gradient of 24 hidden states, that of the weight, and twice a block's share of it.
-HEAD = 3 * 9600 + 24 * 8 * 4 + 3 * 100 * 8 * 4
+# 3 blocks of 24 x 100, the gradient of 24 hidden states, and that of the weight.
+HEAD = 3 * 9600 + 24 * 8 * 4 + 100 * 8 * 4
 # Beside the layers: the mask, the last norm and the hidden states that the head reads.
 LAST = MASK + 44 * 8 * 8 + 24 * 8 * 4
 
@@ -180,12 +180,12 @@ def test_offloaded_activations_leave_the_gpu() -> None:
 
 
 def test_a_block_of_the_head() -> None:
-    """Everything where that is small; else 512 tokens, or more of a small vocabulary, and a part of it."""
+    """Everything where that is small; else 1,024 tokens, or more of a small vocabulary, and a part of it."""
     assert head_block(MODEL, 24, cuda=False).num_bytes == 24 * 100 * 4
     assert head_block(MODEL, 10**6, cuda=False).tokens == (1 << 21) // 100
     large = replace(MODEL, vocabulary=151_936)
     block = head_block(large, 4096, cuda=False)
-    assert (block.tokens, block.words, block.num_bytes) == (512, 4096, 8 << 20)
+    assert (block.tokens, block.words, block.num_bytes) == (1024, 2048, 8 << 20)
     assert head_block(large, 10_000, cuda=True).num_bytes == 256 << 20
     assert head_block(large, 100, cuda=True).num_bytes == 100 * 151_936 * 4
 
@@ -218,12 +218,27 @@ def test_phases_of_full_training_in_float32() -> None:
     assert found["step"] == held | {"gradients": 4000}
     assert found["save"] == held
     # At the start of the backward pass: the activations, and of the head 3 blocks of logits, the gradient of
-    # the hidden states, its own and a block's share of that in float32, as it comes and as a sum.
+    # the hidden states and its own, to which every block is added.
     work = {"gradients": 0, "activations": 2 * FULL_LAYER + LAST, "head": HEAD}
     assert found["update"] == held | work | {"fragmentation": round(FRAGMENTED[0] * 2 * FULL_LAYER)}
     there = phases(replace(FACTS, cuda=True), torch_dtype="float32")["update"]
     assert {n: b for n, b in there.items() if n not in held} == work | {"weights side by side": 3072}
     assert AT_WORK.keys().isdisjoint(there)
+
+
+def test_the_gradient_of_the_head_waits_where_it_is_not_added_at_once() -> None:
+    """Between processes a block of it is there as it comes and as a sum; in one it is in float32 from the
+    start, and no gradient of lower precision is ever held."""
+    several = replace(FACTS, num_processes=2)
+    assert phases(several)["update"]["head"] == HEAD + 2 * 100 * 8 * 4
+    low = {"torch_dtype": "bfloat16"}
+    block = 100 * 8 * (4 + 2)
+    logits = 3 * 9600 + 24 * 8 * (4 + 2)
+    assert phases(**low)["update"]["head"] == logits + block + 100 * 8 * 4
+    assert phases(several, **low)["update"]["head"] == logits + block + 100 * 8 * 2
+    # Behind a first pass it is one of the gradients that are held.
+    later = phases(gradient_accumulation_steps=4, **low)["update"]
+    assert (later["gradients"], later["head"]) == (4000, logits + block)
 
 
 def test_what_is_computed_again_holds_one_layer_more_than_it_keeps() -> None:

@@ -59,11 +59,11 @@ class SingleBackend:
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; gradients add up in float32."""
-        with self.policy.adding_gradients():
+        with self.policy.adding_gradients(self.masters.gradient_of):
             stats = self.policy(micro)
         output = loss(stats, micro)
-        output.loss.backward()
-        self.masters.absorb()
+        with self.masters.absorbing():
+            output.loss.backward()
         return stats, output
 
     def gradient_sample(self) -> Tensor:

@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -34,13 +33,6 @@ def structure(name: str, **fields: Any) -> Any:
 def place(tensor: Tensor | None) -> int | None:
     """Where a tensor's numbers begin; a null pointer for none."""
     return None if tensor is None else tensor.data_ptr()
-
-
-def own_gradient(weight: Tensor) -> Tensor:
-    """A leaf's `.grad`, to be added to."""
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    return weight.grad
 
 
 def open_library() -> ctypes.CDLL | None:
