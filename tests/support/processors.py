@@ -12,10 +12,14 @@ import pytest
 from covey.models.native.library import open_library
 
 
+def flags() -> set[str]:
+    """What Intel's and AMD's processors say that they can; nothing of others."""
+    return set(Path("/proc/cpuinfo").read_text().split()) if platform.machine() == "x86_64" else set()
+
+
 def processors() -> tuple[str, ...]:
     """This one, and by the width of their vectors those with AVX2 and with SSE alone, where it has AVX2."""
-    flags = Path("/proc/cpuinfo").read_text().split() if platform.machine() == "x86_64" else []
-    return ("native", *(("haswell", "x86-64-v2") if "avx2" in flags else ()))
+    return ("native", *(("haswell", "x86-64-v2") if "avx2" in flags() else ()))
 
 
 def library_for(processor: str, folders: pytest.TempPathFactory) -> ctypes.CDLL:

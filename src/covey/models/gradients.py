@@ -52,14 +52,21 @@ class _Embedding(torch.autograd.Function):
         return None, None, None, None
 
 
+def _is_plain(module: Any) -> bool:
+    """Whether a module is an embedding that is trained and does nothing but look up, and nobody listens."""
+    if type(module) is not nn.Embedding or module.max_norm is not None or module.scale_grad_by_freq:
+        return False
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return module.weight.requires_grad and module.weight.is_leaf
+
+
 @contextmanager
 def adding_embedding(model: Any, gradient_of: GradientOf | None) -> Iterator[None]:
     """Within it the input embedding of a model adds its gradient by itself, if it is a plain one that is
     trained; None leaves it as it is."""
-    module = model.get_input_embeddings()
-    weight_VD = module.weight
-    plain = type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq
-    if gradient_of is None or not plain or not (weight_VD.requires_grad and weight_VD.is_leaf):
+    module: Any = None if gradient_of is None else model.get_input_embeddings()
+    if gradient_of is None or not _is_plain(module):
         yield
         return
 

@@ -65,14 +65,18 @@ class Scaled(nn.Embedding):
         return 2.0 * super().forward(tokens)
 
 
-@pytest.mark.parametrize("kind", ["frozen", "scaled", "bounded"])
+@pytest.mark.parametrize("kind", ["frozen", "scaled", "bounded", "heard"])
 def test_an_embedding_that_is_not_plain_is_left_alone(kind):
     model = Model(**({"max_norm": 1.0} if kind == "bounded" else {}))
     if kind == "scaled":
         model.embedding.__class__ = Scaled
     model.embedding.weight.requires_grad_(kind != "frozen")
+    if kind == "heard":
+        # Somebody may put another output in the place of its own.
+        model.embedding.register_forward_hook(lambda *_: torch.zeros(()))
+    hooks = len(model.embedding._forward_hooks)
     with adding_embedding(model, own_gradient):
-        assert not model.embedding._forward_hooks
+        assert len(model.embedding._forward_hooks) == hooks
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2", "gemma2", "mixtral", "lfm2"])

@@ -19,10 +19,16 @@ from covey.models.native.library import open_library
 from covey.models.policy import Policy
 from covey.rollout.noise import sample, token_table
 from support.models import VOCAB, random_model
+from support.processors import flags
 
 SOURCE = Path(covey.models.native.__file__).with_name("step.c")
-# Vectors of what this machine has; on Intel's and AMD's processors of 4 lanes and of 8 too.
-TARGETS = ("-march=native", *(("-march=x86-64", "-march=haswell") if platform.machine() == "x86_64" else ()))
+# Vectors of what this machine has; on Intel's and AMD's processors of 4 lanes and of 8 too, and where there
+# are tiles what multiplies bfloat16 without them.
+TARGETS = (
+    "-march=native",
+    *(("-march=x86-64", "-march=haswell") if platform.machine() == "x86_64" else ()),
+    *(("-march=cooperlake",) if "amx_bf16" in flags() else ()),
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,10 +75,12 @@ def test_products_are_those_of_torch(library, rows):
     assert not torch.allclose(step.logits(2 * hidden), expected, rtol=1e-5, atol=1e-5)
 
 
+# 340 words are no whole number of tiles, 40 rows of a width of 64 more than two of them.
+@pytest.mark.parametrize("vocab", [VOCAB, 340])
 @pytest.mark.parametrize("width", [64, 72, 24])
-@pytest.mark.parametrize("rows", [1, 5, 6, 13])
-def test_products_in_bfloat16_are_exact_sums_rounded_once(library, width, rows):
-    policy = policy_of("llama", hidden_size=width).to(torch.bfloat16)
+@pytest.mark.parametrize("rows", [1, 5, 6, 13, 40])
+def test_products_in_bfloat16_are_exact_sums_rounded_once(library, width, rows, vocab):
+    policy = policy_of("llama", hidden_size=width, vocab_size=vocab).to(torch.bfloat16)
     step = llama_native(library, policy, 8)
     assert step is not None
     hidden = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows)).bfloat16()

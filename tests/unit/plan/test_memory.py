@@ -289,8 +289,12 @@ def test_adapters_leave_more_on_the_heap() -> None:
 
 
 def test_gradients_of_earlier_passes_are_held() -> None:
-    found = phases(gradient_accumulation_steps=4)
+    several = {"gradient_accumulation_steps": 4}
+    found = phases(**several)
     assert found["update"]["gradients"] == 4000
+    # And the heap is in more pieces.
+    size = next(size for size in pass_sizes(config(**{**RUN, **several}), FACTS, 10) if size.later)
+    assert found["update"]["fragmentation"] == round((0.6 + 0.3) * 2 * layer_bytes(MODEL, size, FULL))
 
 
 def test_phases_in_bfloat16() -> None:

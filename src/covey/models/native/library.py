@@ -71,7 +71,7 @@ def _folder() -> Path:
 
 def _digest(compiler: str) -> str:
     digest = hashlib.sha256()
-    for name in ("products.h", "attention.h", *_SOURCES):
+    for name in ("products.h", "tiles.h", "attention.h", *_SOURCES):
         digest.update((_HERE / name).read_bytes())
     # The compiler as a file and not its version: asking for that would start a process with each run.
     found = Path(compiler).resolve()

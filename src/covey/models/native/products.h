@@ -365,9 +365,20 @@ __attribute__((unused)) static void panel_product(Share of, long rows, long colu
     }
 }
 
+#if defined(MULTIPLIES_BFLOAT16) && defined(__AMX_BF16__) && defined(__linux__)
+#define MULTIPLIES_TILES
+#include "tiles.h"
+#endif
+
 /* Columns first to last of the same, of a weight as it lies. */
 __attribute__((unused)) static void product(long n, const float *x, long width, const number *w, const float *bias, float *y, long stride,
                     long first, long last, int adds) {
+#ifdef MULTIPLIES_TILES
+    if (width % TILE_INNER == 0 && has_tiles()) {
+        tile_product(n, x, width, w, bias, y, stride, first, last, adds);
+        return;
+    }
+#endif
     long chunk = CHUNK / width / ROWS * ROWS;
     if (chunk < ROWS) chunk = ROWS;
     factor held[sizeof(factor) == sizeof(float) ? 1 : (chunk < n ? chunk : n) * width];
