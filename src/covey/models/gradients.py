@@ -53,10 +53,8 @@ class _Embedding(torch.autograd.Function):
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether a module is an embedding that is trained and does nothing but look up, and nobody listens."""
+    """Whether a module is an embedding that is trained and does nothing but look up."""
     if type(module) is not nn.Embedding or module.max_norm is not None or module.scale_grad_by_freq:
-        return False
-    if module._forward_hooks or module._forward_pre_hooks:
         return False
     return module.weight.requires_grad and module.weight.is_leaf
 
@@ -73,7 +71,8 @@ def adding_embedding(model: Any, gradient_of: GradientOf | None) -> Iterator[Non
     def look_up(module: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         return _Embedding.apply(module.weight, inputs[0], module.padding_idx, gradient_of)  # type: ignore[no-any-return]
 
-    handle = module.register_forward_hook(look_up)
+    # Before those who listen too, who may put another output in the place of this one.
+    handle = module.register_forward_hook(look_up, prepend=True)
     try:
         yield
     finally:
