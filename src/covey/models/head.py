@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from covey.models.gradients import GradientOf
-from covey.models.linear import add_transposed_product, linear, product_in
+from covey.models.linear import add_transposed_product, copy_in, linear, product_in
 
 # Contexts of a block at least, and its logits: 2 Mi values are 8 MiB in float32, which stay in a CPU's cache;
 # on a GPU products have to be larger to fill it.
@@ -106,7 +106,7 @@ class _Head:
         bias_B = None if self.bias_V is None else self.bias_V[vocab]
         products_CB = product_in(room.products, hidden_CD, self.weight_VD[vocab], bias_B)
         if products_CB.dtype != torch.float32:
-            products_CB = _copy(products_CB, room.logits)
+            products_CB = copy_in(room.logits, products_CB)
         return _bounded(products_CB, self.spec)
 
 
@@ -132,11 +132,6 @@ class _Room:
         room = widest * weight_VD.shape[1] if is_backward else 0
         part = weight_VD.new_empty(room), logits.new_empty(room)
         return cls(logits, weights, weight_VD.new_empty(head.cells), part)
-
-
-def _copy(block: Tensor, to: Tensor) -> Tensor:
-    """A copy in flat memory of another dtype."""
-    return to[: block.numel()].view_as(block).copy_(block)
 
 
 def _slices(total: int, size: int) -> list[slice]:
@@ -268,7 +263,7 @@ class _ChunkedStats(torch.autograd.Function):
                 if grad_bias_V is not None:
                     grad_bias_V[vocab] += slope_CB.sum(dim=0)
                 if weight_VD.dtype != torch.float32:
-                    slope_CB = _copy(slope_CB, room.products)
+                    slope_CB = copy_in(room.products, slope_CB)
                 grad_hidden_UD[rows] += linear(slope_CB, weight_VD[vocab].t())
                 if sums_BD is not None:
                     add_transposed_product(sums_BD, slope_CB, hidden_UD[rows], room.part)

@@ -90,6 +90,11 @@ def product_in(room: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
     return torch.addmm(bias, x, weight.t(), out=out)
 
 
+def copy_in(room: Tensor, block: Tensor) -> Tensor:
+    """A copy in flat memory, of its dtype."""
+    return room[: block.numel()].view_as(block).copy_(block)
+
+
 def add_transposed_product(
     to_NK: Tensor, left_TN: Tensor, right_TK: Tensor, room: tuple[Tensor, Tensor]
 ) -> None:
@@ -97,7 +102,7 @@ def add_transposed_product(
     added from flat memory in float32: torch would convert it in fresh memory."""
     if left_TN.dtype != to_NK.dtype:
         product_NK = product_in(room[0], left_TN.t(), right_TK.t())
-        to_NK += room[1][: product_NK.numel()].view_as(product_NK).copy_(product_NK)
+        to_NK += copy_in(room[1], product_NK)
     elif to_NK.device.type == "cpu" and _by_onednn(*to_NK.shape):
         to_NK += transposed_product(left_TN, right_TK)
     else:

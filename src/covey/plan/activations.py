@@ -59,7 +59,8 @@ class Training:
     """What of the configuration decides which activations are kept.
 
     `element` are the bytes of an element in the dtype that is computed in; `cuda` says where; `offload`
-    that what is kept leaves the GPU.
+    that what is kept leaves the GPU. In one process the head `adds` its gradient to the float32 one as it is
+    computed, and no other of lower precision is held.
     """
 
     element: int
@@ -69,6 +70,7 @@ class Training:
     dora: bool
     cuda: bool
     offload: bool
+    adds: bool = False
 
 
 def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSize]:

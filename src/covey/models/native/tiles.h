@@ -82,8 +82,8 @@ static void put_tile(const float *sums, int rows, int columns, const float *bias
 /* As `product`, for a width that tiles divide. */
 static void tile_product(long n, const float *x, long width, const number *w, const float *bias, float *y, long stride,
                          long first, long last, int adds) {
-    long chunk = CHUNK / width / (2 * TILE) * 2 * TILE;
-    if (chunk < 2 * TILE) chunk = 2 * TILE;
+    long chunk = CHUNK / width / TILE * TILE;
+    if (chunk < TILE) chunk = TILE;
     number laid[((chunk < n ? chunk : n) + TILE - 1) / TILE * TILE * width];
     float sums[4 * TILE_CELLS] = {0};
     for (long from = 0; from < n; from += chunk) {
