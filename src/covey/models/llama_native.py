@@ -46,11 +46,19 @@ _Model = structure(
 )
 _SPANS = ("slot", "slot_first", "slot_count", "row", "row_first", "row_count")
 _BUFFERS = ("hidden", "heads", "attended", "gate", "up", "normed", "scores")
+# The three that decoding counts on come first.
+_GIVEN = ("token", "position", "row_count", *(name for name in _SPANS if name != "row_count"))
 _Tokens = structure(
     "_Tokens",
     number=INT,
-    **dict.fromkeys(("token", "position", *_SPANS, *_BUFFERS), POINTER),
+    **dict.fromkeys((*_GIVEN, *_BUFFERS), POINTER),
     **dict.fromkeys(("scores_width", "threads"), INT),
+)
+_Draws = structure(
+    "_Draws",
+    **dict.fromkeys(("number", "states", "width", "vocab", "stops", "threads"), INT),
+    **dict.fromkeys(("head", "hidden", "temperature", "key", "table", "shared", "lead", "stop"), POINTER),
+    **dict.fromkeys(("position", "token", "logits", "logprob"), POINTER),
 )
 
 
@@ -89,20 +97,49 @@ class Cached(Layout, Protocol):
         """What each token sees; None where another way of attention is the faster one."""
 
 
+class Decoded(Cached, Protocol):
+    """A layout of one new token a row, of which it is always known what it sees."""
+
+    def spans(self, positions_n: Tensor) -> Spans:
+        """What each token sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What rows draw by, (n,) each: temperature, noise key and position; `table_V` is a token's share of the
+    noise.
+
+    `shared_n` says whose hidden state each draws from, `lead_b` which row is the first of each state's; None
+    where every row has its own. `stops` are the tokens that end a row.
+    """
+
+    temperature_n: Tensor
+    key_n: Tensor
+    position_n: Tensor
+    table_V: Tensor
+    shared_n: Tensor | None = None
+    lead_b: Tensor | None = None
+    stops: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Functions:
     """The library's functions for one precision."""
 
     step: Any
     draw: Any
+    decode: Any
+    copy_rows: Any
     multiply_rows: Any
     lay_panels: Any
 
     @classmethod
     def of(cls, library: ctypes.CDLL, dtype: torch.dtype) -> _Functions:
         suffix = str(dtype).removeprefix("torch.")
-        names = ("step", "draw", "multiply_rows", "lay_panels")
-        return cls(*(getattr(library, f"{name}_{suffix}") for name in names))
+        names = ("step", "draw", "decode", "copy_rows", "multiply_rows", "lay_panels")
+        found = cls(*(getattr(library, f"{name}_{suffix}") for name in names))
+        found.decode.restype = INT
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +191,53 @@ class LlamaNative:
         if spans is None:
             return self.policy.hidden(tokens_n, positions_n, layout)
         model = self._model(layout.cache)
+        hidden_nE = self.cos_P1D.new_empty(tokens_n.shape[0], model.width)
+        tokens, _kept = self._tokens(model, tokens_n, positions_n, spans, hidden_nE, layout.longest)
+        self.functions.step(ctypes.byref(model), ctypes.byref(tokens))
+        return hidden_nE.to(self.weights.embedding.dtype)
+
+    def draw(
+        self, hidden_nE: Tensor, temperature_n: Tensor, key_n: Tensor, position_n: Tensor, table_V: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Ids (n,) and logprobs (n,) as `covey.rollout.noise.sample` draws them from the policy's
+        logits."""
+        hidden_nE = hidden_nE.float()
+        draws = Drawn(temperature_n, key_n, position_n, table_V)
+        token_1n, logprob_1n, found, _kept = self._draws(hidden_nE, draws, 1)
+        self.functions.draw(ctypes.byref(found))
+        return token_1n[0], logprob_1n[0]
+
+    def decode(
+        self, tokens_b: Tensor, positions_b: Tensor, layout: Decoded, draws: Drawn, most: int
+    ) -> tuple[Tensor, Tensor]:
+        """Feed tokens and draw the next ones, `most` times or until a row draws a token that ends it or
+        another one than a row that shares its state: ids and logprobs, (k, n) each, as `hidden` and `draw`
+        give them one by one."""
+        spans = layout.spans(positions_b)
+        model = self._model(layout.cache)
+        hidden_bE = self.cos_P1D.new_empty(tokens_b.shape[0], model.width)
+        fed = tokens_b.clone(), positions_b.clone()
+        tokens, _buffers = self._tokens(model, *fed, spans, hidden_bE, layout.longest + most)
+        token_kn, logprob_kn, found, _kept = self._draws(hidden_bE, draws, most)
+        done = self.functions.decode(*map(ctypes.byref, (model, tokens, found)), INT(most))
+        return token_kn[:done], logprob_kn[:done]
+
+    def copy_rows(self, cache: Cache, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
+        """Copy what rows of a cache have up to a column onto other rows, of which none is both."""
+        rows = (INT * (2 * len(sources)))(*sources, *targets)
+        second = ctypes.byref(rows, len(sources) * ctypes.sizeof(INT))
+        self.functions.copy_rows(
+            ctypes.byref(self._model(cache)),
+            *(INT(len(sources)), ctypes.byref(rows), second),
+            *(INT(columns), INT(torch.get_num_threads())),
+        )
+
+    def _tokens(
+        self, model: Any, tokens_n: Tensor, positions_n: Tensor, spans: Spans, hidden_nE: Tensor, longest: int
+    ) -> tuple[Any, object]:
+        """New tokens that see `longest` others at most, and what has to live as long as they."""
         number, threads = tokens_n.shape[0], torch.get_num_threads()
-        hidden_nE = self.cos_P1D.new_empty(number, model.width)
-        longest = -(-layout.longest // _ALIGNED) * _ALIGNED
+        longest = -(-longest // _ALIGNED) * _ALIGNED
         every = (model.heads + 2 * model.key_heads) * model.head_width
         sizes = {
             "heads": number * every,
@@ -178,28 +259,38 @@ class LlamaNative:
             **{name: getattr(spans, name).data_ptr() for name in _SPANS},
             **places,
         )
-        self.functions.step(ctypes.byref(model), ctypes.byref(tokens))
-        return hidden_nE.to(self.weights.embedding.dtype)
+        return tokens, buffers
 
-    def draw(
-        self, hidden_nE: Tensor, temperature_n: Tensor, key_n: Tensor, position_n: Tensor, table_V: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Ids (n,) and logprobs (n,) as `covey.rollout.noise.sample` draws them from the policy's
-        logits."""
-        hidden_nE = hidden_nE.float()
-        number, vocab = hidden_nE.shape[0], table_V.shape[0]
+    def _draws(self, hidden_bE: Tensor, draws: Drawn, most: int) -> tuple[Tensor, Tensor, Any, object]:
+        """Where ids and logprobs of so many draws go, (most, n) each; the draws, and what has to live as long
+        as they."""
+        number, states, threads = draws.key_n.shape[0], hidden_bE.shape[0], torch.get_num_threads()
+        vocab = draws.table_V.shape[0]
         room = -(-vocab // _ALIGNED) * _ALIGNED
-        logits_nV, logprob_n = hidden_nE.new_empty(number, room), hidden_nE.new_empty(number)
-        token_n = torch.empty_like(key_n)
-        self.functions.draw(
-            INT(number),
-            *(POINTER(hidden_nE.data_ptr()), INT(hidden_nE.shape[1])),
-            *(ctypes.byref(self.products.head), INT(vocab)),
-            *(POINTER(x.data_ptr()) for x in (temperature_n, key_n, position_n, table_V)),
-            *(POINTER(x.data_ptr()) for x in (logits_nV, token_n, logprob_n)),
-            INT(torch.get_num_threads()),
+        logits_XV = hidden_bE.new_empty(states + (threads if draws.shared_n is not None else 0), room)
+        logprob_kn, token_kn = hidden_bE.new_empty(most, number), draws.key_n.new_empty(most, number)
+        position_n, stop_s = draws.position_n.clone(), torch.tensor(draws.stops, dtype=torch.int64)
+        found = _Draws(
+            number=number,
+            states=states,
+            width=hidden_bE.shape[1],
+            vocab=vocab,
+            stops=len(draws.stops),
+            threads=threads,
+            head=ctypes.addressof(self.products.head),
+            hidden=hidden_bE.data_ptr(),
+            temperature=draws.temperature_n.data_ptr(),
+            key=draws.key_n.data_ptr(),
+            table=draws.table_V.data_ptr(),
+            shared=place(draws.shared_n),
+            lead=place(draws.lead_b),
+            stop=stop_s.data_ptr(),
+            position=position_n.data_ptr(),
+            token=token_kn.data_ptr(),
+            logits=logits_XV.data_ptr(),
+            logprob=logprob_kn.data_ptr(),
         )
-        return token_n, logprob_n
+        return token_kn, logprob_kn, found, (logits_XV, position_n, stop_s)
 
     def logits(self, hidden_nE: Tensor) -> Tensor:
         """Float32 logits (n, V), as `Policy.logits`."""

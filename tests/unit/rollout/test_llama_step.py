@@ -62,6 +62,8 @@ def gaps(kind, policy: Policy, requests, run_engine, monkeypatch, spoil=lambda x
         return expected
 
     monkeypatch.setattr(kind, "hidden", both)
+    # A call for each token.
+    monkeypatch.setattr(native_engine, "_LOOK", 1)
     run_engine(NativeEngine(policy, max_rows=10), requests)
     return found
 

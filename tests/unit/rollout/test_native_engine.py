@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -421,7 +422,15 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
         count(tokens, layout)
         return steps[type(self)](self, tokens, positions, layout)
 
+    decode = LlamaNative.decode
+
+    def counting_decode(self, tokens, *given):
+        drawn = decode(self, tokens, *given)
+        decoded.extend([tokens.numel()] * len(drawn[0]))
+        return drawn
+
     monkeypatch.setattr(policy, "hidden", counting)
+    monkeypatch.setattr(LlamaNative, "decode", counting_decode)
     for kind in steps:
         monkeypatch.setattr(kind, "hidden", counting_step)
     engine = NativeEngine(policy, max_rows=max_rows)
@@ -447,6 +456,49 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
     assert max(decoded) <= max_rows
 
 
+@pytest.mark.parametrize("look", [2, 5, 16])
+@pytest.mark.parametrize("max_rows", [256, 5])
+def test_tokens_in_one_call_are_those_of_a_call_each(
+    look, max_rows, tiny_policy, random_prompts, requests_of, run_engine, monkeypatch
+):
+    """To the bit, with siblings that part, rows that end and settings of a row's own."""
+    policy = tiny_policy("llama")
+    requests = requests_of(random_prompts(9, 3, 14), 6, stop=(5, 17, 40), max_new_tokens=40)
+    requests = [
+        replace(r, sampling=replace(r.sampling, temperature=0.3 + n % 3, max_new_tokens=20 + n))
+        for n, r in enumerate(requests)
+    ]
+    found = []
+    for most in (1, look):
+        monkeypatch.setattr(native_engine, "_LOOK", most)
+        found.append(run_engine(NativeEngine(policy, max_rows=max_rows), requests))
+    assert len({len(c.token_ids) for c in found[0]}) > 3
+    for one, other in zip(*found, strict=True):
+        assert (one.token_ids, one.logprobs, one.finish) == (other.token_ids, other.logprobs, other.finish)
+
+
+def test_the_host_looks_when_something_happens_to_a_row(
+    layout, tiny_policy, random_prompts, requests_of, run_engine, monkeypatch
+):
+    """And else after so many tokens: completions come as they end."""
+    engine, decode, asked = NativeEngine(tiny_policy("llama")), LlamaNative.decode, []
+
+    def seen(self, *given):
+        drawn = decode(self, *given)
+        asked.append((given[-1], len(drawn[0])))
+        return drawn
+
+    monkeypatch.setattr(LlamaNative, "decode", seen)
+    (whole,) = run_engine(engine, requests_of(random_prompts(9), 1, max_new_tokens=40))
+    # The first token comes from the prompt.
+    assert asked == ([(16, 16), (16, 16), (7, 7)] if "compiled" in layout else [])
+    asked.clear()
+    stop = whole.token_ids[9]
+    (done,) = run_engine(engine, requests_of(random_prompts(9), 1, stop=(stop,), max_new_tokens=40))
+    assert done.finish is Finish.STOP and len(done.token_ids) == whole.token_ids.index(stop) + 1
+    assert asked == ([(16, len(done.token_ids) - 1)] if "compiled" in layout else [])
+
+
 @pytest.mark.parametrize("max_rows", [64, 24])
 def test_siblings_in_one_row_sample_what_each_samples_in_its_own(
     max_rows, layout, quickstart_policy, quickstart_codec, quickstart_prompts, requests_of, run_engine
@@ -464,7 +516,12 @@ def test_siblings_in_one_row_sample_what_each_samples_in_its_own(
             fed[engine] += tokens.shape[0]
             return hidden(tokens, positions, layout)
 
-        engine._hidden = counting
+        def counting_many(step, draws, given, engine=engine, decode=engine._until_it_matters):
+            drawn = decode(step, draws, given)
+            fed[engine] += given[0].shape[0] * drawn[0].shape[1]
+            return drawn
+
+        engine._hidden, engine._until_it_matters = counting, counting_many
     one, two = run_engine(shared, requests), run_engine(apart, requests)
     assert contents(one) == contents(two)
     # In C a row does not depend, to the bit, on what it is batched with.

@@ -28,7 +28,8 @@ typedef struct {
 
 typedef struct {
     int64_t number;
-    const int64_t *token, *position, *slot, *slot_first, *slot_count, *row, *row_first, *row_count;
+    int64_t *token, *position, *row_count;
+    const int64_t *slot, *slot_first, *slot_count, *row, *row_first;
     float *hidden, *heads, *attended, *gate, *up, *normed, *scores;
     int64_t scores_width, threads;
 } Tokens;
@@ -296,23 +297,76 @@ static void draw_row(float *logit, long vocab, float temperature, uint32_t key, 
     *logprob = logit[*token] - total;
 }
 
-/* Draws a token for each row from softmax(hidden @ head.T / temperature), with the noise of its key and position;
-   `token` is 0 and `logprob` NaN where the logits are no numbers. `logits` have room for whole vectors in each row. */
-void NAME(draw)(int64_t n, const float *hidden, int64_t width, const Linear *head, int64_t vocab, const float *temperature,
-          const int64_t *key, const int64_t *position, const int64_t *table, float *logits, int64_t *token,
-          float *logprob, int64_t threads) {
-#pragma omp parallel num_threads(threads)
+/* Rows that draw a token each from softmax(hidden @ head.T / temperature), with the noise of its key and position.
+   `shared` says whose hidden state each draws from, and `lead` which row draws first from each; null where every row
+   has its own. `logits` have room for whole vectors of each state and, where they are shared, of each thread. */
+typedef struct {
+    int64_t number, states, width, vocab, stops, threads;
+    const Linear *head;
+    const float *hidden, *temperature;
+    const int64_t *key, *table, *shared, *lead, *stop;
+    int64_t *position, *token;
+    float *logits, *logprob;
+} Draws;
+
+/* A token is 0 and its logprob NaN where the logits are no numbers. */
+void NAME(draw)(const Draws *d) {
+#pragma omp parallel num_threads(d->threads)
     {
         Share of = {omp_get_thread_num(), omp_get_num_threads()};
-        long stride = padded(vocab);
-        multiply(of, n, hidden, width, *head, logits, vocab, stride, 0);
+        long stride = padded(d->vocab);
+        multiply(of, d->states, d->hidden, d->width, *d->head, d->logits, d->vocab, stride, 0);
 #pragma omp barrier
-        long first, last = share(of, n, 1, &first);
+        long first, last = share(of, d->number, 1, &first);
         for (long i = first; i < last; i++) {
-            token[i] = 0, logprob[i] = NAN;
-            draw_row(logits + i * stride, vocab, temperature[i], key[i], position[i], table, token + i, logprob + i);
+            float *logit = d->logits + i * stride;
+            if (d->shared) {
+                logit = d->logits + (d->states + of.thread) * stride;
+                memcpy(logit, d->logits + d->shared[i] * stride, d->vocab * sizeof(float));
+            }
+            d->token[i] = 0, d->logprob[i] = NAN;
+            draw_row(logit, d->vocab, d->temperature[i], d->key[i], d->position[i], d->table, d->token + i,
+                     d->logprob + i);
         }
     }
+}
+
+/* Whether a row has drawn a token that ends it, or another one than those it shares a state with. */
+static int has_happened(const Draws *d) {
+    for (long i = 0; i < d->number; i++) {
+        if (d->shared && d->token[i] != d->token[d->lead[d->shared[i]]]) return 1;
+        for (long s = 0; s < d->stops; s++)
+            if (d->token[i] == d->stop[s]) return 1;
+    }
+    return 0;
+}
+
+/* Feeds tokens and draws the next ones, `most` times or until something happens; returns how often. What is drawn is
+   (most, number), and the counts go on with it. */
+int64_t NAME(decode)(const Model *m, const Tokens *t, const Draws *given, int64_t most) {
+    Draws d = *given;
+    for (long done = 1;; done++) {
+        NAME(step)(m, t);
+        NAME(draw)(&d);
+        for (long i = 0; i < d.number; i++) d.position[i]++;
+        if (done == most || has_happened(&d)) return done;
+        for (long i = 0; i < t->number; i++)
+            t->token[i] = d.token[d.lead ? d.lead[i] : i], t->position[i]++, t->row_count[i]++;
+        d.token += d.number, d.logprob += d.number;
+    }
+}
+
+/* Copies what rows of the cache have in all layers up to a column onto other rows; none is both. */
+void NAME(copy_rows)(const Model *m, int64_t n, const int64_t *source, const int64_t *target, int64_t columns,
+                     int64_t threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long l = 0; l < m->layers; l++)
+        for (long at = 0; at < 2 * n * m->key_heads; at++) {
+            long row = at / m->key_heads % n, head = at % m->key_heads, is_value = at / (n * m->key_heads);
+            memcpy(place(m, m->layer[l].own, m->own_slots, m->own_columns, target[row], head, is_value),
+                   place(m, m->layer[l].own, m->own_slots, m->own_columns, source[row], head, is_value),
+                   columns * m->head_width * sizeof(number));
+        }
 }
 
 /* y = x @ weight.T + bias: (n, width) and (columns, width) to (n, columns). */

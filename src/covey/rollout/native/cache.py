@@ -89,9 +89,8 @@ class KVCache:
         """A layer's prefix slots and rows."""
         return self.layer(layer, like_1KTD), self.own[layer]
 
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy rows `sources`, which have `length` tokens at most, onto rows `targets`; none is both."""
-        columns = self.start + length
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
+        """Copy what rows have up to a column onto other rows; none is both."""
         for own in self.own.values():
             for source, target in zip(sources, targets, strict=True):
                 own[:, target, :, :columns] = own[:, source, :, :columns]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -52,6 +53,9 @@ _ROW_STEP, _FEW_ROWS = 8, 32
 # Tokens decoded before the host looks which rows have ended. A GPU would wait for each look; rows that ended
 # meanwhile have decoded for nothing.
 _STRIDE = {"cpu": 1, "gpu": 8}
+# Tokens that are decoded in C at most before the host looks, where nothing happens to a row: a signal waits
+# so long.
+_LOOK = 16
 
 
 class NativeEngine:
@@ -87,12 +91,16 @@ class NativeEngine:
         self._caches: dict[bool, KVCache] = {}
         self._cache: KVCache | None = None
         self._last_hidden_FD: Tensor | None = None
-        self._table_V: Tensor | None = None
         self._arrangement: Families | FlatRows | None = None
         self._draws: Draws | None = None
         self._step: LlamaStep | LlamaNative | None = None
         # A recording is of torch's calls.
         self._library = policy.library if self._recordings is None else None
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """Each token's share of the noise, (V,)."""
+        return token_table(self._policy.vocab, self._policy.device)
 
     @property
     def _rows(self) -> list[Row]:
@@ -317,10 +325,14 @@ class NativeEngine:
         self, arrangement: Families | FlatRows, draws: Draws, longest_own: int, shortest_own: int
     ) -> tuple[Tensor, Tensor]:
         """Tokens and logprobs, (n, k) each."""
-        drawn = [
-            self._decode_one(arrangement, draws, longest_own + i, shortest_own + i)
-            for i in range(self._stride)
-        ]
+        step = self._step
+        if isinstance(step, LlamaNative) and step.draws and _LOOK > 1:
+            fed = self._fed(arrangement, draws, longest_own, shortest_own)
+            return self._until_it_matters(step, draws, fed)
+        drawn = []
+        for i in range(self._stride):
+            fed = self._fed(arrangement, draws, longest_own + i, shortest_own + i)
+            drawn.append(self._draw(draws.spread(self._hidden(*fed)), draws))
         tokens_nk, logprobs_nk = (torch.stack(parts, dim=1) for parts in zip(*drawn, strict=True))
         return tokens_nk, logprobs_nk
 
@@ -367,10 +379,19 @@ class NativeEngine:
             self._recordings.forget()
         self._places = places
 
-    def _decode_one(
-        self, arrangement: Families | FlatRows, draws: Draws, longest_own: int, shortest_own: int
+    def _until_it_matters(
+        self, step: LlamaNative, draws: Draws, fed: tuple[Tensor, Tensor, DecodeLayout | FlatLayout]
     ) -> tuple[Tensor, Tensor]:
-        """Feed every row its newest token and draw the next; returns tokens and logprobs, (n,) each."""
+        """The same for as long as nothing happens to a row, up to the token at which something does."""
+        most = min(_LOOK, *(row.room for row in self._rows))
+        token_kn, logprob_kn = step.decode(*fed, draws.drawn(self._table), most)
+        draws.token_n, draws.count_n = token_kn[-1], draws.count_n + len(token_kn)
+        return token_kn.t(), logprob_kn.t()
+
+    def _fed(
+        self, arrangement: Families | FlatRows, draws: Draws, longest_own: int, shortest_own: int
+    ) -> tuple[Tensor, Tensor, DecodeLayout | FlatLayout]:
+        """The newest tokens, their positions, and how they read the cache."""
         assert self._cache is not None
         token_b, count_b = draws.fed
         own_b = count_b - 1
@@ -379,13 +400,12 @@ class NativeEngine:
             layout = FlatLayout(self._cache, arrangement, own_b, longest_own, shortest_own)
         else:
             layout = DecodeLayout(self._cache, arrangement, own_b, longest_own)
-        hidden_bD = self._hidden(token_b, arrangement.prompt_length_n + own_b, layout)
-        return self._draw(draws.spread(hidden_bD), draws)
+        return token_b, arrangement.prompt_length_n + own_b, layout
 
     def _hidden(
         self, tokens_T: Tensor, positions_T: Tensor, layout: PrefillLayout | DecodeLayout | FlatLayout
     ) -> Tensor:
-        """Last hidden states by the short step where there is one, else by the modules."""
+        """Last hidden states of new tokens by the short step where there is one, else by the modules."""
         if self._step is not None:
             return self._step.hidden(tokens_T, positions_T, layout)
         return self._policy.hidden(tokens_T, positions_T, layout)
@@ -422,21 +442,14 @@ class NativeEngine:
 
     def _draw(self, hidden_nD: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The next token of some rows and its logprob, (n,) each; `draws` goes on to it."""
-        if self._table_V is None:
-            self._table_V = token_table(self._policy.vocab, hidden_nD.device)
+        given = draws.temperature_n, draws.key_n, draws.count_n, self._table
         if isinstance(self._step, LlamaNative) and self._step.draws:
-            token_n, logprob_n = self._step.draw(
-                hidden_nD, draws.temperature_n, draws.key_n, draws.count_n, self._table_V
-            )
-            draws.token_n, draws.count_n = token_n, draws.count_n + 1
-            return token_n, logprob_n
-        source = self._step if isinstance(self._step, LlamaNative) else self._policy
-        logits_nV = source.logits(hidden_nD)
-        if draws.ahead is None:
-            draws.ahead = Ahead(draws.key_n, draws.count_n, self._table_V, self._stride)
-        token_n, logprob_n = sample(
-            logits_nV, draws.temperature_n, draws.key_n, draws.count_n, self._table_V, draws.ahead
-        )
+            token_n, logprob_n = self._step.draw(hidden_nD, *given)
+        else:
+            source = self._step if isinstance(self._step, LlamaNative) else self._policy
+            if draws.ahead is None:
+                draws.ahead = Ahead(draws.key_n, draws.count_n, self._table, self._stride)
+            token_n, logprob_n = sample(source.logits(hidden_nD), *given, draws.ahead)
         draws.token_n, draws.count_n = token_n, draws.count_n + 1
         return token_n, logprob_n
 
@@ -470,8 +483,12 @@ class NativeEngine:
         sources, targets = self._branches.part()
         if sources:
             assert self._cache is not None
-            length = max(len(self._branches.held[target][0].tokens) for target in targets)
-            self._cache.move_rows(sources, targets, length)
+            longest = max(len(self._branches.held[target][0].tokens) for target in targets)
+            given = sources, targets, self._cache.start + longest
+            if isinstance(self._step, LlamaNative):
+                self._step.copy_rows(self._cache, *given)
+            else:
+                self._cache.copy_rows(*given)
         if has_ended:
             self._families = [f for f in self._families if f.running or f.waiting]
         if sources or has_ended:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from covey.models.llama_native import Drawn
 from covey.rollout.noise import Ahead
 from covey.types import Finish, GenerationRequest
 
@@ -39,6 +40,11 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     has_ended: bool = False
 
+    @property
+    def room(self) -> int:
+        """Tokens that it may still get."""
+        return self.request.sampling.max_new_tokens - len(self.tokens)
+
     def take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Finish | None:
         """Keep what was drawn up to the row's end; says why it ended if it did."""
         sampling = self.request.sampling
@@ -58,13 +64,14 @@ class Draws:
     are, temperature and noise key. They follow the rows without the host.
 
     Where rows share what is computed, `lead_b` are the numbers of those whose tokens are fed and `shared_n`
-    says whose hidden state each row draws from.
+    says whose hidden state each row draws from. `stops` are the tokens that end some row.
     """
 
     token_n: Tensor
     count_n: Tensor
     temperature_n: Tensor
     key_n: Tensor
+    stops: frozenset[int] = frozenset()
     ahead: Ahead | None = None
     lead_b: Tensor | None = None
     shared_n: Tensor | None = None
@@ -85,6 +92,11 @@ class Draws:
         """What was computed for every row, (n, D)."""
         return hidden_bD if self.shared_n is None else hidden_bD.index_select(0, self.shared_n)
 
+    def drawn(self, table_V: Tensor) -> Drawn:
+        """The same for draws in C; `table_V` is the noise's share of each token."""
+        given = self.temperature_n, self.key_n, self.count_n, table_V
+        return Drawn(*given, self.shared_n, self.lead_b, tuple(self.stops))
+
     @classmethod
     def of(cls, rows: Sequence[Row], device: torch.device, spare: int = 0) -> Draws:
         """With `spare` rows behind them that nobody reads."""
@@ -94,4 +106,5 @@ class Draws:
             torch.tensor([len(row.tokens) for row in rows] + [1] * spare, device=device),
             torch.tensor([row.request.sampling.temperature for row in rows] + [1.0] * spare, device=device),
             torch.tensor([row.key for row in rows] + more, device=device),
+            frozenset[int]().union(*{row.request.sampling.stop_token_ids for row in rows}),
         )
