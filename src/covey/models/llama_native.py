@@ -222,15 +222,13 @@ class LlamaNative:
         done = self.functions.decode(*map(ctypes.byref, (model, tokens, found)), INT(most))
         return token_kn[:done], logprob_kn[:done]
 
-    def copy_rows(self, cache: Cache, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
-        """Copy what rows of a cache have up to a column onto other rows, of which none is both."""
+    def copy_rows(self, cache: Cache, sources: Sequence[int], targets: Sequence[int], columns: range) -> None:
+        """Copy columns of rows of a cache onto other rows, of which none is both."""
         rows = (INT * (2 * len(sources)))(*sources, *targets)
         second = ctypes.byref(rows, len(sources) * ctypes.sizeof(INT))
-        self.functions.copy_rows(
-            ctypes.byref(self._model(cache)),
-            *(INT(len(sources)), ctypes.byref(rows), second),
-            *(INT(columns), INT(torch.get_num_threads())),
-        )
+        span = INT(columns.start), INT(len(columns))
+        model = self._model(cache)
+        self.functions.copy_rows(ctypes.byref(model), INT(len(sources)), ctypes.byref(rows), second, *span)
 
     def _tokens(
         self, model: Any, tokens_n: Tensor, positions_n: Tensor, spans: Spans, hidden_nE: Tensor, longest: int

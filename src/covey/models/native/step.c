@@ -356,15 +356,15 @@ int64_t NAME(decode)(const Model *m, const Tokens *t, const Draws *given, int64_
     }
 }
 
-/* Copies what rows of the cache have in all layers up to a column onto other rows; none is both. */
-void NAME(copy_rows)(const Model *m, int64_t n, const int64_t *source, const int64_t *target, int64_t columns,
-                     int64_t threads) {
-#pragma omp parallel for num_threads(threads)
+/* Copies some columns of rows of the cache in all layers onto other rows; none is both. */
+void NAME(copy_rows)(const Model *m, int64_t n, const int64_t *source, const int64_t *target, int64_t first,
+                     int64_t columns) {
     for (long l = 0; l < m->layers; l++)
         for (long at = 0; at < 2 * n * m->key_heads; at++) {
             long row = at / m->key_heads % n, head = at % m->key_heads, is_value = at / (n * m->key_heads);
-            memcpy(place(m, m->layer[l].own, m->own_slots, m->own_columns, target[row], head, is_value),
-                   place(m, m->layer[l].own, m->own_slots, m->own_columns, source[row], head, is_value),
+            number *own = m->layer[l].own;
+            memcpy(place(m, own, m->own_slots, m->own_columns, target[row], head, is_value) + first * m->head_width,
+                   place(m, own, m->own_slots, m->own_columns, source[row], head, is_value) + first * m->head_width,
                    columns * m->head_width * sizeof(number));
         }
 }

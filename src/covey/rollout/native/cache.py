@@ -89,11 +89,16 @@ class KVCache:
         """A layer's prefix slots and rows."""
         return self.layer(layer, like_1KTD), self.own[layer]
 
-    def copy_rows(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
-        """Copy what rows have up to a column onto other rows; none is both."""
+    def columns(self, prompt: int, tokens: int) -> range:
+        """Those of a row's own slot that hold what it has, of `prompt` tokens and so many behind it."""
+        return range(max(0, self.start - prompt), self.start + tokens)
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int], columns: range) -> None:
+        """Copy columns of rows onto other rows, of which none is both."""
+        span = slice(columns.start, columns.stop)
         for own in self.own.values():
             for source, target in zip(sources, targets, strict=True):
-                own[:, target, :, :columns] = own[:, source, :, :columns]
+                own[:, target, :, span] = own[:, source, :, span]
 
 
 class PrefillLayout:

@@ -53,8 +53,7 @@ _ROW_STEP, _FEW_ROWS = 8, 32
 # Tokens decoded before the host looks which rows have ended. A GPU would wait for each look; rows that ended
 # meanwhile have decoded for nothing.
 _STRIDE = {"cpu": 1, "gpu": 8}
-# Tokens that are decoded in C at most before the host looks, where nothing happens to a row: a signal waits
-# so long.
+# The same in C at most, where nothing happens to a row: a signal waits so long.
 _LOOK = 16
 
 
@@ -483,8 +482,9 @@ class NativeEngine:
         sources, targets = self._branches.part()
         if sources:
             assert self._cache is not None
-            longest = max(len(self._branches.held[target][0].tokens) for target in targets)
-            given = sources, targets, self._cache.start + longest
+            moved = [self._branches.held[target][0] for target in targets]
+            longest = max(len(row.family.prompt) for row in moved), max(len(row.tokens) for row in moved)
+            given = sources, targets, self._cache.columns(*longest)
             if isinstance(self._step, LlamaNative):
                 self._step.copy_rows(self._cache, *given)
             else:
