@@ -46,7 +46,7 @@ _Model = structure(
 )
 _SPANS = ("slot", "slot_first", "slot_count", "row", "row_first", "row_count")
 _BUFFERS = ("hidden", "heads", "attended", "gate", "up", "normed", "scores")
-# The three that decoding counts on come first.
+# The three that decoding moves on come first.
 _GIVEN = ("token", "position", "row_count", *(name for name in _SPANS if name != "row_count"))
 _Tokens = structure(
     "_Tokens",
