@@ -9,6 +9,7 @@ floor (of the cases named), lengths, accumulation, memory, soak. Nothing named: 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -54,6 +55,12 @@ def _arguments() -> argparse.Namespace:
     found = parser.parse_args()
     if unknown := [name for name in found.names if name not in known]:
         parser.error(f"{', '.join(unknown)}: not among {', '.join(known)}")
+    if gone := [python for python in (found.trl, found.swift) if python and shutil.which(python) is None]:
+        parser.error(f"{', '.join(gone)}: no such program; `make bench` makes both environments")
+    if found.repeats < 1:
+        parser.error(f"--repeats {found.repeats}: at least 1")
+    if found.write and not found.write.parent.is_dir():
+        parser.error(f"--write {found.write}: no folder {found.write.parent}")
     return found
 
 

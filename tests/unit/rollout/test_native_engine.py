@@ -456,7 +456,7 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
     assert max(decoded) <= max_rows
 
 
-@pytest.mark.parametrize("look", [2, 16])
+@pytest.mark.parametrize("look", [2, 5, 16])
 @pytest.mark.parametrize("max_rows", [256, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tokens_in_one_call_are_those_of_a_call_each(
