@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from covey.models.layouts import AttentionKind, StreamKind, streams_of
+from covey.models.layouts import AttentionKind, StreamKind
 from covey.models.policy import Policy
 from covey.models.stream import Row
 from covey.plan.recompute import Recompute
@@ -94,11 +94,12 @@ def _ways() -> list[tuple[AttentionKind, StreamKind, Recompute]]:
         kinds.append("flex")
         if importlib.util.find_spec("flash_attn") is not None:
             kinds.append("flash_attn")
+    streams: list[StreamKind] = ["prefix", "packed"]
     ways: list[tuple[AttentionKind, StreamKind, Recompute]] = [
-        (kind, stream, "none") for kind in kinds for stream in streams_of(kind)
+        (kind, stream, "none") for kind in kinds for stream in streams
     ]
     recomputed: list[Recompute] = ["selective", "full"]
-    return ways + [(kind, streams_of(kind)[0], r) for kind in kinds if kind != "eager" for r in recomputed]
+    return ways + [(kind, "prefix", r) for kind in kinds if kind != "eager" for r in recomputed]
 
 
 def _finding(

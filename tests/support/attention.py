@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
-from covey.models.attention import AttentionOptions
+from covey.models.attention import AttentionOptions, attend_masked
 from covey.types import StreamSegment
 
 H, K, D = 4, 2, 8
@@ -105,3 +107,41 @@ def random_segments(seed: int) -> tuple[StreamSegment, ...]:
             path.append(len(segments) - 1)
             total += length
     return tuple(segments)
+
+
+def varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+) -> torch.Tensor:
+    """flash_attn_varlen_func as its docstring describes it, a row at a time: causal masks and windows are
+    aligned to the end of queries and keys."""
+    assert causal and dropout_p == 0.0
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    rows, seen = (list(itertools.pairwise(ends.tolist())) for ends in (cu_seqlens_q, cu_seqlens_k))
+    assert max(b - a for a, b in rows) == max_seqlen_q
+    assert max(b - a for a, b in seen) == max_seqlen_k
+    assert (rows[-1][1], seen[-1][1]) == (len(q), len(k))
+    out = []
+    for (first, end), (first_key, end_key) in zip(rows, seen, strict=True):
+        key = torch.arange(end_key - first_key)
+        last = torch.arange(end - first)[:, None] + len(key) - (end - first)
+        visible = last >= key
+        if window_size != (-1, -1):
+            visible &= key >= last - window_size[0]
+        options = AttentionOptions(scaling=softmax_scale, softcap=softcap or None)
+        cuts = (q[first:end], k[first_key:end_key], v[first_key:end_key])
+        parts = (x.transpose(0, 1)[None] for x in cuts)
+        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+        out.append(attend_masked(*parts, bias[None, None], options)[0].transpose(0, 1))
+    return torch.cat(out)

@@ -1,9 +1,11 @@
-"""Attention over packed rows by the kernels of the package flash-attn.
+"""Attention over streams by the kernels of the package flash-attn.
 
-They take rows of any lengths end to end, and know nothing of a prompt that rows share. This is the one module
-that imports the package; the plan has found it before weights are loaded.
+They take rows of queries and rows of keys end to end, each pair of any two lengths: the last query of a row
+sees all of its keys, and each one before it one key less. So a segment's queries go with the keys of what it
+grows from and its own behind them. This is the one module that imports the package; the plan has found it
+before weights are loaded.
 
-Axes: H query heads, K key heads, T tokens of the stream, D head width, S segments.
+Axes: H query heads, K key heads, T tokens of the stream, L keys of all rows, D head width, S segments.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from covey.models.attention import AttentionOptions, StreamLayout
+from covey.models.prefix import Prefix
 from covey.types import StreamSegment
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -22,20 +25,25 @@ _MAX_WIDTH = 256
 
 
 class FlashLayout:
-    """The attention of one packed stream. Sinks, float32 and heads over 256 wide take masked rows.
+    """The attention of one stream. Sinks, float32 and heads over 256 wide take masked rows."""
 
-    Raises ValueError for a stream whose segments have parents.
-    """
-
-    def __init__(self, segments: Sequence[StreamSegment], device: torch.device | str) -> None:
-        if any(s.parent is not None for s in segments):
-            raise ValueError("the kernels of flash-attn cannot share a prompt between rows; pack them")
+    def __init__(
+        self,
+        segments: Sequence[StreamSegment],
+        device: torch.device | str,
+        prefix: Prefix | None = None,
+    ) -> None:
         self.segments = tuple(segments)
-        self._device = device
-        lengths = [s.length for s in self.segments]
-        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        self._ends_S = torch.from_numpy(ends).to(device)
-        self._longest = max(lengths)
+        self._device, self._prefix = device, prefix
+        self._first = 0 if prefix is None else prefix.first
+        seen = zip(segments, _seen(segments), strict=True)
+        rows = [(s.length, keys) for s, keys in seen if s.start >= self._first]
+        self._query_ends, self._longest_query = self._rows([length for length, _ in rows])
+        self._key_ends, self._longest_key = self._rows([len(keys) for _, keys in rows])
+        # Packed rows see their own tokens, which lie as the kernels want them.
+        is_shared = self._first > 0 or any(s.parent is not None for s in segments)
+        key_L = np.concatenate([keys for _, keys in rows])
+        self._key_L = torch.from_numpy(key_L).to(device) if is_shared else None
         self._masked: StreamLayout | None = None
 
     def attend(
@@ -51,13 +59,20 @@ class FlashLayout:
             return self._by_rows().attend(layer, query_1HTD, key_1KTD, value_1KTD, options)
         from flash_attn import flash_attn_varlen_func
 
+        query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
+        if self._prefix is not None:
+            key_TKD, value_TKD = self._prefix.pair(layer, key_TKD, value_TKD, extends=self._first > 0)
+        if self._key_L is not None:
+            key_TKD, value_TKD = (x.index_select(0, self._key_L) for x in (key_TKD, value_TKD))
         window = options.sliding_window
         out_THD: Tensor = flash_attn_varlen_func(
-            *(x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD)),
-            cu_seqlens_q=self._ends_S,
-            cu_seqlens_k=self._ends_S,
-            max_seqlen_q=self._longest,
-            max_seqlen_k=self._longest,
+            query_THD,
+            key_TKD,
+            value_TKD,
+            cu_seqlens_q=self._query_ends,
+            cu_seqlens_k=self._key_ends,
+            max_seqlen_q=self._longest_query,
+            max_seqlen_k=self._longest_key,
             dropout_p=options.dropout,
             softmax_scale=options.scaling,
             causal=True,
@@ -67,7 +82,22 @@ class FlashLayout:
         )
         return out_THD.transpose(0, 1)[None]
 
+    def _rows(self, lengths: Sequence[int]) -> tuple[Tensor, int]:
+        """Where rows begin and end, int32 (S + 1,), and the length of the longest."""
+        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return torch.from_numpy(ends).to(self._device), max(lengths)
+
     def _by_rows(self) -> StreamLayout:
         if self._masked is None:
-            self._masked = StreamLayout(self.segments, self._device)
+            self._masked = StreamLayout(self.segments, self._device, prefix=self._prefix)
+            self._masked.first = self._first
         return self._masked
+
+
+def _seen(segments: Sequence[StreamSegment]) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """The tokens that each segment's last one sees, from the first of its root on."""
+    found: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    for segment in segments:
+        own = np.arange(segment.start, segment.start + segment.length)
+        found.append(own if segment.parent is None else np.concatenate([found[segment.parent], own]))
+    return found

@@ -1,4 +1,4 @@
-"""Which implementation computes the attention of a stream while training, and which layouts it can do."""
+"""Which implementation computes the attention of a stream while training."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def stream_layout(
     device: torch.device | str,
     prefix: Prefix | None = None,
 ) -> Layout:
-    """The attention of one stream. Flex attention is compiled on a GPU; flash_attn takes packed rows only,
-    of which none has a `prefix`."""
+    """The attention of one stream, which may go on from a `prefix`; flex attention is compiled on a GPU."""
     match kind:
         case "flex":
             from covey.models.flex import FlexLayout
@@ -35,16 +34,11 @@ def stream_layout(
         case "flash_attn":
             from covey.models.flash import FlashLayout
 
-            return FlashLayout(segments, device)
+            return FlashLayout(segments, device, prefix)
         case "eager":
             return StreamLayout(segments, device, rows=attend_eager, prefix=prefix)
         case "sdpa":
             return StreamLayout(segments, device, prefix=prefix)
-
-
-def streams_of(kind: AttentionKind) -> tuple[StreamKind, ...]:
-    """The layouts that a kind of attention can compute, the one with the fewest tokens first."""
-    return ("packed",) if kind == "flash_attn" else ("prefix", "packed")
 
 
 def automatic(device: torch.device) -> AttentionKind:

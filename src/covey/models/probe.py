@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from covey.models.layouts import StreamKind, streams_of
+from covey.models.layouts import StreamKind
 from covey.models.policy import Policy
 from covey.models.stream import Row, build_stream
 from covey.types import MicroBatch
@@ -210,7 +210,8 @@ def widest_stream(policy: Policy) -> tuple[StreamKind, list[ProbeResult]]:
     """The best layout that the model passes with its attention: prefix-shared, else packed, else padded
     rows."""
     results = []
-    for kind in streams_of(policy.attention):
+    kinds: tuple[StreamKind, ...] = "prefix", "packed"
+    for kind in kinds:
         result = probe(policy, kind)
         results.append(result)
         if result.passed:

@@ -61,8 +61,6 @@ def _kernels(config: Config, policy: Policy) -> str:
     attention: str = policy.attention
     if policy.stream == "padded":
         attention = "the model's own, on padded rows"
-    elif attention == "flash_attn":
-        attention = "flash_attn, which cannot share a prompt between rows"
     elif config.attn_impl == "auto" and attention == "sdpa" and policy.device.type == "cuda":
         attention = "sdpa (flex does not compile here)"
     away = ", and wait in the machine's memory" if policy.offload else ""

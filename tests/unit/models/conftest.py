@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +12,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from covey.models import llama_update
+from covey.models import flash, llama_update
 from covey.models.stream import Row
+from support.attention import varlen
 
 VOCAB = 96
 WINDOW = 7
@@ -134,3 +137,19 @@ def random_rows() -> Callable[..., list[Row]]:
 def modules_only(monkeypatch):
     """Small models run by transformers' modules, too: bits are compared where both sides take one path."""
     monkeypatch.setattr(llama_update, "_LARGEST", 0)
+
+
+@pytest.fixture
+def flash_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A stand-in for the package flash-attn; the list has the queries of each call."""
+    calls: list[int] = []
+
+    def counted(*tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        calls.append(len(tensors[0]))
+        return varlen(*tensors, **settings)
+
+    module = types.ModuleType("flash_attn")
+    module.flash_attn_varlen_func = counted  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    monkeypatch.setattr(flash, "_DTYPES", (torch.float32,))
+    return calls

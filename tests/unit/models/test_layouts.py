@@ -8,9 +8,6 @@ the same.
 
 from __future__ import annotations
 
-import itertools
-import sys
-import types
 from collections.abc import Sequence
 
 import pytest
@@ -20,9 +17,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from covey.models import flash, flex
 from covey.models import policy as policy_module
-from covey.models.attention import AttentionOptions, StreamLayout, attend_masked
+from covey.models.attention import AttentionOptions, StreamLayout
 from covey.models.flex import FlexLayout
-from covey.models.layouts import automatic, stream_layout, streams_of
+from covey.models.layouts import automatic, stream_layout
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from covey.types import StreamSegment
@@ -47,56 +44,6 @@ ROWS = tuple(StreamSegment(start=s.start, length=s.length) for s in SEGMENTS)
 @pytest.fixture(autouse=True)
 def _flex_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
-
-
-def varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size: tuple[int, int],
-    softcap: float,
-) -> torch.Tensor:
-    """flash_attn_varlen_func as its docstring describes it, a row at a time."""
-    assert causal and dropout_p == 0.0
-    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-    ends = cu_seqlens_q.tolist()
-    assert ends == cu_seqlens_k.tolist()
-    assert max(b - a for a, b in itertools.pairwise(ends)) == max_seqlen_q == max_seqlen_k
-    out = []
-    for start, end in itertools.pairwise(ends):
-        place = torch.arange(end - start)
-        visible = place[:, None] >= place
-        if window_size != (-1, -1):
-            visible &= place >= place[:, None] - window_size[0]
-        options = AttentionOptions(scaling=softmax_scale, softcap=softcap or None)
-        parts = (x[start:end].transpose(0, 1)[None] for x in (q, k, v))
-        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
-        out.append(attend_masked(*parts, bias[None, None], options)[0].transpose(0, 1))
-    return torch.cat(out)
-
-
-@pytest.fixture
-def flash_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The stand-in for the package; the list counts its calls."""
-    calls: list[int] = []
-
-    def counted(*tensors: torch.Tensor, **settings: object) -> torch.Tensor:
-        calls.append(len(tensors[0]))
-        return varlen(*tensors, **settings)  # type: ignore[arg-type]
-
-    module = types.ModuleType("flash_attn")
-    module.flash_attn_varlen_func = counted  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flash_attn", module)
-    monkeypatch.setattr(flash, "_DTYPES", (torch.float32,))
-    return calls
 
 
 def assert_is_dense(kind, segments, name, key_heads, assert_close_guarded, seed=0):
@@ -130,24 +77,19 @@ def test_against_a_dense_mask(kind, name, key_heads, assert_close_guarded):
 
 @pytest.mark.parametrize("key_heads", [H, K, 1])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_flash_on_packed_rows_against_a_dense_mask(name, key_heads, flash_kernels, assert_close_guarded):
-    assert_is_dense("flash_attn", ROWS, name, key_heads, assert_close_guarded)
+@pytest.mark.parametrize("segments", [SEGMENTS, ROWS], ids=["shared", "packed"])
+def test_flash_against_a_dense_mask(segments, name, key_heads, flash_kernels, assert_close_guarded):
+    assert_is_dense("flash_attn", segments, name, key_heads, assert_close_guarded)
     # A sink is out of the kernels' reach.
     assert flash_kernels == ([] if name in ("sinks", "everything") else [T])
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("kind", ["eager", "flex"])
+@pytest.mark.parametrize("kind", ["eager", "flex", "flash_attn"])
+@pytest.mark.usefixtures("flash_kernels")
 def test_random_streams(kind, seed, assert_close_guarded):
     name = list(OPTIONS)[seed % len(OPTIONS)]
     assert_is_dense(kind, random_segments(seed), name, K, assert_close_guarded, seed)
-
-
-def test_flash_cannot_share_a_prompt():
-    with pytest.raises(ValueError, match="pack them"):
-        stream_layout("flash_attn", SEGMENTS, "cpu")
-    assert streams_of("flash_attn") == ("packed",)
-    assert streams_of("flex") == streams_of("sdpa") == streams_of("eager") == ("prefix", "packed")
 
 
 def test_float32_takes_masked_rows(flash_kernels, monkeypatch):
@@ -266,7 +208,8 @@ def test_a_cpu_has_masked_rows():
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
-@pytest.mark.parametrize("kind", ["eager", "flex"])
+@pytest.mark.parametrize("kind", ["eager", "flex", "flash_attn"])
+@pytest.mark.usefixtures("flash_kernels")
 def test_a_policy_is_the_same_function(kind, family, tiny_model, random_rows, assert_close_guarded):
     policy = Policy(tiny_model(family))
     rows: Sequence[object] = random_rows((11, (9, 4, 1)), (5, (8, 2)))

@@ -94,12 +94,11 @@ def test_auto_takes_masked_rows_where_flex_attention_cannot_be_had(dropping, mon
         choose_stream(policy, "flex")
 
 
-def test_kernels_that_cannot_share_a_prompt_pack_rows(dropping):
+@pytest.mark.parametrize("kind", ["flash_attn", "eager"])
+def test_attention_asked_for_by_name_is_taken(kind, dropping):
     policy = load(dropping("llama"))
-    assert [r.stream for r in choose_stream(policy, "flash_attn")] == ["packed"]
-    assert (policy.attention, policy.stream) == ("flash_attn", "packed")
-    choose_stream(policy, "eager")
-    assert (policy.attention, policy.stream) == ("eager", "prefix")
+    assert [r.stream for r in choose_stream(policy, kind)] == ["prefix", "prefix"]
+    assert (policy.attention, policy.stream, policy.goes_on) == (kind, "prefix", True)
 
 
 def test_liger_is_put_in_where_it_is_asked_for(dropping, monkeypatch):

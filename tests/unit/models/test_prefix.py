@@ -65,9 +65,9 @@ def check(policy: Policy, rows: Sequence[Row], counts: Sequence[int], assert_clo
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1, 1, 1), (2, 3), (4, 1)])
-@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["sdpa", "eager", "flash_attn"])
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt2", "mixtral", "gpt_oss", "mistral"])
-@pytest.mark.usefixtures("modules_only")
+@pytest.mark.usefixtures("modules_only", "flash_kernels")
 def test_modules(family, kind: AttentionKind, counts, tiny_model, random_rows, assert_close_guarded):
     rows = random_rows((11, (9, 4, 1, 7, 2)))
     policy = Policy(tiny_model(family))

@@ -93,8 +93,8 @@ def test_the_line_says_why() -> None:
     policy.attention, policy.has_liger = "flash_attn", True
     policy.keep_activations("full")
     assert _kernels(config, policy) == (
-        "attention: flash_attn, which cannot share a prompt between rows; norms and gated layers: "
-        "liger-kernel; activations are computed again, layer by layer"
+        "attention: flash_attn; norms and gated layers: liger-kernel; "
+        "activations are computed again, layer by layer"
     )
     policy.use_stream("padded")
     assert _kernels(config, policy).startswith("attention: the model's own, on padded rows; ")
