@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from covey.models.gradients import own_gradient
-from covey.models.head import HeadSpec
+from covey.models.head_blocks import HeadSpec
 from covey.models.native.library import INT, POINTER, place, structure
 
 _INPUTS = ("hidden", "weight", "token_of", "context_of", "target", "temperature")

@@ -20,7 +20,8 @@ from covey.models import head_native
 from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
 from covey.models.gradients import GradientOf, adding_embedding, own_gradient
-from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
+from covey.models.head import head_spec, logits_of, token_stats
+from covey.models.head_blocks import HeadSpec
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
 from covey.models.linear import is_kept_by_size
 from covey.models.llama import Tree
@@ -196,7 +197,7 @@ class Policy(nn.Module):
             parts = head_native.Stats.apply(library, adds, hidden_TD, weight_VD, micro.context_U, *targets)
         else:
             taken_UD = hidden_TD.index_select(0, micro.context_U)
-            parts = token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, gradient_of)
+            parts = token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, gradient_of, self.library)
         return TokenStats(logprob_N=parts[0], entropy_N=parts[1])
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:

@@ -18,7 +18,7 @@ FLOAT = 4
 CLOSED_FORM = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Families whose layers are known by the line; of any other twice their activations are counted."""
 
-HEAD_BLOCK = {"cpu": (1024, 1 << 21), "gpu": (4096, 1 << 26)}
+HEAD_BLOCK = {"cpu": (2048, 1 << 21), "gpu": (4096, 1 << 26)}
 PREFILL_TOKENS = 16384
 MAX_ROWS = 256
 FLAT_PROMPT = 64

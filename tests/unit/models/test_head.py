@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from covey.models import head
-from covey.models.head import HeadSpec, head_spec, logits_of, token_stats
+from covey.models import head_blocks, head_blocks_native
+from covey.models.head import _Head, head_spec, logits_of, token_stats
+from covey.models.head_blocks import HeadSpec
+from support.processors import library_for, processors
 
 N, U, D, V = 13, 9, 8, 37
 # What each token is predicted from: some from one context, of which some are the same token; context 4
@@ -59,8 +61,13 @@ BLOCKS = [(1, 1), (1, 5), (4, 4 * 10), (5, 5 * V), (U, U * 7), (512, 1 << 21)]
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_values_and_gradients(block, spec, has_bias, monkeypatch, assert_close_guarded):
-    monkeypatch.setattr(head, "_BLOCK", {"cpu": block})
+@pytest.mark.parametrize("library", [None, *processors()])
+def test_values_and_gradients(
+    library, block, spec, has_bias, monkeypatch, tmp_path_factory, assert_close_guarded
+):
+    """In C, too, where it serves the head."""
+    compiled = library and library_for(library, tmp_path_factory)
+    monkeypatch.setattr(head_blocks, "_BLOCK", {"cpu": block})
     x = make(has_bias)
     g = torch.Generator().manual_seed(9)
     # Only logprobs, only entropy, both: a loss may use either.
@@ -68,7 +75,9 @@ def test_values_and_gradients(block, spec, has_bias, monkeypatch, assert_close_g
     for on_logprob, on_entropy in weights:
         leaves = [x[k] for k in ("hidden", "weight", "bias") if x[k] is not None]
         logprob, entropy = token_stats(
-            x["hidden"], x["weight"], x["bias"], x["context"], x["target"], x["temperature"], spec
+            *(x[k] for k in ("hidden", "weight", "bias", "context", "target", "temperature")),
+            spec,
+            library=compiled,
         )
         assert logprob.dtype == entropy.dtype == torch.float32
         expected_logprob, expected_entropy, slow = plain(x, spec)
@@ -85,6 +94,7 @@ def test_values_and_gradients(block, spec, has_bias, monkeypatch, assert_close_g
             *(x[k] for k in ("hidden", "weight", "bias", "context", "target", "temperature")),
             spec,
             lambda _, to=to_VD: to,
+            compiled,
         )
         part = (on_logprob * outputs[0] + on_entropy * outputs[1]).sum()
         others = torch.autograd.grad(part, leaves, allow_unused=True)
@@ -175,6 +185,64 @@ def test_low_precision_weights_keep_float32_outputs():
     assert float((2 * logprob - expected).abs().max()) > 0.15
 
 
+@pytest.mark.parametrize("library", processors())
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_in_c_are_those_in_torch(
+    library, threads, block, monkeypatch, tmp_path_factory, assert_close_guarded
+):
+    """In bfloat16: what is rounded is the same, and a slope is rounded once in both."""
+    monkeypatch.setattr(head_blocks, "_BLOCK", {"cpu": block})
+    compiled, before = library_for(library, tmp_path_factory), torch.get_num_threads()
+    x = make(False)
+    results = []
+    torch.set_num_threads(threads)
+    try:
+        for way in (None, compiled):
+            low = [x[k].detach().bfloat16().requires_grad_() for k in ("hidden", "weight")]
+            sums = torch.ones(V, D)
+            logprob, entropy = token_stats(
+                *(*low, None, x["context"], x["target"], x["temperature"], HeadSpec(scale=1.5)),
+                lambda _, to=sums: to,
+                way,
+            )
+            (logprob.sum() + 0.5 * entropy.square().sum()).backward()
+            results.append((logprob.detach(), entropy.detach(), low[0].grad.float(), sums - 1.0))
+    finally:
+        torch.set_num_threads(before)
+    for got, due in zip(results[1][:2], results[0][:2], strict=True):
+        assert_close_guarded(got, due, rtol=2e-6)
+    # A slope that lies between two numbers of bfloat16 may go either way, by one part in 256.
+    for got, due in zip(results[1][2:], results[0][2:], strict=True):
+        assert float((got - due).norm() / due.norm()) < 4e-3
+
+
+def test_c_serves_heads_without_a_bias_and_a_soft_cap():
+    weight, bias = torch.zeros(4, 2), torch.zeros(4)
+    found = library_for("native", None)
+    serves = head_blocks_native.serves
+    assert serves(found, weight, None, HeadSpec(scale=2.0))
+    assert serves(found, weight.bfloat16(), None, HeadSpec())
+    assert not serves(None, weight, None, HeadSpec())
+    assert not serves(found, weight, bias, HeadSpec())
+    assert not serves(found, weight, None, HeadSpec(softcap=3.0))
+    assert not serves(found, weight.half(), None, HeadSpec())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_finite_is_not_hidden(dtype):
+    x = make(False)
+    low = [x[k].detach().to(dtype) for k in ("hidden", "weight")]
+    low[1][3, 0] = float("nan")
+    low = [leaf.requires_grad_() for leaf in low]
+    for way in (None, library_for("native", None)):
+        logprob, entropy = token_stats(
+            *low, None, x["context"], x["target"], x["temperature"], HeadSpec(), library=way
+        )
+        gradients = torch.autograd.grad(logprob.sum() + entropy.sum(), low)
+        assert all(bool(part.isnan().any()) for part in (logprob, entropy, *gradients))
+
+
 def test_spec_of_a_config():
     def model(**fields: object) -> SimpleNamespace:
         return SimpleNamespace(config=SimpleNamespace(**fields))
@@ -196,8 +264,8 @@ def test_logits_by_hand(assert_close_guarded):
 
 def test_blocks_cover_every_logit_once_and_stay_small(monkeypatch):
     for block, num, vocab in itertools.product(((1, 1), (4, 10), (8, 100)), (0, 1, 7, 20), (1, 3, 1000)):
-        monkeypatch.setattr(head, "_BLOCK", {"cpu": block})
-        made = head._Head.over(num, torch.zeros(vocab, 2), None, HeadSpec())
+        monkeypatch.setattr(head_blocks, "_BLOCK", {"cpu": block})
+        made = _Head.over(num, torch.zeros(vocab, 2), None, HeadSpec(), None)
         assert [i for s in made.context_blocks for i in range(num)[s]] == list(range(num))
         assert [i for s in made.vocab_blocks for i in range(vocab)[s]] == list(range(vocab))
         widest = max(len(range(vocab)[s]) for s in made.vocab_blocks)

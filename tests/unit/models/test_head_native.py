@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from covey.models import head_native
-from covey.models.head import HeadSpec, token_stats
+from covey.models.head import token_stats
+from covey.models.head_blocks import HeadSpec
 from covey.models.native.library import open_library
 
 T, D = 21, 64

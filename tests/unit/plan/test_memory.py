@@ -180,12 +180,12 @@ def test_offloaded_activations_leave_the_gpu() -> None:
 
 
 def test_a_block_of_the_head() -> None:
-    """Everything where that is small; else 1,024 tokens, or more of a small vocabulary, and a part of it."""
+    """Everything where that is small; else 2,048 tokens, or more of a small vocabulary, and a part of it."""
     assert head_block(MODEL, 24, cuda=False).num_bytes == 24 * 100 * 4
     assert head_block(MODEL, 10**6, cuda=False).tokens == (1 << 21) // 100
     large = replace(MODEL, vocabulary=151_936)
     block = head_block(large, 4096, cuda=False)
-    assert (block.tokens, block.words, block.num_bytes) == (1024, 2048, 8 << 20)
+    assert (block.tokens, block.words, block.num_bytes) == (2048, 1024, 8 << 20)
     assert head_block(large, 10_000, cuda=True).num_bytes == 256 << 20
     assert head_block(large, 100, cuda=True).num_bytes == 100 * 151_936 * 4
 
@@ -195,12 +195,13 @@ def test_a_block_of_the_head() -> None:
 def test_blocks_are_those_of_the_head(trained: int, cuda: bool) -> None:
     import torch
 
-    from covey.models.head import HeadSpec, _Head
+    from covey.models.head import _Head
+    from covey.models.head_blocks import HeadSpec
 
     for vocabulary in (100, 32_768, 151_936):
         device = torch.device("meta" if cuda else "cpu")
         weight = torch.empty(vocabulary, 1, device=device)
-        head = _Head.over(trained, weight, None, HeadSpec())
+        head = _Head.over(trained, weight, None, HeadSpec(), None)
         first = [blocks[0].stop for blocks in (head.context_blocks, head.vocab_blocks)]
         block = head_block(replace(MODEL, vocabulary=vocabulary), trained, cuda=cuda)
         assert [block.tokens, block.words] == first
@@ -449,11 +450,11 @@ def test_report() -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
-    from covey.models import head, llama, llama_step
+    from covey.models import head_blocks, llama, llama_step
     from covey.rollout import noise
     from covey.rollout.native import budget, engine
 
-    assert head._BLOCK == HEAD_BLOCK
+    assert head_blocks._BLOCK == HEAD_BLOCK
     assert engine._PREFILL_TOKENS == PREFILL_TOKENS
     assert (llama._FAMILIES, llama_step._MOST_COPIED) == (STEP_FAMILIES, MOST_COPIED)
     assert engine._FLAT_PROMPT == FLAT_PROMPT

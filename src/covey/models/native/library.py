@@ -20,7 +20,9 @@ from torch import Tensor
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _HERE = Path(__file__).parent
-_SOURCES = ("step.c", "step_bfloat16.c", "update.c", "attention.c", "head.c")
+_SOURCES = (
+    *("step.c", "step_bfloat16.c", "update.c", "attention.c", "head.c", "blocks.c", "blocks_bfloat16.c"),
+)
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC")
 _LIMIT_S = 60
 

@@ -1,0 +1,4 @@
+/* The same of products in bfloat16. */
+
+#define BFLOAT16
+#include "blocks.c"
