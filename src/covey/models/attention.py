@@ -10,6 +10,7 @@ Axes: R rows of a bucket, H query heads, K key heads, Q queries, L keys, D head 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from covey.models import attention_native
 from covey.models.prefix import Prefix
 from covey.models.short_rows import ShortRows
 from covey.types import StreamSegment
@@ -177,7 +179,7 @@ class StreamLayout:
     and keys are gathered into padded rows, so that a step costs a few kernel calls and not one per segment.
     `rows` computes the attention of a bucket. With a `prefix` the stream is either that prompt alone, whose
     keys and values are kept, or goes on from it: the tokens of the first segment are then in keys and values
-    only.
+    only. Plain attention is computed by the `library` in place of all that, where it serves the heads.
     """
 
     def __init__(
@@ -186,13 +188,19 @@ class StreamLayout:
         device: torch.device | str = "cpu",
         rows: RowAttention = attend_masked,
         prefix: Prefix | None = None,
+        library: ctypes.CDLL | None = None,
     ) -> None:
         self.segments = tuple(segments)
         self.prefix = prefix
         self.first = 0 if prefix is None else prefix.first
+        self._library = library
         self._rows, self._device = rows, device
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
         self._short: dict[tuple[int, int], ShortRows] = {}
+
+    @cached_property
+    def _families(self) -> attention_native.Families:
+        return attention_native.Families.of(self.segments)
 
     @cached_property
     def _planned(self) -> tuple[list[_Bucket], Tensor]:
@@ -238,6 +246,9 @@ class StreamLayout:
         outputs = []
         if self.prefix is not None:
             key_TKD, value_TKD = self.prefix.pair(layer, key_TKD, value_TKD, extends=self.first > 0)
+        if self._library is not None and self._is_compiled(self._library, query_THD, value_TKD, options):
+            given = self._library, self._families, options.scaling
+            return attention_native.Attend.apply(*given, query_THD, key_TKD, value_TKD)  # type: ignore[no-any-return]
         buckets, restore_T = self._planned
         for number, bucket in enumerate(buckets):
             out_RHQD = self._rows(
@@ -250,6 +261,17 @@ class StreamLayout:
             outputs.append(out_RHQD.transpose(1, 2).flatten(0, 1))
         flat_XHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return flat_XHD.index_select(0, restore_T)
+
+    def _is_compiled(
+        self, library: ctypes.CDLL, query_THD: Tensor, value_TKD: Tensor, options: AttentionOptions
+    ) -> bool:
+        """Whether the library computes it: plain attention, also where a window holds the whole stream."""
+        window = options.sliding_window
+        if options.softcap is not None or options.sinks_H is not None or options.dropout > 0:
+            return False
+        if window is not None and window < self._families.longest:
+            return False
+        return attention_native.serves(library, self._families, query_THD, value_TKD)
 
     def _short_rows(self, queries: int, keys: int, like: Tensor) -> ShortRows | None:
         """The way of short rows on a CPU, where the whole stream is such; made once for all layers."""

@@ -1,4 +1,8 @@
-"""The segments of a stream, as attention in C takes them."""
+"""Attention of a stream in C.
+
+Axes: T tokens of a stream, L those and the ones of a prompt before them, H query heads, K key heads, X both
+with the keys and values of K heads, D head width.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from covey.models.native.library import FLOAT, INT, POINTER, structure
+from covey.models.native.library import FLOAT, INT, POINTER, place, structure
 from covey.types import StreamSegment
 
 _SEGMENTS = ("start", "length", "before", "parent")
@@ -58,3 +64,88 @@ class Families:
         first, row = ctypes.addressof(self.segments), ctypes.sizeof(self.segments) // len(_SEGMENTS)
         for number, name in enumerate(_SEGMENTS):
             setattr(attention, name, first + number * row)
+
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def serves(library: ctypes.CDLL, families: Families, query_THD: Tensor, value_LKD: Tensor) -> bool:
+    """Whether the library computes such heads, and has work for every thread: one takes a key head of a
+    family."""
+    (_, queries, width), (_, keys, value_width) = query_THD.shape, value_LKD.shape
+    is_known = width == value_width and width % library.panel_width() == 0 and queries % keys == 0
+    is_shared = (len(families.family) - 1) * keys >= torch.get_num_threads()
+    return is_known and is_shared and query_THD.dtype in _DTYPES and query_THD.device.type == "cpu"
+
+
+class Attend(torch.autograd.Function):
+    """Plain attention (T, H, D) in the dtype of the queries, computed in float32. Keys and values may have
+    tokens in front, of segments that have no queries."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        library: ctypes.CDLL,
+        families: Families,
+        scaling: float,
+        query_THD: Tensor,
+        key_LKD: Tensor,
+        value_LKD: Tensor,
+    ) -> Tensor:
+        out_THD = torch.empty(query_THD.shape, dtype=torch.float32)
+        lse_TH = out_THD.new_empty(out_THD.shape[:2])
+        call = _Call(library, families, scaling, query_THD, key_LKD, value_LKD)
+        call.run("attend", out=out_THD, lse=lse_TH)
+        ctx.save_for_backward(query_THD, key_LKD, value_LKD, lse_TH)
+        ctx.given = library, families, scaling
+        return out_THD.to(query_THD.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
+        *heads, lse_TH = ctx.saved_tensors
+        call = _Call(*ctx.given, *heads)
+        grad_TXD, grad_PXD = torch.empty_like(call.heads_TXD), torch.zeros_like(call.past_PXD)
+        grad = grad_THD.float().contiguous()
+        call.run("attend_backward", lse=lse_TH, grad=grad, grad_x=grad_TXD, grad_past_keys=grad_PXD)
+        keys, dtype = heads[1].shape[1], grad_THD.dtype
+        grad_query, *own = grad_TXD.split([grad_THD.shape[1], keys, keys], dim=1)
+        both = zip(grad_PXD.split(keys, dim=1), own, strict=True)
+        grad_key, grad_value = (torch.cat(parts).to(dtype) for parts in both)
+        return None, None, None, grad_query.to(dtype), grad_key, grad_value
+
+
+class _Call:
+    """A call of the library: the heads of a stream and what is before it, side by side in float32."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        families: Families,
+        scaling: float,
+        query_THD: Tensor,
+        key_LKD: Tensor,
+        value_LKD: Tensor,
+    ) -> None:
+        (tokens, queries, width), keys = query_THD.shape, key_LKD.shape[1]
+        past = key_LKD.shape[0] - tokens
+        self.past_PXD = torch.cat([key_LKD[:past], value_LKD[:past]], dim=1).float()
+        # Copied and converted in one go.
+        self.heads_TXD = torch.empty(tokens, queries + 2 * keys, width)
+        parts = self.heads_TXD.split([queries, keys, keys], dim=1)
+        for to, given in zip(parts, (query_THD, key_LKD[past:], value_LKD[past:]), strict=True):
+            to.copy_(given)
+        self._library, self._families = library, families
+        self._arguments = Attention(
+            heads=queries, key_heads=keys, head_width=width, scaling=scaling, past=past
+        )
+        families.put(self._arguments)
+        self._arguments.x, self._arguments.past_keys = place(self.heads_TXD), place(self.past_PXD)
+
+    def run(self, name: str, **tensors: Tensor) -> None:
+        arguments = self._arguments
+        size = self._library.attention_scratch(ctypes.byref(arguments))
+        held = torch.empty(arguments.threads * size)
+        for field, tensor in {**tensors, "held": held}.items():
+            setattr(arguments, field, place(tensor))
+        getattr(self._library, name)(ctypes.byref(arguments))

@@ -101,7 +101,8 @@ class _Head:
         cells = contexts * columns
         products = self.weight_VD.new_empty(cells)
         is_low = products.dtype != torch.float32
-        part = products.new_empty(columns * self.weight_VD.shape[1] if is_low and is_backward else 0)
+        most = max(contexts, columns) * self.weight_VD.shape[1]
+        part = products.new_empty(most if is_low and is_backward else 0)
         # What is computed in C needs no float32 beside it.
         needed = [cells if is_low else 0, part.numel() if is_backward else cells]
         logits, scratch = (
@@ -114,12 +115,33 @@ class _Head:
         bias_B = None if self.bias_V is None else self.bias_V[vocab]
         return product_in(room.products, hidden_CD, self.weight_VD[vocab], bias_B)
 
-    def add_gradient(self, sums_BD: Tensor, slope_CB: Tensor, hidden_CD: Tensor, room: Room) -> None:
-        """Add the weight's gradient of a block to float32 sums."""
-        if self.library is None or slope_CB.dtype == torch.float32:
-            add_transposed_product(sums_BD, slope_CB, hidden_CD, (room.part, room.scratch))
+    def add_gradients(
+        self,
+        grad_hidden_CD: Tensor,
+        grad_weight_BD: Tensor | None,
+        slope_CB: Tensor,
+        hidden_CD: Tensor,
+        vocab: slice,
+        room: Room,
+    ) -> None:
+        """Add a block's gradients to float32 sums."""
+        weight_BD = self.weight_VD[vocab]
+        if slope_CB.dtype != torch.float32:
+            self._add_product(grad_hidden_CD, slope_CB, weight_BD.t(), room)
+            if grad_weight_BD is not None:
+                self._add_product(grad_weight_BD, slope_CB.t(), hidden_CD.t(), room)
+            return
+        grad_hidden_CD += linear(slope_CB, weight_BD.t())
+        if grad_weight_BD is not None:
+            add_transposed_product(grad_weight_BD, slope_CB, hidden_CD)
+
+    def _add_product(self, to_XD: Tensor, x_XK: Tensor, y_DK: Tensor, room: Room) -> None:
+        """Add x @ y.T, which are of lower precision than the sums: torch would convert it in fresh memory."""
+        product_XD = product_in(room.part, x_XK, y_DK)
+        if self.library is None:
+            to_XD += copy_in(room.scratch, product_XD)
         else:
-            add_to_sum(self.library, sums_BD, product_in(room.part, slope_CB.t(), hidden_CD.t()))
+            add_to_sum(self.library, to_XD, product_XD)
 
     def softmax(self, tokens: Tokens, rows: slice, logit_N: Tensor, room: Room) -> Softmax:
         """Of the contexts of `rows`."""
@@ -206,9 +228,7 @@ class _ChunkedStats(torch.autograd.Function):
                     grad_bias_V[vocab] += slope_CB.sum(dim=0)
                 if slope_CB.dtype != weight_VD.dtype:
                     slope_CB = copy_in(room.products, slope_CB)
-                grad_hidden_UD[rows] += linear(slope_CB, weight_VD[vocab].t())
-                if sums_BD is not None:
-                    head.add_gradient(sums_BD, slope_CB, hidden_UD[rows], room)
+                head.add_gradients(grad_hidden_UD[rows], sums_BD, slope_CB, hidden_UD[rows], vocab, room)
             if to_VD is not None and to_VD.dtype != torch.float32:
                 to_VD[vocab] = sums_BD
         grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 from collections.abc import Sequence
 from typing import Literal
@@ -24,8 +25,10 @@ def stream_layout(
     segments: Sequence[StreamSegment],
     device: torch.device | str,
     prefix: Prefix | None = None,
+    library: ctypes.CDLL | None = None,
 ) -> Layout:
-    """The attention of one stream, which may go on from a `prefix`; flex attention is compiled on a GPU."""
+    """The attention of one stream, which may go on from a `prefix`; flex attention is compiled on a GPU, and
+    where sdpa is asked for the `library` computes what it can."""
     match kind:
         case "flex":
             from covey.models.flex import FlexLayout
@@ -38,7 +41,7 @@ def stream_layout(
         case "eager":
             return StreamLayout(segments, device, rows=attend_eager, prefix=prefix)
         case "sdpa":
-            return StreamLayout(segments, device, prefix=prefix)
+            return StreamLayout(segments, device, prefix=prefix, library=library)
 
 
 def automatic(device: torch.device) -> AttentionKind:

@@ -95,15 +95,9 @@ def copy_in(room: Tensor, block: Tensor) -> Tensor:
     return room[: block.numel()].view_as(block).copy_(block)
 
 
-def add_transposed_product(
-    to_NK: Tensor, left_TN: Tensor, right_TK: Tensor, room: tuple[Tensor, Tensor]
-) -> None:
-    """Add left.T @ right to a float32 matrix. What is of another dtype is multiplied in flat memory of it and
-    added from flat memory in float32: torch would convert it in fresh memory."""
-    if left_TN.dtype != to_NK.dtype:
-        product_NK = product_in(room[0], left_TN.t(), right_TK.t())
-        to_NK += copy_in(room[1], product_NK)
-    elif to_NK.device.type == "cpu" and _by_onednn(*to_NK.shape):
+def add_transposed_product(to_NK: Tensor, left_TN: Tensor, right_TK: Tensor) -> None:
+    """Add left.T @ right to a matrix of the same dtype."""
+    if to_NK.device.type == "cpu" and _by_onednn(*to_NK.shape):
         to_NK += transposed_product(left_TN, right_TK)
     else:
         to_NK.addmm_(left_TN.t(), right_TK)

@@ -119,7 +119,8 @@ class Policy(nn.Module):
             micro = in_few_sizes(micro, tokens=way.library is None, block=way.block)
         if micro.num_rows > 1 or self.stream == "padded":
             return self._hidden_padded(micro), micro
-        layout = stream_layout(self.attention, micro.segments, micro.tokens_T.device, prefix)
+        segments, device = micro.segments, micro.tokens_T.device
+        layout = stream_layout(self.attention, segments, device, prefix, self.library)
         return self._hidden_of(way, micro.tokens_T, micro.positions_T, layout), micro
 
     def _going_on(self, micro: MicroBatch, way: _Way) -> tuple[Tensor, MicroBatch]:

@@ -146,7 +146,7 @@ def _shared(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
         )
         place_ML = _grow(token_ML, needed_M, prompt_length, start, segments)
         place_X = place_ML[is_there_ML] - start
-        grown = place_X.max() + 1
+        grown = int(place_X.max()) + 1
         tokens.append(np.empty(grown, dtype=np.int64))
         positions.append(np.empty(grown, dtype=np.int64))
         tokens[-1][place_X] = token_ML[is_there_ML]

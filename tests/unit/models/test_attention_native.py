@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from covey.models.attention import AttentionOptions
-from covey.models.attention_native import Attention, Families
+from covey.models import attention_native
+from covey.models.attention import AttentionOptions, StreamLayout
+from covey.models.attention_native import Attention, Families, serves
 from support.attention import SEGMENTS, dense, dense_mask, random_segments
 from support.processors import library_for, processors
 
@@ -94,3 +95,84 @@ def test_values_that_are_nearly_alike_are_as_exact_as_float32_lets_them(library,
         own += float((in_c(library, Families.of(SEGMENTS), heads, weight)[1][:, part] - exact).abs().max())
         plain += float((written_out(heads, weight)[:, part] - exact).abs().max())
     assert 0 < own < 2 * plain
+
+
+PLAIN = AttentionOptions(scaling=0.3)
+
+
+def by_layout(library, segments, heads, weight, options=PLAIN):
+    """The same as `in_c` through the layout of a stream, as the modules of a model call it."""
+    leaf = heads.detach().clone().requires_grad_()
+    query, key, value = (x.transpose(0, 1)[None] for x in leaf.split([QUERIES, KEYS, KEYS], dim=1))
+    out = StreamLayout(segments, library=library).attend(0, query, key, value, options)[0].transpose(0, 1)
+    (gradient,) = torch.autograd.grad((out * weight).sum(), leaf)
+    return out.detach(), gradient
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The functions of the library that were called."""
+    names: list[str] = []
+    run = attention_native._Call.run
+
+    def counted(self, name, **tensors):
+        names.append(name)
+        run(self, name, **tensors)
+
+    monkeypatch.setattr(attention_native._Call, "run", counted)
+    return names
+
+
+def drawn(seed=0, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    total = sum(s.length for s in SEGMENTS)
+    shapes = (total, QUERIES + 2 * KEYS, WIDTH), (total, QUERIES, WIDTH)
+    return [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_the_layout_of_a_stream_takes_it(library, window, calls, assert_close_guarded):
+    heads, weight = drawn()
+    options = AttentionOptions(scaling=0.3, sliding_window=window)
+    got = by_layout(library, SEGMENTS, heads, weight, options)
+    assert calls == ["attend", "attend_backward"]
+    for actual, due in zip(got, by_layout(None, SEGMENTS, heads, weight), strict=True):
+        assert_close_guarded(actual, due, rtol=1e-5)
+    assert calls == ["attend", "attend_backward"]
+
+
+def test_in_bfloat16_what_comes_out_is_rounded_and_nothing_else(library, assert_close_guarded):
+    low = drawn(dtype=torch.bfloat16)
+    got = by_layout(library, SEGMENTS, *low)
+    exact = by_layout(library, SEGMENTS, *(x.float() for x in low))
+    for actual, due in zip(got, exact, strict=True):
+        assert actual.dtype == torch.bfloat16
+        assert_close_guarded(actual, due.bfloat16(), rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "other", [{"sliding_window": 4}, {"softcap": 2.0}, {"sinks_H": torch.zeros(QUERIES)}, {"dropout": 0.5}]
+)
+def test_what_is_not_plain_is_left_to_torch(library, other, calls):
+    heads, weight = drawn()
+    by_layout(library, SEGMENTS, heads, weight, AttentionOptions(scaling=0.3, **other))
+    assert calls == []
+
+
+def test_heads_and_threads_that_it_serves(library):
+    families = Families.of(SEGMENTS)
+    roots = sum(s.parent is None for s in SEGMENTS)
+    query, value = torch.zeros(5, QUERIES, WIDTH), torch.zeros(5, KEYS, WIDTH)
+    assert serves(library, families, query, value)
+    assert serves(library, families, query.bfloat16(), value.bfloat16())
+    assert not serves(library, families, query.double(), value.double())
+    assert not serves(library, families, query, torch.zeros(5, KEYS, 2 * WIDTH))
+    assert not serves(library, families, torch.zeros(5, 3, WIDTH), value)
+    assert not serves(library, families, query[..., :-1], value[..., :-1])
+    before = torch.get_num_threads()
+    try:
+        for threads in (roots * KEYS, roots * KEYS + 1):
+            torch.set_num_threads(threads)
+            assert serves(library, families, query, value) == (threads == roots * KEYS)
+    finally:
+        torch.set_num_threads(before)

@@ -178,7 +178,9 @@ def test_the_compiled_function_serves_every_length(
     # Recomputation goes through it, bit for bit.
     policy = Policy(tiny_model("qwen3")).train()
     monkeypatch.setattr(
-        policy_module, "stream_layout", lambda _, s, d, prefix: FlexLayout(s, d, compiled=True, prefix=prefix)
+        policy_module,
+        "stream_layout",
+        lambda _, s, d, prefix, library: FlexLayout(s, d, compiled=True, prefix=prefix),
     )
     micro = micro_of(random_rows((11, (9, 4, 1)), (5, (8, 2))), "prefix", policy.device)
     results = []

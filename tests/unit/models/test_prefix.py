@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
 
-from covey.models import flex
+from covey.models import attention_native, flex
 from covey.models import policy as policy_module
 from covey.models.flex import FlexLayout
 from covey.models.layouts import AttentionKind
@@ -26,6 +26,14 @@ from support.models import policy_of
 from support.processors import library_for, processors
 
 CPU = torch.device("cpu")
+# Heads as wide as the library takes them.
+_TWO = {"num_attention_heads": 2, "num_key_value_heads": 1}
+HEADS = {
+    "qwen2": _TWO,
+    "mixtral": _TWO,
+    "qwen3": {**_TWO, "head_dim": 32},
+    "gpt2": {"n_head": 2, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+}
 
 
 def split(rows: Sequence[Row], *counts: int) -> list[MicroBatch]:
@@ -99,13 +107,33 @@ def test_the_short_pass(
             check(policy, rows[: sum(counts)], counts, assert_close_guarded)
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.usefixtures("modules_only")
+def test_attention_in_c_beneath_modules(family, recompute, monkeypatch, random_rows, assert_close_guarded):
+    """Against the same in torch, each pass alone."""
+    policy = policy_of(family, **HEADS[family])
+    policy.train().keep_activations(recompute, offload=recompute == "full")
+    micros = split(random_rows((90, (9, 40, 1, 7, 2))), 2, 1, 2)
+    called = []
+    apply = attention_native.Attend.apply
+    monkeypatch.setattr(attention_native.Attend, "apply", lambda *given: called.append(0) or apply(*given))
+    got = results(policy, micros, alone=False)
+    assert called
+    monkeypatch.setattr(Policy, "library", None)
+    for name, value in results(policy, micros, alone=True).items():
+        assert_close_guarded(got[name], value, rtol=5e-5)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
 def test_flex_attention(family, monkeypatch, tiny_model, random_rows, assert_close_guarded):
     """Traced and differentiated as on a GPU, with torch's own operators where there the kernels would be."""
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
     monkeypatch.setattr(flex, "_COMPILED", torch.compile(torch_flex.flex_attention, backend="aot_eager"))
     monkeypatch.setattr(
-        policy_module, "stream_layout", lambda _, s, d, prefix: FlexLayout(s, d, compiled=True, prefix=prefix)
+        policy_module,
+        "stream_layout",
+        lambda _, s, d, prefix, library: FlexLayout(s, d, compiled=True, prefix=prefix),
     )
     torch._dynamo.reset()
     policy = Policy(tiny_model(family)).train()
