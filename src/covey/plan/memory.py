@@ -59,7 +59,7 @@ _KERNEL_BYTES, _KERNELS_PER_STEP, _MAX_KERNELS, _LEFT = 550_000, 2, 1024, 0.4
 # 2.38 seldom fits aligned blocks, as torch asks for, into freed ones. Measured with 2.36 on models of 58 and
 # 119 M weights, where all are kept and where some are computed again; what an adapter adds to a layer's
 # output is freed at once, hence the more. A second pass of a step finds fewer of its sizes.
-_FRAGMENTED_FULL, _FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.5)
+_FRAGMENTED_FULL, _FRAGMENTED_LORA = (0.6, 0.7), (0.85, 0.5)
 _FRAGMENTED_LATER = 0.3
 # DeepSpeed's reduce_bucket_size, twice, since the next one fills while one is reduced; and what NCCL and
 # cuBLAS set aside, which with LIBRARIES makes the 1.5 GB at which reports begin.

@@ -61,6 +61,8 @@ def _kernels(config: Config, policy: Policy) -> str:
     attention: str = policy.attention
     if policy.stream == "padded":
         attention = "the model's own, on padded rows"
+    elif attention == "sdpa" and policy.library is not None:
+        attention = "sdpa, in C where it is plain"
     elif config.attn_impl == "auto" and attention == "sdpa" and policy.device.type == "cuda":
         attention = "sdpa (flex does not compile here)"
     away = ", and wait in the machine's memory" if policy.offload else ""

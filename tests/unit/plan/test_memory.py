@@ -39,7 +39,7 @@ MODEL = replace(
     adapter_parameters=50,
 )
 AT_WORK = {"libraries at work": 90_000_000}
-FRAGMENTED, FRAGMENTED_LORA = (0.6, 0.5), (0.85, 0.5)
+FRAGMENTED, FRAGMENTED_LORA = (0.6, 0.7), (0.85, 0.5)
 FACTS = facts(model_sizes=MODEL, longest_prompt=10, cuda=False, free_memory_bytes=10**10)
 RUN = {
     "num_generations": 2,
