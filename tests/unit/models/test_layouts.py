@@ -21,6 +21,7 @@ from covey.models.attention import AttentionOptions, StreamLayout
 from covey.models.flex import FlexLayout
 from covey.models.layouts import automatic, stream_layout
 from covey.models.policy import Policy
+from covey.models.prefix import Prefix
 from covey.models.probe import micro_of
 from covey.types import StreamSegment
 from support.attention import (
@@ -99,6 +100,17 @@ def test_float32_takes_masked_rows(flash_kernels, monkeypatch):
     got = stream_layout("flash_attn", ROWS, "cpu").attend(0, query, key, value, options)
     assert torch.equal(got, StreamLayout(ROWS).attend(0, query, key, value, options))
     assert flash_kernels == []
+
+
+def test_layers_that_flash_leaves_to_masked_rows_are_of_the_same_pass(flash_kernels):
+    """The prompt's own, though its first layers have been kept when the first of these comes."""
+    query, key, value, sinks = leaves(9, K)
+    plain, other = AttentionOptions(scaling=0.3), AttentionOptions(scaling=0.3, sinks_H=sinks)
+    layout = stream_layout("flash_attn", SEGMENTS[:1], "cpu", Prefix(9))
+    layout.attend(0, query, key, value, plain)
+    got = layout.attend(1, query, key, value, other)
+    assert flash_kernels == [9]
+    assert torch.equal(got, StreamLayout(SEGMENTS[:1]).attend(1, query, key, value, other))
 
 
 @pytest.mark.parametrize("window", [None, 1, 60, 128, 300])
