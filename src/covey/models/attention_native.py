@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -56,6 +57,14 @@ class Families:
             longest=max(map(int.__add__, before, lengths)),
         )
 
+    @property
+    def largest_share(self) -> float:
+        """Of all pairs of a query and a key, the part that the largest family has."""
+        _, length_S, before_S, _ = np.reshape(self.segments, (len(_SEGMENTS), -1))
+        pairs_S = length_S * (2 * before_S + length_S + 1)
+        pairs_F = np.add.reduceat(pairs_S, self.family[:-1])
+        return float(pairs_F.max() / pairs_F.sum())
+
     def put(self, attention: Any) -> None:
         """Tell a call of its stream; the arrays have to live as long."""
         attention.families, attention.longest = len(self.family) - 1, self.longest
@@ -70,12 +79,13 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def serves(library: ctypes.CDLL, families: Families, query_THD: Tensor, value_LKD: Tensor) -> bool:
-    """Whether the library computes such heads, and has work for every thread: one takes a key head of a
-    family."""
+    """Whether the library computes such heads, with work for every thread: one takes a key head of a family
+    at a time."""
     (_, queries, width), (_, keys, value_width) = query_THD.shape, value_LKD.shape
     is_known = width == value_width and width % library.panel_width() == 0 and queries % keys == 0
-    is_shared = (len(families.family) - 1) * keys >= torch.get_num_threads()
-    return is_known and is_shared and query_THD.dtype in _DTYPES and query_THD.device.type == "cpu"
+    if not is_known or query_THD.dtype not in _DTYPES or query_THD.device.type != "cpu":
+        return False
+    return families.largest_share * torch.get_num_threads() <= keys
 
 
 class Attend(torch.autograd.Function):

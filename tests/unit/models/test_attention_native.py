@@ -11,6 +11,7 @@ import torch
 from covey.models import attention_native
 from covey.models.attention import AttentionOptions, StreamLayout
 from covey.models.attention_native import Attention, Families, serves
+from covey.types import StreamSegment
 from support.attention import SEGMENTS, dense, dense_mask, random_segments
 from support.processors import library_for, processors
 
@@ -161,7 +162,6 @@ def test_what_is_not_plain_is_left_to_torch(library, other, calls):
 
 def test_heads_and_threads_that_it_serves(library):
     families = Families.of(SEGMENTS)
-    roots = sum(s.parent is None for s in SEGMENTS)
     query, value = torch.zeros(5, QUERIES, WIDTH), torch.zeros(5, KEYS, WIDTH)
     assert serves(library, families, query, value)
     assert serves(library, families, query.bfloat16(), value.bfloat16())
@@ -169,10 +169,18 @@ def test_heads_and_threads_that_it_serves(library):
     assert not serves(library, families, query, torch.zeros(5, KEYS, 2 * WIDTH))
     assert not serves(library, families, torch.zeros(5, 3, WIDTH), value)
     assert not serves(library, families, query[..., :-1], value[..., :-1])
+    # Families with 10 of 12 pairs and with 1 and 1: of two key heads a third thread would have too little.
+    root, *alone = (StreamSegment(start=at, length=n) for at, n in ((0, 4), (4, 1), (5, 1)))
+    uneven = Families.of([root, *alone])
+    assert uneven.largest_share == 10 / 12
+    # With two tokens more behind the first family's root, which see 5 and 6: 21 of 23.
+    child = StreamSegment(start=4, length=2, parent=0)
+    alone = [replace(segment, start=segment.start + 2) for segment in alone]
+    assert Families.of([root, child, *alone]).largest_share == 21 / 23
     before = torch.get_num_threads()
     try:
-        for threads in (roots * KEYS, roots * KEYS + 1):
+        for threads in (2, 3):
             torch.set_num_threads(threads)
-            assert serves(library, families, query, value) == (threads == roots * KEYS)
+            assert serves(library, uneven, query, value) == (threads == 2)
     finally:
         torch.set_num_threads(before)
