@@ -20,8 +20,8 @@ from covey.plan.recompute import Recompute
 _aten = torch.ops.aten
 # Outputs that selective recomputation keeps: linear layers, and attention whose scores are never held.
 # Products of eager attention are batched (bmm) and as large as its scores; they are computed again. So are
-# experts, to whose output some models add in place, and compiled flex attention, which the policy cannot see
-# into.
+# experts, to whose output some models add in place, and compiled flex attention and attention in C, which the
+# policy cannot see into.
 _KEPT = frozenset(
     {
         _aten.mm.default,

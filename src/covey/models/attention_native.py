@@ -141,7 +141,7 @@ class _Call:
         past = key_LKD.shape[0] - tokens
         self.past_PXD = torch.cat([key_LKD[:past], value_LKD[:past]], dim=1).float()
         # Copied and converted in one go.
-        self.heads_TXD = torch.empty(tokens, queries + 2 * keys, width)
+        self.heads_TXD = self.past_PXD.new_empty(tokens, queries + 2 * keys, width)
         parts = self.heads_TXD.split([queries, keys, keys], dim=1)
         for to, given in zip(parts, (query_THD, key_LKD[past:], value_LKD[past:]), strict=True):
             to.copy_(given)
@@ -155,7 +155,7 @@ class _Call:
     def run(self, name: str, **tensors: Tensor) -> None:
         arguments = self._arguments
         size = self._library.attention_scratch(ctypes.byref(arguments))
-        held = torch.empty(arguments.threads * size)
+        held = self.heads_TXD.new_empty(arguments.threads * size)
         for field, tensor in {**tensors, "held": held}.items():
             setattr(arguments, field, place(tensor))
         getattr(self._library, name)(ctypes.byref(arguments))
