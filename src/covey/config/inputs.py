@@ -54,8 +54,8 @@ class InputOptions(BaseModel):
         "model",
         "auto",
         "What computes attention in training: sdpa, torch's, row by row, or in C on a CPU; flex, one "
-        "compiled kernel on a GPU; flash_attn, of that package; eager, plain products. auto: flex on a GPU that has "
-        "it, else sdpa.",
+        "compiled kernel on a GPU; flash_attn, of that package; eager, plain products. auto: flex on a "
+        "GPU that has it, else sdpa.",
     )
     use_liger_kernel: Literal["auto", "true", "false"] = option(
         "model",
