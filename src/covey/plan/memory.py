@@ -57,9 +57,9 @@ _AT_WORK = 90_000_000
 _KERNEL_BYTES, _KERNELS_PER_STEP, _MAX_KERNELS, _LEFT = 550_000, 2, 1024, 0.4
 # Of the activations of all layers, what the C library's heap keeps of blocks freed between them: glibc before
 # 2.38 seldom fits aligned blocks, as torch asks for, into freed ones. Measured with 2.36 on models of 58 and
-# 119 M weights, where all are kept and where some are computed again; what an adapter adds to a layer's
-# output is freed at once, hence the more. A second pass of a step finds fewer of its sizes.
-_FRAGMENTED_FULL, _FRAGMENTED_LORA = (0.6, 0.7), (0.85, 0.5)
+# 119 M weights; what an adapter adds is freed at once, hence the more. Later passes find fewer of its sizes.
+_FRAGMENTED_FULL: dict[Recompute, float] = {"none": 0.6, "selective": 0.5, "full": 0.7}
+_FRAGMENTED_LORA: dict[Recompute, float] = {"none": 0.85, "selective": 0.5, "full": 0.5}
 _FRAGMENTED_LATER = 0.3
 # DeepSpeed's reduce_bucket_size, twice, since the next one fills while one is reduced; and what NCCL and
 # cuBLAS set aside, which with LIBRARIES makes the 1.5 GB at which reports begin.
@@ -466,7 +466,7 @@ def _update(
         end["head"] = of_head * (2 if before and not weights.low else 1) + adding
     fullest = max((start, inside, end), key=lambda parts: sum(parts.values()))
     if not how.cuda:
-        share = (_FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA)[how.recompute != "none"]
+        share = (_FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA)[how.recompute]
         if size.later and how.recompute == "none":
             share += _FRAGMENTED_LATER
         fullest["fragmentation"] = round(share * model.layers * layer_bytes(model, size, how))

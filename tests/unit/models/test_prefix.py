@@ -120,7 +120,7 @@ def test_attention_in_c_beneath_modules(family, recompute, monkeypatch, random_r
     monkeypatch.setattr(attention_native.Attend, "apply", lambda *given: called.append(0) or apply(*given))
     got = results(policy, micros, alone=False)
     assert called
-    monkeypatch.setattr(Policy, "library", None)
+    policy.library = None
     for name, value in results(policy, micros, alone=True).items():
         assert_close_guarded(got[name], value, rtol=5e-5)
 

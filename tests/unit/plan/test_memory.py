@@ -39,7 +39,7 @@ MODEL = replace(
     adapter_parameters=50,
 )
 AT_WORK = {"libraries at work": 90_000_000}
-FRAGMENTED, FRAGMENTED_LORA = (0.6, 0.7), (0.85, 0.5)
+FRAGMENTED, FRAGMENTED_LORA = (0.6, 0.5, 0.7), (0.85, 0.5, 0.5)
 FACTS = facts(model_sizes=MODEL, longest_prompt=10, cuda=False, free_memory_bytes=10**10)
 RUN = {
     "num_generations": 2,
@@ -281,7 +281,7 @@ def test_auto_computes_nothing_again_where_nothing_is_known(unknown: dict[str, A
 
 def test_adapters_leave_more_on_the_heap() -> None:
     layer = layer_bytes(MODEL, SIZE, replace(LORA, rank=16))
-    for number, asked in enumerate(("false", "true")):
+    for number, asked in enumerate(("false", "selective", "true")):
         found = phases(tuner_type="lora", gradient_checkpointing=asked)["update"]
         assert found["fragmentation"] == round(FRAGMENTED_LORA[number] * 2 * layer)
         assert phases(gradient_checkpointing=asked)["update"]["fragmentation"] == round(

@@ -18,7 +18,9 @@ from covey.algorithm import losses
 from covey.algorithm.losses import LossInputs, LossType
 from covey.batching import pack
 from covey.learner.backends.single import SingleBackend
-from covey.models import head, head_native, stream
+from covey.models import head_native, stream
+from covey.models.head_blocks import TorchSlopes, TorchSoftmax
+from covey.models.head_blocks_native import CompiledSlopes, CompiledSoftmax
 from covey.models.policy import Policy
 from covey.rollout.native import engine
 from covey.rollout.native.rows import Draws
@@ -88,18 +90,28 @@ def lost_micro_batch(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_normaliser(patch: pytest.MonkeyPatch) -> None:
     """A block of the vocabulary that forgets the mass of the one before it."""
-    plain = head._Softmax.add
+    plain, compiled = TorchSoftmax.add, CompiledSoftmax.add
 
     def add(self: Any, *arguments: Any) -> None:
-        self.mass = torch.zeros_like(self.mass)
+        self._mass = torch.zeros_like(self._mass)
         plain(self, *arguments)
 
-    patch.setattr(head._Softmax, "add", add)
+    def add_compiled(self: Any, *arguments: Any) -> None:
+        self._sums_3C[1] = 0.0
+        compiled(self, *arguments)
+
+    patch.setattr(TorchSoftmax, "add", add)
+    patch.setattr(CompiledSoftmax, "add", add_compiled)
+
+
+def _times(patch: pytest.MonkeyPatch, factor: float) -> None:
+    """Of the head in blocks every gradient, in torch and in C."""
+    for way in (TorchSlopes, CompiledSlopes):
+        patch.setattr(way, "of", lambda *a, plain=way.of: factor * plain(*a))
 
 
 def doubled_gradient(patch: pytest.MonkeyPatch) -> None:
-    plain = head._slope
-    patch.setattr(head, "_slope", lambda *a: 2.0 * plain(*a))
+    _times(patch, 2.0)
 
 
 def wrong_temperature(patch: pytest.MonkeyPatch) -> None:
@@ -152,8 +164,8 @@ def lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_gradient(patch: pytest.MonkeyPatch) -> None:
-    plain, compiled = head._slope, head_native.Stats.backward
-    patch.setattr(head, "_slope", lambda *a: 0.0 * plain(*a))
+    compiled = head_native.Stats.backward
+    _times(patch, 0.0)
 
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         # A pass adds to the weight's gradient by itself: what comes in is lost.

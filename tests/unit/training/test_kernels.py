@@ -86,11 +86,11 @@ def test_what_is_planned_of_activations_is_what_runs(tmp_path: Path) -> None:
     assert memory_plan(resolved.config, tight.facts).recompute == "selective"
 
 
-def test_the_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_says_why() -> None:
     policy = Policy(random_model("qwen3"))
     config = from_dict({"model": "m", "dataset": "d", "reward_funcs": ["accuracy"]}).config
     assert _kernels(config, policy) == "attention: sdpa, in C where it is plain; activations are kept"
-    monkeypatch.setattr(Policy, "library", None)
+    policy.library = None
     assert _kernels(config, policy) == "attention: sdpa; activations are kept"
     policy.attention, policy.has_liger = "flash_attn", True
     policy.keep_activations("full")
