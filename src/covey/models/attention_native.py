@@ -89,8 +89,8 @@ def serves(library: ctypes.CDLL, families: Families, query_THD: Tensor, value_LK
 
 
 class Attend(torch.autograd.Function):
-    """Plain attention (T, H, D) in the dtype of the queries, computed in float32. Keys and values may have
-    tokens in front, of segments that have no queries."""
+    """Plain attention (T, H, D) of queries (T, H, D) with keys and values (L, K, D), in their dtype, computed
+    in float32. Keys and values may have tokens in front, of segments that have no queries."""
 
     @staticmethod
     def forward(
@@ -98,15 +98,14 @@ class Attend(torch.autograd.Function):
         library: ctypes.CDLL,
         families: Families,
         scaling: float,
-        query_THD: Tensor,
-        key_LKD: Tensor,
-        value_LKD: Tensor,
+        *heads: Tensor,
     ) -> Tensor:
+        query_THD = heads[0]
         out_THD = torch.empty(query_THD.shape, dtype=torch.float32)
         lse_TH = out_THD.new_empty(out_THD.shape[:2])
-        call = _Call(library, families, scaling, query_THD, key_LKD, value_LKD)
+        call = _Call(library, families, scaling, *heads)
         call.run("attend", out=out_THD, lse=lse_TH)
-        ctx.save_for_backward(query_THD, key_LKD, value_LKD, lse_TH)
+        ctx.save_for_backward(*heads, lse_TH)
         ctx.given = library, families, scaling
         return out_THD.to(query_THD.dtype)
 

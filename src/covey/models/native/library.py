@@ -20,9 +20,8 @@ from torch import Tensor
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _HERE = Path(__file__).parent
-_SOURCES = (
-    *("step.c", "step_bfloat16.c", "update.c", "attention.c", "head.c", "blocks.c", "blocks_bfloat16.c"),
-)
+_OF_TWO_DTYPES = ("step.c", "step_bfloat16.c", "blocks.c", "blocks_bfloat16.c")
+_SOURCES = (*_OF_TWO_DTYPES, "update.c", "attention.c", "head.c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC")
 _LIMIT_S = 60
 
