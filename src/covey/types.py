@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from covey.models.prefix import SharedPrompt
+
 
 class Source(StrEnum):
     """Who wrote the tokens of a segment."""
@@ -326,8 +328,7 @@ class MicroBatch:
     of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
     policy term of a token counts and 0 where it does not (None: all count). `is_stale_S` is True for
     sequences that an earlier policy sampled (None: for none). A prompt whose rows do not fit one pass is the
-    first segment of several, one behind the other, and may be computed once for all: of those `follows` is
-    True but for the first, and `is_followed` but for the last.
+    first segment of several, one behind the other, and may be computed once for all: `shared` is of those.
     """
 
     tokens_T: Tensor
@@ -347,8 +348,7 @@ class MicroBatch:
     group_S: Tensor
     keep_N: Tensor | None = None
     is_stale_S: Tensor | None = None
-    follows: bool = False
-    is_followed: bool = False
+    shared: SharedPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

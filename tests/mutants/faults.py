@@ -425,7 +425,7 @@ def _spoils_prompts(change: Callable[[Prefix], None]) -> Plant:
     """In each backward pass that goes on from another one's prompt; the probe at load sees none of it."""
 
     def spoiled(self: Any, micro: Any, loss: Any) -> tuple[Any, ...]:
-        if micro.follows:
+        if micro.shared is not None and micro.shared.follows:
             change(self.policy._prefix)
         return self, micro, loss
 

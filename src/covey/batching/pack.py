@@ -10,14 +10,15 @@ import math
 from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from covey.models.policy import StreamKind
+from covey.models.prefix import share_prompt
 from covey.models.stream import Row, build_stream
 from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample, TrainSample
 
@@ -236,11 +237,11 @@ def build_micros(
     passes: Sequence[Sequence[TrainSample]], plan: PackPlan, least: float | None = None
 ) -> list[MicroBatch]:
     """The forward passes of a rank in a step; those that begin with the same prompt know of each other."""
-    micros = [build_micro(rows, plan, least) for rows in passes]
-    firsts = [_family(rows[0].annotated.sample) for rows in passes]
-    is_same = [plan.stream == "prefix" and a == b for a, b in pairwise(firsts)]
-    around = zip(micros, [False, *is_same], [*is_same, False], strict=False)
-    return [replace(m, follows=before, is_followed=behind) for m, before, behind in around]
+    found: list[MicroBatch] = []
+    for _, same in groupby(passes, key=lambda rows: _family(rows[0].annotated.sample)):
+        micros = [build_micro(rows, plan, least) for rows in same]
+        found += share_prompt(micros) if plan.stream == "prefix" else micros
+    return found
 
 
 def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None = None) -> MicroBatch:

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from torch import nn
 
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import ADAPTER_CONFIG, LoraSettings, adapter_settings
+from covey.models.dropout import silence
 from covey.models.layouts import AttentionKind, automatic
 from covey.models.liger import use_liger, wants_liger
 from covey.models.linear import use_fast_products
@@ -105,7 +105,7 @@ def _ready(
     if device.type == "cpu":
         use_fast_products(model)
     if disable_dropout:
-        _silence_dropout(model)
+        silence(model)
     if gradient_checkpointing:
         policy.keep_activations("full")
     return policy.train()
@@ -137,32 +137,11 @@ def choose_stream(policy: Policy, attention: Literal["auto"] | AttentionKind = "
 def _choose_stream(policy: Policy) -> list[ProbeResult]:
     stream, results = widest_stream(policy)
     policy.use_stream(stream)
-    # Of a prompt with dropout every pass draws its own, so that its gradient can be computed a second time.
-    policy.goes_on = stream == "prefix" and not any(_dropouts(policy.model))
+    policy.goes_on = stream == "prefix"
     if policy.goes_on:
         results.append(probe(policy, stream, in_passes=True))
         policy.goes_on = results[-1].passed
     return results
-
-
-def _silence_dropout(model: nn.Module) -> None:
-    """Every dropout to 0: modules, and the rates that attention layers hold as plain numbers.
-
-    Set on the modules and not in the config, which a checkpoint keeps as the model's author wrote it.
-    """
-    for module, name in _dropouts(model):
-        setattr(module, name, 0.0)
-
-
-def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Where a model holds rates of dropout above 0."""
-    return [
-        (module, name)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
-        if isinstance(value, float) and value > 0.0
-    ]
 
 
 # Everything beside the weights that a model directory needs to be loaded with its tokenizer.

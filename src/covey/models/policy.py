@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from covey.models import head_native
 from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
+from covey.models.dropout import dropouts
 from covey.models.gradients import GradientOf, adding_embedding, own_gradient
 from covey.models.head import head_spec, logits_of, token_stats
 from covey.models.head_blocks import HeadSpec
@@ -28,7 +29,7 @@ from covey.models.llama import Tree
 from covey.models.llama_update import ShortPass, has_dropout, short_pass
 from covey.models.llama_update_native import Laid
 from covey.models.native.library import open_library
-from covey.models.prefix import Prefix
+from covey.models.prefix import Prefix, SharedPrompt
 from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
 from covey.types import MicroBatch, StreamSegment, TokenStats
@@ -102,10 +103,11 @@ class Policy(nn.Module):
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
         way = self._way()
-        shares = self.goes_on and self.stream == "prefix" and (micro.follows or micro.is_followed)
-        with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
-            found = self._going_on(micro, way) if shares else self._pass(micro, way)
-        return self._stats(*found, way)
+        if self.goes_on and self.stream == "prefix" and micro.shared is not None:
+            logprob_N, entropy_N = self._going_on(micro, micro.shared, way)
+        else:
+            logprob_N, entropy_N = self._pass(micro, way)
+        return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
 
     def _way(self) -> _Way:
         """What the modules as they are now are passed by."""
@@ -113,34 +115,29 @@ class Policy(nn.Module):
         block = self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None
         return _Way(head=head, short=short, library=self._library_of(short), block=block, laid=self._laid)
 
-    def _pass(self, micro: MicroBatch, way: _Way, prefix: Prefix | None = None) -> tuple[Tensor, MicroBatch]:
-        """Last hidden states of a micro-batch, and the micro-batch that they are of."""
+    def _pass(self, micro: MicroBatch, way: _Way, prefix: Prefix | None = None) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies (N,) of a micro-batch; behind a `prefix`, or for one, as that says."""
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
             micro = in_few_sizes(micro, tokens=way.library is None, block=way.block)
-        if micro.num_rows > 1 or self.stream == "padded":
-            return self._hidden_padded(micro), micro
-        segments, device = micro.segments, micro.tokens_T.device
-        layout = stream_layout(self.attention, segments, device, prefix, self.library)
-        return self._hidden_of(way, micro.tokens_T, micro.positions_T, layout), micro
+        with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
+            if micro.num_rows > 1 or self.stream == "padded":
+                hidden_TD = self._hidden_padded(micro)
+            else:
+                segments, device = micro.segments, micro.tokens_T.device
+                layout = stream_layout(self.attention, segments, device, prefix, self.library)
+                hidden_TD = self._hidden_of(way, micro.tokens_T, micro.positions_T, layout)
+        return self._stats(hidden_TD, micro, way)
 
-    def _going_on(self, micro: MicroBatch, way: _Way) -> tuple[Tensor, MicroBatch]:
-        """The same behind a prompt that the micro-batches around this one share: the first of them computes
-        it, and the others go on from it."""
+    def _going_on(self, micro: MicroBatch, shared: SharedPrompt, way: _Way) -> tuple[Tensor, Tensor]:
+        """The same of a micro-batch that shares a prompt with those around it: the first of them computes it,
+        with all tokens that its last position predicts, and the others go on from it."""
         end = micro.segments[0].length
-        if not micro.follows:
-            alone = replace(
-                micro,
-                tokens_T=micro.tokens_T[:end],
-                positions_T=micro.positions_T[:end],
-                segments=micro.segments[:1],
-                context_U=micro.context_U[:0],
-            )
+        if not shared.follows:
             self._prefix = Prefix(end)
-            hidden_PD, _ = self._pass(alone, way, self._prefix)
-            self._prefix.keep("hidden", hidden_PD[end - 1 : end])
+            self._begin(micro, shared, way, self._prefix)
         prefix = self._prefix
         assert prefix is not None and prefix.length == end, "micro-batches of a prompt follow each other"
-        prefix.is_last = not micro.is_followed
+        prefix.is_last = not shared.is_followed
         if prefix.is_last:
             self._prefix = None
         segments, first = micro.segments, end
@@ -148,21 +145,44 @@ class Policy(nn.Module):
             # Completions of one token need none but the prompt. The prompt's last token takes part once more,
             # from which nothing is predicted, so that the passes before this one reach the prompt's.
             segments, first = (*segments, StreamSegment(start=end, length=1, parent=0)), end - 1
+        # The first context is the prompt's last token, if that predicts anything here.
+        before = int(shared.own_X.shape[0] < micro.context_N.shape[0])
         rest = replace(
             micro,
             tokens_T=micro.tokens_T[first:],
             positions_T=micro.positions_T[first:],
             segments=segments,
-            # The prompt's last token is the first of those whose hidden states there are.
-            context_U=micro.context_U - (end - 1),
+            context_U=micro.context_U[before:] - end,
+            context_N=micro.context_N[shared.own_X] - before,
+            target_N=micro.target_N[shared.own_X],
+            temperature_N=micro.temperature_N[shared.own_X],
         )
-        hidden_TD, rest = self._pass(rest, way, prefix)
-        return prefix.extend("hidden", hidden_TD), rest
+        stats = prefix.extend(("logprob", "entropy"), self._pass(rest, way, prefix))
+        logprob_N, entropy_N = (part.index_select(0, shared.index_N) for part in stats)
+        return logprob_N, entropy_N
+
+    def _begin(self, micro: MicroBatch, shared: SharedPrompt, way: _Way, prefix: Prefix) -> None:
+        """The pass over a prompt alone, for a prefix."""
+        end, device = prefix.length, micro.tokens_T.device
+        alone = replace(
+            micro,
+            tokens_T=micro.tokens_T[:end],
+            positions_T=micro.positions_T[:end],
+            segments=micro.segments[:1],
+            context_U=torch.full((1,), end - 1, device=device),
+            context_N=torch.zeros_like(shared.target_F),
+            target_N=shared.target_F,
+            temperature_N=shared.temperature_F,
+        )
+        for name, part in zip(("logprob", "entropy"), self._pass(alone, way, prefix), strict=True):
+            prefix.keep(name, part)
 
     @contextmanager
     def passes_alone(self) -> Iterator[None]:
-        """Within it each forward pass computes the prompts of its rows itself, whatever is around it."""
-        before, self.goes_on = self.goes_on, False
+        """Within it each forward pass computes the prompts of its rows itself, whatever is around it; not so
+        of a model with dropout, which is drawn once for a prompt and not again for each pass."""
+        before = self.goes_on
+        self.goes_on = before and bool(dropouts(self.model))
         try:
             yield
         finally:
@@ -188,18 +208,17 @@ class Policy(nn.Module):
         finally:
             self._laid = None
 
-    def _stats(self, hidden_TD: Tensor, micro: MicroBatch, way: _Way) -> TokenStats:
+    def _stats(self, hidden_TD: Tensor, micro: MicroBatch, way: _Way) -> tuple[Tensor, Tensor]:
         weight_VD, bias_V = way.head.weight, getattr(way.head, "bias", None)
         contexts, library = micro.context_U.shape[0], way.library
         gradient_of = self._gradient_of if weight_VD.is_leaf and hidden_TD.requires_grad else None
         targets = micro.context_N, micro.target_N, micro.temperature_N
         if library is not None and head_native.serves(library, weight_VD, bias_V, self.head, contexts):
             adds = gradient_of is not None
-            parts = head_native.Stats.apply(library, adds, hidden_TD, weight_VD, micro.context_U, *targets)
-        else:
-            taken_UD = hidden_TD.index_select(0, micro.context_U)
-            parts = token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, gradient_of, self.library)
-        return TokenStats(logprob_N=parts[0], entropy_N=parts[1])
+            found = head_native.Stats.apply(library, adds, hidden_TD, weight_VD, micro.context_U, *targets)
+            return found  # type: ignore[no-any-return]
+        taken_UD = hidden_TD.index_select(0, micro.context_U)
+        return token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, gradient_of, self.library)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""

@@ -1,21 +1,68 @@
 """A prompt computed once for several forward passes over its completions.
 
-What the passes take from the prompt's own are the keys and values of every layer and its last hidden state.
-The prompt's graph is kept. All passes but the last give their gradients to be held, and the last one's
-backward pass goes on through the prompt's with the sum: one backward pass of the prompt, and one pass's
-activations beside the prompt's at a time.
+What the passes take from the prompt's own are the keys and values of every layer, and what its last position
+says of the first token of every completion. The prompt's graph is kept. All passes but the last give their
+gradients to be held, and the last one's backward pass goes on through the prompt's with the sum: one backward
+pass of the prompt, and one pass's activations beside the prompt's at a time.
 
-Axes: P tokens of the prompt, T those of a pass behind it.
+Axes: P tokens of the prompt, T those of a pass behind it; N trained tokens of a pass, F of all passes those
+that the prompt's last position predicts, X of a pass all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from covey.types import MicroBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrompt:
+    """What a micro-batch has in common with those around it that begin with the same prompt: one that it
+    `follows`, one that it `is_followed` by.
+
+    Targets and temperatures are those of all first tokens. `own_X` are this micro-batch's other tokens, and
+    `index_N` is where each of its tokens is among the F first ones and its own behind them.
+    """
+
+    target_F: Tensor
+    temperature_F: Tensor
+    own_X: Tensor
+    index_N: Tensor
+    follows: bool
+    is_followed: bool
+
+
+def share_prompt(passes: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """Micro-batches that begin with the same prompt, to be forwarded in this order; a single one as it is."""
+    if len(passes) == 1:
+        return list(passes)
+    last = passes[0].segments[0].length - 1
+    is_first = [micro.context_U[micro.context_N] == last for micro in passes]
+    target_F, temperature_F = (
+        torch.cat([getattr(m, name)[first_N] for m, first_N in zip(passes, is_first, strict=True)])
+        for name in ("target_N", "temperature_N")
+    )
+    found, ahead = [], 0
+    for number, (micro, first_N) in enumerate(zip(passes, is_first, strict=True)):
+        place_N, own_N = ahead + first_N.cumsum(0) - 1, target_F.shape[0] + (~first_N).cumsum(0) - 1
+        shared = SharedPrompt(
+            target_F=target_F,
+            temperature_F=temperature_F,
+            own_X=(~first_N).nonzero()[:, 0],
+            index_N=torch.where(first_N, place_N, own_N),
+            follows=number > 0,
+            is_followed=number < len(passes) - 1,
+        )
+        found.append(replace(micro, shared=shared))
+        ahead += int(first_N.sum())
+    return found
 
 
 class Prefix:
@@ -61,16 +108,17 @@ class Prefix:
         total = self._held.pop(name, None)
         return None if total is None else total.to(part.dtype)
 
-    def extend(self, name: Hashable, own: Tensor) -> Tensor:
-        """What was kept (P, ...) with a pass's own (T, ...) behind it."""
-        return _Extend.apply(own, self.take(name), self, name)  # type: ignore[no-any-return]
+    def extend(self, names: Sequence[Hashable], own: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What was kept (P, ...) with a pass's own (T, ...) behind it, each. If the backward pass reaches one
+        of them, it settles all."""
+        return _Extend.apply(self, names, *map(self.take, names), *own)  # type: ignore[no-any-return]
 
-    def pair(self, layer: int, key_TKD: Tensor, value_TKD: Tensor, *, extends: bool) -> tuple[Tensor, Tensor]:
+    def pair(self, layer: int, key_TKD: Tensor, value_TKD: Tensor, *, extends: bool) -> tuple[Tensor, ...]:
         """Keys and values that a layer's queries see: those of the prompt's pass are kept, those of another
         one `extends` them."""
         names = ("keys", layer), ("values", layer)
         if extends:
-            return self.extend(names[0], key_TKD), self.extend(names[1], value_TKD)
+            return self.extend(names, (key_TKD, value_TKD))
         self.keep(names[0], key_TKD[: self.length])
         self.keep(names[1], value_TKD[: self.length])
         return key_TKD, value_TKD
@@ -78,15 +126,27 @@ class Prefix:
 
 class _Extend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, kept: Tensor, prefix: Prefix, name: Hashable) -> Tensor:
-        ctx.prefix, ctx.name, ctx.length = prefix, name, kept.shape[0]
-        return torch.cat([kept, own])
+    def forward(ctx: Any, prefix: Prefix, names: Sequence[Hashable], *parts: Tensor) -> tuple[Tensor, ...]:
+        kept, own = parts[: len(names)], parts[len(names) :]
+        ctx.prefix, ctx.names, ctx.lengths = prefix, names, [part.shape[0] for part in kept]
+        ctx.set_materialize_grads(False)
+        return tuple(torch.cat(pair) for pair in zip(kept, own, strict=True))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        held = ctx.prefix.held(ctx.name)
-        if held is not None:
-            held += grad[: ctx.length]
-        total = ctx.prefix.settle(ctx.name, is_last=ctx.needs_input_grad[1])
-        return grad[ctx.length :], total, None, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        prefix: Prefix = ctx.prefix
+        own: list[Tensor | None] = []
+        for name, length, grad in zip(ctx.names, ctx.lengths, grads, strict=True):
+            if grad is None:
+                own.append(None)
+                continue
+            own.append(grad[length:])
+            held = prefix.held(name)
+            if held is not None:
+                held += grad[:length]
+        needed = ctx.needs_input_grad[2:]
+        totals = [
+            prefix.settle(name, is_last=is_last) for name, is_last in zip(ctx.names, needed, strict=False)
+        ]
+        return None, None, *totals, *own

@@ -8,13 +8,14 @@ gradient at the input embeddings must agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from covey.models.layouts import StreamKind
 from covey.models.policy import Policy
+from covey.models.prefix import share_prompt
 from covey.models.stream import Row, build_stream
 from covey.types import MicroBatch
 
@@ -127,15 +128,15 @@ def _in_two_passes(policy: Policy, rows: Sequence[Row], weight_N: Tensor) -> tup
     """The same of two rows of a prompt, which the first of their passes computes for both."""
     recorder = _EmbeddingGradient(policy)
     goes_on, policy.goes_on = policy.goes_on, True
-    first, second = (micro_of([row], "prefix", policy.device) for row in rows)
+    first, second = share_prompt([micro_of([row], "prefix", policy.device) for row in rows])
     sizes = [len(first.target_N), len(second.target_N)]
     weights = weight_N.split(sizes)
     try:
-        ahead = policy(replace(first, is_followed=True)).logprob_N
+        ahead = policy(first).logprob_N
         # The first half is of the prompt's pass.
         prompt, own = recorder.leaves[len(recorder.leaves) // 2 - 1], recorder.leaves[-1]
         (of_own,) = torch.autograd.grad((ahead * weights[0]).sum(), own)
-        behind = policy(replace(second, follows=True)).logprob_N
+        behind = policy(second).logprob_N
         of_prompt, of_rest = torch.autograd.grad(
             (behind * weights[1]).sum(), (prompt, recorder.leaves[-1]), materialize_grads=True
         )

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from covey.models.policy import Policy
+from covey.models.prefix import share_prompt
 from covey.models.probe import micro_of
 from covey.models.stream import Row
 
@@ -27,20 +29,17 @@ def by_policy(policy: Policy, rows: Sequence[Row], *, in_passes: bool = False) -
     policy.train().zero_grad(set_to_none=True)
     weight_N, heat_N = _weights(rows, policy.device)
     passes = [[row] for row in rows] if in_passes else [rows]
+    micros = [micro_of(members, policy.stream, policy.device) for members in passes]
+    counts = [len(micro.target_N) for micro in micros]
+    micros = [
+        replace(m, temperature_N=heat_n) for m, heat_n in zip(micros, heat_N.split(counts), strict=True)
+    ]
+    keyed = groupby(zip(passes, micros, strict=True), key=lambda pair: pair[0][0].prompt_key)
+    shared = [micro for _, same in keyed for micro in share_prompt([micro for _, micro in same])]
     found: list[Tensor] = []
-    for number, members in enumerate(passes):
-        key = members[0].prompt_key
-        before, behind = passes[max(0, number - 1) : number], passes[number + 1 : number + 2]
-        micro = micro_of(members, policy.stream, policy.device)
-        part = slice(sum(map(len, found)), sum(map(len, found)) + len(micro.target_N))
-        micro = replace(
-            micro,
-            temperature_N=heat_N[part],
-            follows=any(other[0].prompt_key == key for other in before),
-            is_followed=any(other[0].prompt_key == key for other in behind),
-        )
+    for micro, weight_n in zip(shared, weight_N.split(counts), strict=True):
         stats = policy(micro)
-        ((stats.logprob_N + 0.1 * stats.entropy_N) * weight_N[part]).sum().backward()
+        ((stats.logprob_N + 0.1 * stats.entropy_N) * weight_n).sum().backward()
         found.append(stats.logprob_N.detach())
     return torch.cat(found), _taken_gradient(policy.model)
 

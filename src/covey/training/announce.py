@@ -51,7 +51,7 @@ def _engine(engine: Engine, policy: Policy) -> str:
 
 
 def _rows(policy: Policy) -> str:
-    """The layout, and what a shared prompt lacks where dropout or the probe forbids it."""
+    """The layout, and what a shared prompt lacks where the probe forbids it."""
     alone = policy.stream == "prefix" and not policy.goes_on
     return f"{policy.stream}, each pass with its own prompts" if alone else policy.stream
 

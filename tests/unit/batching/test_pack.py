@@ -150,8 +150,8 @@ def test_a_stream_is_filled_and_siblings_stay_together(seed, pack_plan):
             assert numbers[0] in group
 
 
-def linked(batch) -> list[tuple[bool, bool]]:
-    return [(m.follows, m.is_followed) for m in batch.micro_batches]
+def linked(batch) -> list[tuple[bool, bool] | None]:
+    return [m.shared and (m.shared.follows, m.shared.is_followed) for m in batch.micro_batches]
 
 
 def test_passes_that_begin_with_one_prompt_know_of_each_other(scored_group, pack_plan):
@@ -169,9 +169,9 @@ def test_passes_that_begin_with_one_prompt_know_of_each_other(scored_group, pack
     assert batch.micro_batches[2].tokens_T.tolist()[-2:] == [9, 8]
     for stream in ("packed", "padded"):
         (batch,) = pack(rows, replace(plan, stream=stream), rollout=0)
-        assert set(linked(batch)) == {(False, False)}
+        assert set(linked(batch)) == {None}
     (batch,) = pack(rows, replace(plan, max_tokens=100), rollout=0)
-    assert linked(batch) == [(False, False)]
+    assert linked(batch) == [None]
 
 
 def test_steps_are_equal_runs_over_all_ranks(pack_plan):

@@ -131,14 +131,16 @@ def test_in_bfloat16_rounding_is_all_that_differs(tiny_policy, random_rollout):
     assert match.gap < 1e-2
 
 
+@pytest.mark.parametrize("stream", ["padded", "prefix"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_dropout_is_drawn_as_before(recompute, tiny_policy, random_rollout):
-    policy = tiny_policy("padded")
+def test_dropout_is_drawn_as_before(recompute, stream, tiny_policy, random_rollout):
+    policy = tiny_policy(stream)
     for layer in policy.model.model.layers:
         layer.self_attn.attention_dropout = 0.3
     policy.keep_activations(recompute)
     backend = SingleBackend(policy, OPTIMIZER)
     batch = batch_of(random_rollout, backend)
+    assert any(m.shared is not None for m in batch.micro_batches) == (stream == "prefix")
     accumulate(batch, backend, LOSS, LocalComm())
     first = backend.masters.gradients()
     for master in backend.masters.masters:

@@ -18,7 +18,7 @@ from covey.models import policy as policy_module
 from covey.models.flex import FlexLayout
 from covey.models.layouts import AttentionKind
 from covey.models.policy import Policy
-from covey.models.prefix import Prefix
+from covey.models.prefix import Prefix, share_prompt
 from covey.models.probe import micro_of
 from covey.models.stream import Row
 from covey.types import MicroBatch, StreamSegment
@@ -40,8 +40,7 @@ def split(rows: Sequence[Row], *counts: int) -> list[MicroBatch]:
     """The rows in passes of so many of them, which know of each other."""
     starts = [sum(counts[:n]) for n in range(len(counts))]
     micros = [micro_of(rows[s : s + n], "prefix", CPU) for s, n in zip(starts, counts, strict=True)]
-    last = len(micros) - 1
-    return [replace(m, follows=n > 0, is_followed=n < last) for n, m in enumerate(micros)]
+    return share_prompt([replace(m, temperature_N=m.temperature_N * 0.8) for m in micros])
 
 
 def results(policy: Policy, micros: Sequence[MicroBatch], *, alone: bool) -> dict[str, torch.Tensor]:
@@ -53,7 +52,7 @@ def results(policy: Policy, micros: Sequence[MicroBatch], *, alone: bool) -> dic
         found["annotated"] = [policy(m).logprob_N for m in micros]
     draw = torch.Generator().manual_seed(3)
     for micro in micros:
-        stats = policy(replace(micro, temperature_N=torch.full_like(micro.temperature_N, 0.8)))
+        stats = policy(micro)
         weight_N = torch.randn(stats.logprob_N.shape, generator=draw)
         ((stats.logprob_N + 0.3 * stats.entropy_N) * weight_N).sum().backward()
         found["logprob"].append(stats.logprob_N.detach())
@@ -147,7 +146,7 @@ def test_queries_of_the_prompt_cost_flex_attention_nothing():
     """Whole blocks of them see nothing; what sees them is as without a pass of their own."""
     segments = (StreamSegment(start=0, length=300), StreamSegment(start=300, length=90, parent=0))
     prefix = Prefix(300)
-    prefix.keep("hidden", torch.zeros(1, 4))
+    prefix.keep("keys", torch.zeros(300, 1, 4))
     whole, behind = (
         FlexLayout(segments, CPU, compiled=False, prefix=p).block_mask(None).to_dense()[0, 0]
         for p in (None, prefix)
@@ -156,22 +155,100 @@ def test_queries_of_the_prompt_cost_flex_attention_nothing():
     assert behind.sum(dim=1).tolist() == [0, 0, 3, 4]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_first_tokens_that_are_not_trained(compiled, monkeypatch, random_rows, assert_close_guarded):
+    """Of some completions, which the prompt's last position then predicts nothing of, or of all."""
+    if not compiled:
+        monkeypatch.setattr(Policy, "library", None)
+    policy = policy_of("qwen2", num_attention_heads=2, num_key_value_heads=1, hidden_size=128)
+    for untrained in ((0, 3), (0, 1), (1, 2, 4), (0, 1, 2, 3, 4)):
+        rows = random_rows((11, (9, 4, 1, 7, 2)))
+        for number in untrained:
+            rows[number].is_trained[11] = False
+        for counts in ((1, 1, 1, 1, 1), (2, 3), (2, 1, 2)):
+            check(policy, rows, counts, assert_close_guarded)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_dropout_is_drawn_once_for_a_prompt(family, recompute, tiny_model, random_rows):
+    """The gradient is the slope of what the same draws give at weights beside these, in float64."""
+    policy = Policy(tiny_model(family).double()).train()
+    for layer in policy.model.model.layers if family == "qwen3" else ():
+        layer.self_attn.attention_dropout = 0.3
+    policy.keep_activations(recompute)
+    micros = split(random_rows((11, (9, 4, 1, 7, 2))), 2, 1, 2)
+    way = {
+        name: torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(4))
+        for name, p in policy.named_parameters()
+    }
+
+    def total(step: float = 0.0, seed: int = 7) -> float:
+        torch.manual_seed(seed)
+        value = 0.0
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                parameter += step * way[name]
+        for micro in micros:
+            stats = policy(micro)
+            loss = (stats.logprob_N * torch.arange(len(micro.target_N))).sum()
+            if step == 0.0:
+                loss.backward()
+            value += float(loss)
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                parameter -= step * way[name]
+        return value
+
+    here = total()
+    slope = sum(float((p.grad * way[n]).sum()) for n, p in policy.named_parameters())
+    assert slope == pytest.approx((total(1e-4) - total(-1e-4)) / 2e-4, rel=1e-3)
+    assert total(1e-9) == pytest.approx(here, rel=1e-5)
+    assert abs(total(1e-9, seed=8) - here) > 1e-3 * abs(here)
+
+
+def test_what_passes_over_a_prompt_have_in_common():
+    """Written out: prompt 9 8; completions 5 6, and 5 7 and 4."""
+    rows = [
+        Row(token_ids=(9, 8, *own), is_trained=[False] * 2 + [True] * len(own), prompt_length=2, prompt_key=0)
+        for own in ((5, 6), (5, 7), (4,))
+    ]
+    first, second = split(rows, 1, 2)
+    assert (second.context_U.tolist(), second.context_N.tolist()) == ([1, 2], [0, 1, 0])
+    for micro in (first, second):
+        assert micro.shared.target_F.tolist() == [5, 5, 4]
+        assert micro.shared.temperature_F.tolist() == pytest.approx([0.8] * 3)
+    assert (first.shared.own_X.tolist(), first.shared.index_N.tolist()) == ([1], [0, 3])
+    assert (second.shared.own_X.tolist(), second.shared.index_N.tolist()) == ([1], [1, 3, 2])
+    assert (first.shared.follows, first.shared.is_followed) == (False, True)
+    assert (second.shared.follows, second.shared.is_followed) == (True, False)
+    (alone,) = split(rows, 3)
+    assert alone.shared is None
+
+
 def test_a_prompt_is_computed_once(monkeypatch, tiny_model, random_rows):
-    counts = []
+    """Its tokens, and the product of its last position with the head."""
+    counts, contexts = [], []
     policy = Policy(tiny_model("gemma2"))
-    hidden = Policy._hidden_of
+    hidden, stats = Policy._hidden_of, Policy._stats
 
     def counted(self, short, tokens_T, *rest):
         counts.append(len(tokens_T))
         return hidden(self, short, tokens_T, *rest)
 
+    def projected(self, hidden_TD, micro, way):
+        contexts.append(len(micro.context_U))
+        return stats(self, hidden_TD, micro, way)
+
     monkeypatch.setattr(Policy, "_hidden_of", counted)
+    monkeypatch.setattr(Policy, "_stats", projected)
     monkeypatch.setattr(policy_module, "in_few_sizes", lambda micro, **_: micro)
     micros = split(random_rows((30, (9, 4, 7, 5))), 2, 1, 1)
     for micro in micros:
         policy(micro)
     # The last token of a row predicts nothing.
     assert counts == [30, 8 + 3, 6, 4]
+    assert contexts == [1, 8 + 3, 6, 4]
     counts.clear()
     with policy.passes_alone():
         for micro in micros:
@@ -210,7 +287,7 @@ def test_nothing_of_a_prompt_outlives_its_passes(compiled, recompute, monkeypatc
     try:
         for micro in split(random_rows((30, (9, 4, 7))), 1, 1, 1):
             policy(micro).logprob_N.sum().backward()
-            assert any(ref() is not None for ref in made) == micro.is_followed
+            assert any(ref() is not None for ref in made) == micro.shared.is_followed
     finally:
         gc.enable()
     assert made

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from covey.models import attention
-from covey.models.load import _silence_dropout, choose_stream
+from covey.models.dropout import dropouts
+from covey.models.load import choose_stream
 from covey.models.policy import Policy
 from covey.models.prefix import Prefix
 from covey.models.probe import micro_of, probe, widest_stream
@@ -97,10 +98,12 @@ def test_passes_that_lose_the_prompt_are_caught(tiny_model, monkeypatch):
     assert (policy.stream, policy.goes_on) == ("prefix", False)
 
 
-def test_with_dropout_each_pass_draws_its_own_prompt(tiny_model):
+def test_a_prompt_with_dropout_is_shared(tiny_model):
     policy = Policy(tiny_model("gpt2"))
     choose_stream(policy)
-    assert (policy.stream, policy.goes_on) == ("prefix", False)
-    _silence_dropout(policy.model)
-    choose_stream(policy)
-    assert policy.goes_on
+    assert (policy.stream, policy.goes_on) == ("prefix", True)
+    for rate, goes_on in ((None, True), (0.0, False)):
+        for module, name in dropouts(policy.model):
+            setattr(module, name, getattr(module, name) if rate is None else rate)
+        with policy.passes_alone():
+            assert policy.goes_on == goes_on
