@@ -67,7 +67,8 @@ class InputOptions(BaseModel):
         "model",
         "auto",
         "Compute activations a second time in the backward pass: true, all of a layer, a third slower; "
-        "selective, all but matrix products and attention. auto: as memory asks for it.",
+        "selective, all but matrix products and attention, of which what is in C on a CPU is computed again, "
+        "too. auto: as memory asks for it.",
     )
     activation_offloading: bool = option(
         "model",

@@ -60,7 +60,7 @@ def _seen(plan: MemoryPlan, facts: Facts) -> str:
 def _cause(plan: MemoryPlan) -> str:
     name, largest = max(plan.binding.parts.items(), key=lambda part: part[1])
     return (
-        f"The largest part are the {name}, {size(largest)} of the {size(plan.binding.num_bytes)} of one "
+        f"The largest part, {name}, is {size(largest)} of the {size(plan.binding.num_bytes)} of one "
         "process; completions are counted at their longest."
     )
 
