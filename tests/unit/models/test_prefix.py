@@ -226,6 +226,21 @@ def test_what_passes_over_a_prompt_have_in_common():
     assert alone.shared is None
 
 
+def test_what_a_loss_does_not_use_has_no_gradient():
+    """So that the head computes none of an entropy's."""
+    prefix = Prefix(2)
+    kept, own = ([torch.ones(length, requires_grad=True) for _ in range(2)] for length in (2, 3))
+    for is_last in (False, True):
+        prefix.is_last = is_last
+        for name, part in enumerate(kept):
+            prefix.keep(name, part)
+        (2.0 * prefix.extend((0, 1), own)[0]).sum().backward()
+    assert kept[0].grad.tolist() == [4.0, 4.0]
+    assert own[0].grad.tolist() == [4.0] * 3
+    assert kept[1].grad is None
+    assert own[1].grad is None
+
+
 def test_a_prompt_is_computed_once(monkeypatch, tiny_model, random_rows):
     """Its tokens, and the product of its last position with the head."""
     counts, contexts = [], []

@@ -107,3 +107,7 @@ def test_a_prompt_with_dropout_is_shared(tiny_model):
             setattr(module, name, getattr(module, name) if rate is None else rate)
         with policy.passes_alone():
             assert policy.goes_on == goes_on
+    policy = Policy(tiny_model("gpt2"))
+    policy.goes_on = False
+    with policy.passes_alone():
+        assert not policy.goes_on
