@@ -380,8 +380,9 @@ class Batch:
     reason.
 
     `has_signal` says of each micro-batch whether its gradient cannot be 0 while the ratio is 1: equal
-    completions whose advantages cancel give none, and stale ones may be clipped. `groups` are the numbers of
-    the step's groups.
+    completions whose advantages cancel give none, stale ones may be clipped, and what a shared prompt
+    predicts has its gradient in the last of the passes behind it. `groups` are the numbers of the step's
+    groups.
     """
 
     micro_batches: tuple[MicroBatch, ...]

@@ -141,10 +141,12 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batc
         micros = build_micros(held, plan, least)
         spare = max(1, *(len(numbers) for numbers in per_rank)) - len(micros)
         micros += [_empty_micro(samples[step.start], plan) for _ in range(spare)]
-        signal = (*(_has_signal(members, least) for members in held), *(False,) * spare)
+        waits = [micro.shared is not None and micro.shared.is_followed for micro in micros]
+        signal = [_has_signal(members, least, wait) for members, wait in zip(held, waits, strict=False)]
+        signal += [False] * spare
         groups = range(samples[step.start].group, samples[step.stop - 1].group + 1)
         steps.append(
-            (tuple(micros), signal, _denominators(everyone, plan, least), _dropped(everyone), groups)
+            (tuple(micros), tuple(signal), _denominators(everyone, plan, least), _dropped(everyone), groups)
         )
     return [
         Batch(
@@ -184,23 +186,29 @@ def _keep(row: TrainSample, least: float | None) -> Tensor | None:
     return (entropy_N >= least).float()
 
 
-def _has_signal(rows: Sequence[TrainSample], least: float | None) -> bool:
+def _has_signal(rows: Sequence[TrainSample], least: float | None, wait: bool) -> bool:
     """Whether the advantages of some completion do not cancel over the rows that hold it; stale rows may be
-    clipped, so they tell nothing."""
+    clipped, so they tell nothing. First tokens that `wait` have their gradient in a later pass."""
     rows = [row for row in rows if not row.annotated.sample.is_stale]
     if any(row.token_advantages is not None for row in rows):
-        return _has_token_signal(rows, least)
+        return _has_token_signal(rows, least, wait)
     net: dict[tuple[int, tuple[int, ...]], float] = {}
     for row in rows:
-        keep_N = _keep(row, least)
-        if keep_N is not None and not keep_N.any():
+        sample, keep_N = row.annotated.sample, _keep(row, least)
+        waiting = _waiting(sample, wait)
+        if len(sample.sampler_logprobs) == waiting or (keep_N is not None and not keep_N[waiting:].any()):
             continue
-        key = (row.annotated.sample.group, row.annotated.sample.token_ids)
+        key = (sample.group, sample.token_ids)
         net[key] = net.get(key, 0.0) + row.advantage
     return any(abs(value) > _CANCELLED for value in net.values())
 
 
-def _has_token_signal(rows: Sequence[TrainSample], least: float | None) -> bool:
+def _waiting(sample: Sample, wait: bool) -> int:
+    """How many of a row's trained tokens the prompt's last position predicts, where these `wait`."""
+    return int(wait and any(sample.is_trained[sample.prompt_length : sample.prompt_length + 1]))
+
+
+def _has_token_signal(rows: Sequence[TrainSample], least: float | None, wait: bool) -> bool:
     """The same where tokens have advantages of their own, which cancel over the rows that begin alike up to
     that token, whether a loss weighs each token the same or by its row's length."""
     places: dict[tuple[int, int, int], int] = {}
@@ -208,6 +216,7 @@ def _has_token_signal(rows: Sequence[TrainSample], least: float | None) -> bool:
     for row in rows:
         sample, keep_N = row.annotated.sample, _keep(row, least)
         keep = [1.0] * len(row.advantages) if keep_N is None else keep_N.tolist()
+        keep[: _waiting(sample, wait)] = [0.0] * _waiting(sample, wait)
         values = iter([a * k for a, k in zip(row.advantages, keep, strict=True)])
         at = 0
         for token, on in zip(sample.token_ids, sample.is_trained, strict=True):

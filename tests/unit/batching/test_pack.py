@@ -174,6 +174,30 @@ def test_passes_that_begin_with_one_prompt_know_of_each_other(scored_group, pack
     assert linked(batch) == [None]
 
 
+@pytest.mark.parametrize("by_token", [False, True])
+def test_first_tokens_are_no_signal_where_another_pass_has_their_gradient(by_token, scored_group, pack_plan):
+    """Of three passes over a prompt; the share of entropies leaves one of them its first token alone."""
+    group = scored_group([1.0, 0.0, 0.5], prompt=[9, 8, 7, 6], lengths=[1, 4, 4])
+    rows = rows_of([group], may_skip=False)
+    entropies = [[9.0], [9.0, 1.0, 1.0, 1.0], [9.0, 9.0, 1.0, 1.0]]
+    rows = [
+        replace(
+            row,
+            token_advantages=(0.5,) * len(entropy) if by_token else None,
+            annotated=replace(row.annotated, entropy_N=torch.tensor(entropy)),
+        )
+        for row, entropy in zip(rows, entropies, strict=True)
+    ]
+
+    def signal(share: float, **changes) -> tuple[bool, ...]:
+        plan = pack_plan(completions_per_rank=3, max_tokens=7, top_entropy_quantile=share, **changes)
+        return pack([*rows], plan, rollout=0)[0].has_signal
+
+    assert signal(1.0) == (False, True, by_token)
+    assert signal(0.4) == (False, False, by_token)
+    assert signal(0.4, stream="packed") == (True, True, by_token)
+
+
 def test_steps_are_equal_runs_over_all_ranks(pack_plan):
     plan = pack_plan(world=2, completions_per_rank=2, max_tokens=1000)
     assert step_slices(8, plan) == [range(0, 4), range(4, 8)]

@@ -22,6 +22,8 @@ from covey.learner.backends.single import SingleBackend
 from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
+from covey.types import Score
+from support.groups import scored, trajectory
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
@@ -258,6 +260,26 @@ def test_a_step_without_signal_steps_with_a_zero_gradient(tiny_policy, random_ro
     # The optimizer was called: it has counted a step.
     steps = [v for k, v in backend.state().items() if k.startswith("step/")]
     assert {float(s) for s in steps} == {1.0}
+
+
+@pytest.mark.parametrize("stream", ["prefix", "packed"])
+def test_no_pass_of_one_token_completions_is_taken_for_a_silent_one(stream, tiny_policy):
+    """In passes that share a prompt the gradient of first tokens comes with the last of them."""
+    totals, lengths = (1.0, 0.0, 0.3, 0.6), (1, 3, 1, 1)
+    trajectories = [
+        trajectory((9, 8, 7), range(20, 20 + n), sibling=i, logprobs=(-4.0,) * n)
+        for i, n in enumerate(lengths)
+    ]
+    group = scored(trajectories, [Score(total=total, parts=()) for total in totals])
+    backend = backend_of(tiny_policy, stream)
+    plan = plan_of(completions_per_rank=4, max_tokens=4, stream=stream)
+    (batch,) = pack(rows_of([group], backend, plan), plan, rollout=0)
+    assert len(batch.micro_batches) == 4
+    waits = stream == "prefix"
+    assert batch.has_signal == (not waits, True, not waits, True)
+    result = update(batch, backend, LOSS, 1e-3, LocalComm())
+    assert result.silent == 0
+    assert result.stats.grad_norm > 0.0
 
 
 def test_a_gradient_that_is_not_finite_stops_before_anything_is_applied(tiny_policy, random_rollout):
