@@ -204,7 +204,7 @@ def _has_signal(rows: Sequence[TrainSample], least: float | None, wait: bool) ->
 
 
 def _waiting(sample: Sample, wait: bool) -> int:
-    """How many of a row's trained tokens the prompt's last position predicts, where these `wait`."""
+    """How many of a row's trained tokens the prompt's last position predicts, 0 or 1, where these `wait`."""
     return int(wait and any(sample.is_trained[sample.prompt_length : sample.prompt_length + 1]))
 
 
@@ -216,7 +216,8 @@ def _has_token_signal(rows: Sequence[TrainSample], least: float | None, wait: bo
     for row in rows:
         sample, keep_N = row.annotated.sample, _keep(row, least)
         keep = [1.0] * len(row.advantages) if keep_N is None else keep_N.tolist()
-        keep[: _waiting(sample, wait)] = [0.0] * _waiting(sample, wait)
+        if _waiting(sample, wait):
+            keep[0] = 0.0
         values = iter([a * k for a, k in zip(row.advantages, keep, strict=True)])
         at = 0
         for token, on in zip(sample.token_ids, sample.is_trained, strict=True):
