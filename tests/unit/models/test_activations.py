@@ -135,6 +135,8 @@ def test_the_share_that_selective_recomputation_keeps(family, dtype, random_rows
         )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     policy = Policy(model, stream="packed").train()
+    # Some processors' C computes such narrow heads; selective recomputation keeps nothing of its attention.
+    policy.library = None
     micro = micro_of(random_rows((100, (200, 178))), "packed", policy.device)
     found = {}
     for kind in KINDS:

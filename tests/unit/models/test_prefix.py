@@ -121,7 +121,9 @@ def test_attention_in_c_beneath_modules(family, recompute, monkeypatch, random_r
     assert called
     policy.library = None
     for name, value in results(policy, micros, alone=True).items():
-        assert_close_guarded(got[name], value, rtol=5e-5)
+        # Both round: in queries' gradients, where what is alike in keys cancels, torch is up to 4e-5 from
+        # those in float64, and C up to 3e-5.
+        assert_close_guarded(got[name], value, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
