@@ -48,7 +48,8 @@ class InputOptions(BaseModel):
     disable_dropout: bool = option(
         "model",
         True,
-        "Turn dropout off, so that the policy gives a token the same probability each time it is asked.",
+        "Turn dropout off, so that the policy gives a token the same probability each time it is asked. With "
+        "it on, the checks that compare such probabilities (F115, F116, F117) are off.",
     )
     attn_impl: Literal["auto", "flash_attn", "sdpa", "flex", "eager"] = option(
         "model",
