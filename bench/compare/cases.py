@@ -84,8 +84,6 @@ CASES = (
         says="accumulation 32",
         per_device_train_batch_size=2,
         gradient_accumulation_steps=32,
-        steps=10,
-        warmup=2,
     ),
     Case(name="h", says="LoRA, rank 16, all linear layers", lora=True),
     Case(
