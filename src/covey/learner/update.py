@@ -26,12 +26,14 @@ from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, Tok
 @dataclass(slots=True)
 class _Sums:
     """Sums over the trained tokens of a step on this rank. What they are of is kept on the device, and added
-    up when the step is over."""
+    up when the step is over. `gradients` are samples of the gradient, before the first pass and behind
+    each."""
 
     values: dict[str, list[Tensor]] = field(default_factory=dict)
     tokens: int = 0
     sequences: int = 0
-    silent: list[Tensor] = field(default_factory=list)
+    has_signal: Sequence[bool] = ()
+    gradients: list[Tensor] = field(default_factory=list)
     gaps: list[Tensor] = field(default_factory=list)
 
     def add(self, stats: TokenStats, micro: MicroBatch, output: LossOutput) -> None:
@@ -53,6 +55,13 @@ class _Sums:
                 moved_N = moved_N[~micro.is_stale_S[micro.sequence_N]]
             if moved_N.numel():
                 self.gaps.append(moved_N.max())
+
+    @property
+    def silent(self) -> int:
+        """How many passes with signal changed no gradient."""
+        sample_MX = torch.stack(self.gradients)
+        has_changed = (sample_MX[1:] != sample_MX[:-1]).any(dim=1).tolist()
+        return sum(asked and not changed for asked, changed in zip(self.has_signal, has_changed, strict=True))
 
     def totals(self) -> dict[str, float]:
         """The sums over all micro-batches."""
@@ -100,20 +109,16 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
     of_groups: Sequence[Contrast | None] = [None] * num_micro
     if config.loss_type == "real":
         of_groups = contrasts(batch, backend, config.real_tau, comm)
-    sums = _Sums()
-    before = backend.gradient_sample()
-    passes = zip(batch.micro_batches, of_groups, batch.has_signal, strict=True)
+    sums = _Sums(has_signal=batch.has_signal, gradients=[backend.gradient_sample()])
+    passes = zip(batch.micro_batches, of_groups, strict=True)
     with backend.policy.same_weights() if num_micro > 1 else nullcontext():
-        for number, (micro, contrast, has_signal) in enumerate(passes, start=1):
+        for number, (micro, contrast) in enumerate(passes, start=1):
             place.advance(number, num_micro)
             is_last = number == num_micro
             loss = _loss_of(batch, config, contrast, place if is_last and comm.world > 1 else None)
             stats, output = backend.backward(micro, loss, last=is_last)
             sums.add(stats, micro, output)
-            after = backend.gradient_sample()
-            if has_signal:
-                sums.silent.append((after == before).all())
-            before = after
+            sums.gradients.append(backend.gradient_sample())
     return sums
 
 
@@ -181,12 +186,11 @@ def _with_evidence(
 
     A maximum in a sum: every rank has a place of its own, which holds 0 on all others.
     """
-    silent = int(torch.stack(sums.silent).sum()) if sums.silent else 0
     gaps = [0.0] * comm.world
     gaps[comm.rank] = float(torch.stack(sums.gaps).max()) if sums.gaps else -1.0
-    total, *found = comm.sum([float(silent), *gaps, *values])
+    silent, *found = comm.sum([float(sums.silent), *gaps, *values])
     largest = max(found[: comm.world])
-    return (int(total), largest if largest >= 0.0 else None), found[comm.world :]
+    return (int(silent), largest if largest >= 0.0 else None), found[comm.world :]
 
 
 def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:
