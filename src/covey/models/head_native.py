@@ -6,6 +6,7 @@ Axes: T tokens of a stream, U contexts, N chosen tokens, D hidden width, V vocab
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,14 +17,13 @@ from covey.models.gradients import own_gradient
 from covey.models.head_blocks import HeadSpec
 from covey.models.native.library import INT, POINTER, place, structure
 
-_INPUTS = ("hidden", "weight", "token_of", "context_of", "target", "temperature")
-_KEPT = ("taken", "logprobs", "entropies", "divisors")
 _Head = structure(
     "_Head",
     **dict.fromkeys(("tokens", "contexts", "chosen", "width", "vocab", "threads"), INT),
-    **dict.fromkeys((*_INPUTS, *_KEPT, "panels", "logprob", "entropy"), POINTER),
-    **dict.fromkeys(("grad_logprob", "grad_entropy", "slopes", "factors", "grad_taken"), POINTER),
-    **dict.fromkeys(("grad_hidden", "grad_weight"), POINTER),
+    **dict.fromkeys(("hidden", "weight", "token_of", "context_of", "target", "temperature"), POINTER),
+    **dict.fromkeys(("kept", "logprobs", "entropies", "divisors"), POINTER),
+    **dict.fromkeys(("panels", "logprob", "entropy", "grad_logprob", "grad_entropy"), POINTER),
+    **dict.fromkeys(("scratch", "slopes", "factors", "grad_hidden", "grad_weight"), POINTER),
     adds=INT,
 )
 
@@ -48,21 +48,16 @@ class Stats(torch.autograd.Function):
         target_N: Tensor,
         temperature_N: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        contexts, (vocab, width) = context_U.shape[0], weight_VD.shape
-        kept = (
-            hidden_TD.new_empty(contexts, width),
-            hidden_TD.new_empty(contexts, vocab),
-            *hidden_TD.new_empty(2, contexts).unbind(),
-        )
+        given = (hidden_TD, weight_VD, context_U, context_N, target_N, temperature_N)
+        inputs = [tensor.contiguous() for tensor in given]
+        kept, found = _call(inputs)
         panels = torch.empty_like(weight_VD)
         logprob_N, entropy_N = (hidden_TD.new_empty(target_N.shape[0]) for _ in range(2))
-        given = (hidden_TD, weight_VD, context_U, context_N, target_N, temperature_N)
-        inputs = tuple(tensor.contiguous() for tensor in given)
-        found = _arguments(inputs, kept)
-        found.panels, found.logprob, found.entropy = place(panels), place(logprob_N), place(entropy_N)
+        found.kept, found.panels = place(kept), place(panels)
+        found.logprob, found.entropy = place(logprob_N), place(entropy_N)
         if library.head_forward(ctypes.byref(found)):
             raise IndexError("a target or a context of this micro-batch does not exist")
-        ctx.save_for_backward(*inputs, *kept)
+        ctx.save_for_backward(*inputs, kept)
         # What is saved may come back as another tensor, whose `.grad` nobody reads.
         ctx.library, ctx.added_to = library, weight_VD if adds else None
         ctx.set_materialize_grads(False)
@@ -73,11 +68,9 @@ class Stats(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        inputs, kept = saved[: len(_INPUTS)], saved[len(_INPUTS) :]
-        (hidden_TD, weight_VD, *_), (taken_UD, logprobs_UV, *_) = inputs, kept
-        slopes_UV, grad_taken_UD = torch.empty_like(logprobs_UV), torch.empty_like(taken_UD)
-        factors_2U = taken_UD.new_empty(2, taken_UD.shape[0])
+        *inputs, kept = ctx.saved_tensors
+        hidden_TD, weight_VD = inputs[:2]
+        scratch, found = _call(inputs)
         grad_hidden_TD = torch.empty_like(hidden_TD)
         # Of a frozen head no gradient is made.
         grad_weight_VD = None
@@ -85,9 +78,8 @@ class Stats(torch.autograd.Function):
             to_VD = ctx.added_to
             grad_weight_VD = torch.empty_like(weight_VD) if to_VD is None else own_gradient(to_VD)
         grads = [None if g is None else g.contiguous() for g in (grad_logprob_N, grad_entropy_N)]
-        found = _arguments(inputs, kept)
+        found.kept, found.scratch = place(kept), place(scratch)
         found.grad_logprob, found.grad_entropy = map(place, grads)
-        found.slopes, found.factors, found.grad_taken = map(place, (slopes_UV, factors_2U, grad_taken_UD))
         found.grad_hidden, found.grad_weight = place(grad_hidden_TD), place(grad_weight_VD)
         found.adds = ctx.added_to is not None
         ctx.library.head_backward(ctypes.byref(found))
@@ -95,18 +87,12 @@ class Stats(torch.autograd.Function):
         return None, None, grad_hidden_TD, heard_VD, None, None, None, None
 
 
-def _arguments(inputs: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> Any:
+def _call(inputs: Sequence[Tensor]) -> tuple[Tensor, Any]:
+    """What both passes are called with, and memory: of the one for what it keeps, of the other as scratch."""
     hidden_TD, weight_VD, context_U, _, target_N, _ = inputs
-    return _Head(
-        tokens=hidden_TD.shape[0],
-        contexts=context_U.shape[0],
-        chosen=target_N.shape[0],
-        width=hidden_TD.shape[1],
-        vocab=weight_VD.shape[0],
-        threads=torch.get_num_threads(),
-        **{name: place(tensor) for name, tensor in zip(_INPUTS, inputs, strict=True)},
-        **{name: place(tensor) for name, tensor in zip(_KEPT, kept, strict=True)},
-    )
+    (vocab, width), contexts = weight_VD.shape, context_U.shape[0]
+    sizes = hidden_TD.shape[0], contexts, target_N.shape[0], width, vocab, torch.get_num_threads()
+    return hidden_TD.new_empty(contexts * (width + vocab + 2)), _Head(*sizes, *map(place, inputs))
 
 
 def serves(

@@ -141,15 +141,20 @@ class Turns:
         self._known = known
         self._tables: tuple[Tensor, Tensor] | None = None
 
-    @torch.no_grad()
     def at(self, positions_n: Tensor) -> tuple[Tensor, Tensor]:
         """What `Llama.turns` gives for embeddings at these positions."""
+        cos_PxD, sin_PxD = self.tables(positions_n)
+        return cos_PxD.index_select(0, positions_n), sin_PxD.index_select(0, positions_n)
+
+    @torch.no_grad()
+    def tables(self, positions_n: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of all positions up to the last of these, and maybe more."""
         needed = int(positions_n.max()) + 1 if positions_n.numel() else 1
         if self._tables is None or needed > self._tables[0].shape[0]:
             every = torch.arange(1 << needed.bit_length(), device=positions_n.device)
             cos_PxD, sin_PxD = self._known.turns(self._known.embedding, every)
             self._tables = cos_PxD.contiguous(), sin_PxD.contiguous()
-        return self._tables[0].index_select(0, positions_n), self._tables[1].index_select(0, positions_n)
+        return self._tables
 
 
 class Tree:

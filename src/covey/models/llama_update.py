@@ -65,6 +65,11 @@ class ShortPass:
     library: ctypes.CDLL | None
     fixed: native.Layers | None
 
+    @property
+    def keep_gradients(self) -> bool:
+        """Whether every weight is one whose gradient a compiled backward pass may add to by itself."""
+        return self.fixed is not None and self.fixed.keep_gradients
+
     def hidden(
         self,
         tokens_T: Tensor,
@@ -75,20 +80,21 @@ class ShortPass:
         laid: native.Laid | None = None,
     ) -> Tensor:
         """Last hidden states (T, E) of a stream, with gradients of every weight. Where it `adds` and is
-        compiled, a backward pass adds to `.grad` by itself, as `Policy.adding_gradients` says, and `laid`
-        is what passes before it have made of the same weights."""
-        known, turns = self.known, self.turns.at(positions_T)
+        compiled, a backward pass adds to `.grad` by itself, as `Policy.adding_gradients` says of weights that
+        `keep_gradients`, and `laid` is what passes before it have made of the same weights."""
+        known = self.known
         if self.library is not None and layout.is_plain:
             layers = self.fixed or native.Layers.of(self.library, known, _every_weight(known))
             stack = native.Stack(
                 layers,
                 Families.of(layout.segments),
-                adds and layers.keep_gradients,
+                adds,
                 layout.prefix,
                 layout.first > 0,
                 laid if self.fixed else None,
             )
-            return stack.hidden(tokens_T, turns)
+            return stack.hidden(tokens_T, positions_T, self.turns.tables(positions_T))
+        turns = self.turns.at(positions_T)
         x_TE = F.embedding(tokens_T, known.embedding)
         for number, layer in enumerate(known.layers):
             weights = _tensors(layer)

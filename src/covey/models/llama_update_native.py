@@ -30,7 +30,8 @@ _Stack = structure(
     attention=Attention,
     **dict.fromkeys(("layers", "tokens", "width", "inner", "adds"), INT),
     epsilon=FLOAT,
-    **dict.fromkeys(("cosines", "sines", "weights", "norm", "x", "kept", "gated", "scratch"), POINTER),
+    **dict.fromkeys(("position", "cosines", "sines", "weights", "norm", "x"), POINTER),
+    **dict.fromkeys(("kept", "gated", "scratch"), POINTER),
     panels=POINTER,
     **dict.fromkeys(("has_all_panels", "is_laid"), INT),
     **dict.fromkeys(("grad", "grad_x", "token", "grad_embedding", "grads", "grad_norm"), POINTER),
@@ -73,8 +74,8 @@ class Layers:
 
 
 class Laid:
-    """What passes through the same layers have in common, between which no weight changes: the weights as
-    forward passes multiply by them, laid by the first, and where the gradients are to be added."""
+    """What passes have in common between which no weight changes: the weights as forward passes multiply by
+    them, laid by the first, and where gradients are to be added."""
 
     def __init__(self) -> None:
         self._panels: tuple[Layers, Tensor] | None = None
@@ -91,6 +92,7 @@ class Laid:
     def own_gradients(self, weights: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Any]:
         """Each weight's `.grad`, to be added to, and their places."""
         now = [None if weight is None else weight.grad for weight in weights]
+        # A hook may put another tensor in the place of one.
         if not self._grads or not all(map(is_, now, self._grads)):
             self._grads = [None if weight is None else own_gradient(weight) for weight in weights]
             self._grad_places = _places(self._grads)
@@ -110,23 +112,24 @@ class Stack:
     goes_on: bool
     laid: Laid | None
 
-    def hidden(self, tokens_T: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-        """Last hidden states (T, E) of a stream whose positions turn by these cosines and sines."""
+    def hidden(self, tokens_T: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        """Last hidden states (T, E) of a stream whose positions turn by what these tables say of them."""
         prefix, layers = self.prefix, self.layers
         heard = () if self.adds else layers.weights
         past_LPXD = prefix.take(_KEYS) if prefix is not None and self.goes_on else None
-        given = self, torch.is_grad_enabled(), past_LPXD, tokens_T, *turns, layers.known.embedding
+        stream = tokens_T, positions_T, *turns
+        given = self, torch.is_grad_enabled(), past_LPXD, stream, layers.known.embedding
         out_TE, keys_LTXD = _Layers.apply(*given, *heard)
         if prefix is not None and not self.goes_on:
             prefix.keep(_KEYS, keys_LTXD)
         return out_TE  # type: ignore[no-any-return]
 
-    def arguments(self, tokens: int, turns: Sequence[Tensor], past_LPXD: Tensor | None) -> Any:
-        """What both passes are called with."""
+    def arguments(self, stream: Sequence[Tensor], past_LPXD: Tensor | None) -> Any:
+        """What both passes are called with, of tokens, their positions, and tables of cosines and sines."""
         found = _Stack.from_buffer_copy(self.layers.same)
         self.families.put(found.attention)
-        found.tokens, found.adds = tokens, self.adds
-        found.cosines, found.sines = map(place, turns)
+        found.tokens, found.adds = stream[0].shape[0], self.adds
+        found.token, found.position, found.cosines, found.sines = map(place, stream)
         if past_LPXD is not None:
             found.past, found.past_keys = past_LPXD.shape[1], place(past_LPXD)
         return found
@@ -161,10 +164,9 @@ class Stack:
 
     def call(self, name: str, found: Any, like: Tensor, *, is_backward: bool) -> None:
         """Call the library with memory for a layer at a time."""
-        attention, library = found.attention, self.layers.library
-        held = like.new_empty(attention.threads * library.attention_scratch(ctypes.byref(attention)))
+        library = self.layers.library
         scratch = like.new_empty(library.stack_scratch(ctypes.byref(found), is_backward))
-        attention.held, found.scratch = place(held), place(scratch)
+        found.scratch = place(scratch)
         getattr(library, name)(ctypes.byref(found))
 
 
@@ -181,15 +183,13 @@ class _Layers(torch.autograd.Function):
         stack: Stack,
         keeps: bool,
         past_LPXD: Tensor | None,
-        tokens_T: Tensor,
-        cos_T1D: Tensor,
-        sin_T1D: Tensor,
+        stream: Sequence[Tensor],
         embedding_VE: Tensor,
         *weights: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        out_TE = embedding_VE.index_select(0, tokens_T)
+        out_TE = embedding_VE.index_select(0, stream[0])
         tokens = out_TE.shape[0]
-        found = stack.arguments(tokens, (cos_T1D, sin_T1D), past_LPXD)
+        found = stack.arguments(stream, past_LPXD)
         size, layers = stack.layers.library.stack_kept(ctypes.byref(found)), found.layers
         # Nothing is kept without a gradient: every layer has the same room.
         kept = [out_TE.new_empty(size) for _ in range(layers + 1 if keeps else 1)]
@@ -202,19 +202,19 @@ class _Layers(torch.autograd.Function):
         found.panels = place(panels)
         stack.call("stack_forward", found, out_TE, is_backward=False)
         if keeps:
-            ctx.save_for_backward(past_LPXD, tokens_T, cos_T1D, sin_T1D, *kept, *gated, *weights)
-        ctx.stack = stack
+            ctx.save_for_backward(past_LPXD, *kept, *gated, *weights)
+        ctx.stack, ctx.stream = stack, stream
         return out_TE, keys_LTXD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TE: Tensor, grad_LTXD: Tensor | None) -> tuple[Tensor | None, ...]:
         stack: Stack = ctx.stack
-        past_LPXD, tokens_T, cos_T1D, sin_T1D, *rest = ctx.saved_tensors
+        past_LPXD, *rest = ctx.saved_tensors
         grad_TE = grad_TE.contiguous()
         grad_x_TE = torch.empty_like(grad_TE)
-        grads, grad_places = stack.gradients(ctx.needs_input_grad[7:])
-        found = stack.arguments(grad_TE.shape[0], (cos_T1D, sin_T1D), past_LPXD)
+        grads, grad_places = stack.gradients(ctx.needs_input_grad[5:])
+        found = stack.arguments(ctx.stream, past_LPXD)
         kept, gated = rest[: found.layers + 1], rest[found.layers + 1 : 2 * found.layers + 1]
         found.kept, found.gated, found.grads = _places(kept), _places(gated), grad_places
         found.grad, found.grad_x, found.grad_norm = place(grad_TE), place(grad_x_TE), place(grads[-1])
@@ -222,15 +222,15 @@ class _Layers(torch.autograd.Function):
         held_LPXD = None if past is None else past.held(_KEYS)
         found.grad_past_keys, found.grad_keys = place(held_LPXD), place(grad_LTXD)
         grad_embedding_VE = None
-        if ctx.needs_input_grad[6]:
+        if ctx.needs_input_grad[4]:
             embedding_VE = stack.layers.known.embedding
             grad_embedding_VE = own_gradient(embedding_VE) if stack.adds else torch.zeros_like(embedding_VE)
-        found.token, found.grad_embedding = place(tokens_T), place(grad_embedding_VE)
+        found.grad_embedding = place(grad_embedding_VE)
         stack.call("stack_backward", found, grad_TE, is_backward=True)
         is_last = ctx.needs_input_grad[2]
         grad_past_LPXD = None if past is None else past.settle(_KEYS, is_last=is_last)
         heard = (None,) if stack.adds else (grad_embedding_VE, *grads)
-        return None, None, grad_past_LPXD, None, None, None, *heard
+        return None, None, grad_past_LPXD, None, *heard
 
 
 def serves(library: ctypes.CDLL, widths: Sequence[int]) -> bool:

@@ -42,12 +42,13 @@ __all__ = ["Policy", "StreamKind"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """What a forward pass takes: the output embedding; the short pass, and the library where that is
-    compiled; the contexts of a block of the head where kernels are kept by their number. `laid` is what
-    passes with the same weights have in common."""
+    """What a forward pass takes: the output embedding; the short pass, whether that may add to gradients by
+    itself, and the library where it is compiled; the contexts of a block of the head where kernels are kept
+    by their number. `laid` is what passes with the same weights have in common."""
 
     head: nn.Linear
     short: ShortPass | None
+    adds: bool
     library: ctypes.CDLL | None
     block: int | None
     laid: Laid | None
@@ -78,7 +79,7 @@ class Policy(nn.Module):
         self._tree: Tree | None = None
         self._found: ShortPass | None = None
         self._gradient_of: GradientOf | None = None
-        self._laid: Laid | None = None
+        self._same: _Way | None = None
         self.goes_on = True
         self._prefix: Prefix | None = None
         config: Any = model.config
@@ -102,18 +103,24 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        way = self._way()
+        way = self._same or self._way()
         if self.goes_on and self.stream == "prefix" and micro.shared is not None:
             logprob_N, entropy_N = self._going_on(micro, micro.shared, way)
         else:
             logprob_N, entropy_N = self._pass(micro, way)
         return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
 
-    def _way(self) -> _Way:
+    def _way(self, laid: Laid | None = None) -> _Way:
         """What the modules as they are now are passed by."""
         head, short = self._head, self._short
-        block = self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None
-        return _Way(head=head, short=short, library=self._library_of(short), block=block, laid=self._laid)
+        return _Way(
+            head=head,
+            short=short,
+            adds=short is not None and short.keep_gradients,
+            library=self._library_of(short),
+            block=self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None,
+            laid=laid,
+        )
 
     def _pass(self, micro: MicroBatch, way: _Way, prefix: Prefix | None = None) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies (N,) of a micro-batch; behind a `prefix`, or for one, as that says."""
@@ -201,12 +208,12 @@ class Policy(nn.Module):
 
     @contextmanager
     def same_weights(self) -> Iterator[None]:
-        """Within it no weight changes: what passes make of the weights alone is made once."""
-        self._laid = Laid()
+        """Within it the model does not change: what passes make of it alone is made once."""
+        self._same = self._way(Laid())
         try:
             yield
         finally:
-            self._laid = None
+            self._same = None
 
     def _stats(self, hidden_TD: Tensor, micro: MicroBatch, way: _Way) -> tuple[Tensor, Tensor]:
         weight_VD, bias_V = way.head.weight, getattr(way.head, "bias", None)
@@ -243,7 +250,7 @@ class Policy(nn.Module):
 
     def _hidden_of(self, way: _Way, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         if way.short is not None and isinstance(layout, StreamLayout):
-            adds = self._gradient_of is not None
+            adds = way.adds and self._gradient_of is not None
             return way.short.hidden(tokens_T, positions_T, layout, adds=adds, laid=way.laid)
         backbone: Any = self.model.base_model
         with adding_embedding(self.model, self._gradient_of):

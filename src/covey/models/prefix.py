@@ -15,6 +15,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -43,26 +44,32 @@ def share_prompt(passes: Sequence[MicroBatch]) -> list[MicroBatch]:
     """Micro-batches that begin with the same prompt, to be forwarded in this order; a single one as it is."""
     if len(passes) == 1:
         return list(passes)
-    last = passes[0].segments[0].length - 1
-    is_first = [micro.context_U[micro.context_N] == last for micro in passes]
-    target_F, temperature_F = (
-        torch.cat([getattr(m, name)[first_N] for m, first_N in zip(passes, is_first, strict=True)])
-        for name in ("target_N", "temperature_N")
-    )
-    found, ahead = [], 0
+    last, device = passes[0].segments[0].length - 1, passes[0].tokens_T.device
+    is_first = [_on_host(micro.context_U[micro.context_N]) == last for micro in passes]
+    counts = [int(first_N.sum()) for first_N in is_first]
+    every = torch.from_numpy(np.concatenate(is_first)).to(device)
+    target_F = torch.cat([micro.target_N for micro in passes])[every]
+    temperature_F = torch.cat([micro.temperature_N for micro in passes])[every]
+    found = []
     for number, (micro, first_N) in enumerate(zip(passes, is_first, strict=True)):
-        place_N, own_N = ahead + first_N.cumsum(0) - 1, target_F.shape[0] + (~first_N).cumsum(0) - 1
+        own_X, index_N = np.flatnonzero(~first_N), np.empty(len(first_N), dtype=np.int64)
+        ahead = sum(counts[:number])
+        index_N[first_N] = np.arange(ahead, ahead + counts[number])
+        index_N[own_X] = np.arange(sum(counts), sum(counts) + len(own_X))
         shared = SharedPrompt(
             target_F=target_F,
             temperature_F=temperature_F,
-            own_X=(~first_N).nonzero()[:, 0],
-            index_N=torch.where(first_N, place_N, own_N),
+            own_X=torch.from_numpy(own_X).to(device),
+            index_N=torch.from_numpy(index_N).to(device),
             follows=number > 0,
             is_followed=number < len(passes) - 1,
         )
         found.append(replace(micro, shared=shared))
-        ahead += int(first_N.sum())
     return found
+
+
+def _on_host(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return tensor.cpu().numpy()  # type: ignore[no-any-return]
 
 
 class Prefix:

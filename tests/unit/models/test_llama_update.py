@@ -78,13 +78,13 @@ def test_values_and_gradients_are_those_of_the_modules(
     rows = random_rows((11, lengths), (5, (8, 2)))
     plain = results(exact, rows, kind, short=False, monkeypatch=monkeypatch)
     # In float64: what is alike in keys cancels, and in float32 the modules have four digits of the rest, on
-    # some processors less. There the short pass is held to the modules' own distance.
+    # some processors less. There the short pass is held to twice the modules' own distance.
     exact.model.double()
     expected = results(exact, rows, kind, short=False, monkeypatch=monkeypatch)
     actual = results(policy, rows, kind, short=True, monkeypatch=monkeypatch)
     assert actual.keys() == expected.keys() and len(actual) > 15
     for part, value in expected.items():
-        if distance(plain[part], value) <= 1e-4:
+        if distance(plain[part], value) <= 5e-5:
             assert_close_guarded(actual[part], value, rtol=1e-4)
         else:
             assert 0.0 < distance(actual[part], value) < 2 * distance(plain[part], value) < 5e-4
@@ -373,12 +373,13 @@ def test_weights_are_laid_once_where_none_changes(way, random_rows):
         # Who breaks the promise gets what the weights were.
         change()
         assert all(map(torch.equal, values(), before))
-        # Another weight in its place is seen.
-        weight = policy.model.base_model.layers[0].mlp.up_proj.weight
-        policy.model.base_model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(weight.detach().clone())
-        changed = values()
-        assert not any(map(torch.equal, changed, before))
-    assert all(map(torch.equal, values(), changed))
+    changed = values()
+    assert not any(map(torch.equal, changed, before))
+    # Another weight in its place is seen by the next passes.
+    weight = policy.model.base_model.layers[0].mlp.up_proj.weight
+    policy.model.base_model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(weight.detach().clone())
+    with policy.same_weights():
+        assert all(map(torch.equal, values(), changed))
     change()
     assert not any(map(torch.equal, values(), changed))
 

@@ -10,13 +10,22 @@ typedef struct {
     const float *hidden, *weight;                   /* (T, width), (V, width) */
     const int64_t *token_of, *context_of, *target;  /* (U), (N), (N) */
     const float *temperature;                       /* (N) */
-    float *taken, *logprobs, *entropies, *divisors; /* (U, width), (U, V), (U), (U) */
+    float *taken, *logprobs, *entropies, *divisors; /* kept, in one piece: (U, width), (U, V), (U), (U) */
     float *panels, *logprob, *entropy;              /* (V, width), (N), (N) */
     const float *grad_logprob, *grad_entropy;       /* (N), or null */
-    float *slopes, *factors, *grad_taken;           /* (U, V), (2, U), (U, width) */
+    float *grad_taken, *slopes, *factors;           /* scratch, in one piece: (U, width), (U, V), (2, U) */
     float *grad_hidden, *grad_weight;               /* (T, width); (V, width) or null */
     int64_t adds;                                   /* whether the weight's gradient is added to */
 } Head;
+
+/* With the parts of what is in one piece. */
+static Head with_parts(const Head *given) {
+    Head h = *given;
+    long hidden = h.contexts * h.width, logits = h.contexts * h.vocab;
+    h.logprobs = h.taken + hidden, h.entropies = h.logprobs + logits, h.divisors = h.entropies + h.contexts;
+    if (h.grad_taken) h.slopes = h.grad_taken + hidden, h.factors = h.slopes + logits;
+    return h;
+}
 
 /* Whether every token and context exists. */
 static int is_known(const Head *h) {
@@ -50,8 +59,9 @@ static void log_softmax(const Head *h, long context) {
 }
 
 /* 1 where a target or a context does not exist: nothing is computed then. */
-int head_forward(const Head *h) {
-    if (!is_known(h)) return 1;
+int head_forward(const Head *given) {
+    if (!is_known(given)) return 1;
+    Head parts = with_parts(given), *h = &parts;
     for (long u = 0; u < h->contexts; u++) h->divisors[u] = 1;
     for (long n = 0; n < h->chosen; n++) h->divisors[h->context_of[n]] = h->temperature[n];
 #pragma omp parallel num_threads(h->threads)
@@ -101,7 +111,8 @@ static void slopes_of(const Head *h, long first, long last) {
     }
 }
 
-void head_backward(const Head *h) {
+void head_backward(const Head *given) {
+    Head parts = with_parts(given), *h = &parts;
     /* A product over no contexts writes nothing. */
     if (h->grad_weight && !h->contexts && !h->adds) memset(h->grad_weight, 0, h->vocab * h->width * sizeof(float));
 #pragma omp parallel num_threads(h->threads)

@@ -17,13 +17,14 @@ typedef struct {
     Attention attention; /* of each layer in turn: its heads and gradients lie elsewhere in each */
     int64_t layers, tokens, width, inner, adds; /* whether weights' gradients are added to */
     float epsilon;
-    const float *cosines, *sines; /* (T, head width) */
+    const int64_t *position;      /* (T) */
+    const float *cosines, *sines; /* of every position, (positions, head width) */
     const Weights *weights;
     const float *norm;
     float *x;            /* (T, width): embeddings, which the last hidden states replace */
     float *const *kept;  /* stack_kept() numbers for each layer, and for what is behind the last */
     float *const *gated; /* (3, T, inner) for each layer */
-    float *scratch;      /* stack_scratch() numbers */
+    float *scratch;      /* stack_scratch() numbers, of which attention_scratch() are in front for each thread */
     /* Weights as a forward pass multiplies by them, stack_panels() numbers for each layer, or for all in turn. */
     float *panels;
     int64_t has_all_panels, is_laid; /* whether they are in them already */
@@ -172,7 +173,12 @@ int64_t stack_panels(const Stack *s) { return s->width * (all_heads(s) + queries
 int64_t stack_scratch(const Stack *s, int is_backward) {
     long forward = s->tokens * s->width + all_heads(s);
     long backward = s->tokens * (2 * s->width + all_heads(s) + queries(s) + 2 * s->inner);
-    return (is_backward ? backward : forward) + 6 * LANES;
+    return s->attention.threads * attention_scratch(&s->attention) + (is_backward ? backward : forward) + 6 * LANES;
+}
+
+/* The scratch of what is no attention. */
+static float *layer_scratch(const Stack *s) {
+    return s->scratch + s->attention.threads * attention_scratch(&s->attention);
 }
 
 static Kept kept_of(const Stack *s, long layer) {
@@ -186,14 +192,14 @@ static Kept kept_of(const Stack *s, long layer) {
 }
 
 static Scratch forward_scratch(const Stack *s) {
-    float *at = s->scratch;
+    float *at = layer_scratch(s);
     Scratch h = {.normed = take(&at, s->tokens * s->width)};
     h.bias = take(&at, all_heads(s));
     return h;
 }
 
 static Scratch backward_scratch(const Stack *s) {
-    float *at = s->scratch;
+    float *at = layer_scratch(s);
     Scratch h = {.normed = take(&at, s->tokens * s->width), .grad_normed = take(&at, s->tokens * s->width)};
     h.grad_heads = take(&at, s->tokens * all_heads(s)), h.grad_attended = take(&at, s->tokens * queries(s));
     h.grad_gates = take(&at, s->tokens * s->inner), h.grad_ups = take(&at, s->tokens * s->inner);
@@ -203,7 +209,8 @@ static Scratch backward_scratch(const Stack *s) {
 /* Queries and keys of a token by its place, or back. */
 static void turn(const Stack *s, float *row, long token, int is_back) {
     long width = s->attention.head_width, half = width / 2, turned = queries(s) + keys(s);
-    const float *cosine = s->cosines + token * width, *sine = s->sines + token * width;
+    long at = s->position[token] * width;
+    const float *cosine = s->cosines + at, *sine = s->sines + at;
     for (long h = 0; h < turned; h += width)
         for (long k = 0; k < half; k++) {
             float low = row[h + k], high = row[h + half + k];
@@ -336,7 +343,7 @@ static Norm last_norm(const Stack *s) {
 static Attention attention_of(const Stack *s, long layer, Kept k) {
     Attention attention = s->attention;
     long before = layer * s->past * 2 * keys(s);
-    attention.x = k.heads, attention.lse = k.lse, attention.past = s->past;
+    attention.x = k.heads, attention.lse = k.lse, attention.held = s->scratch, attention.past = s->past;
     if (s->past) attention.past_keys = s->past_keys + before;
     if (s->grad_past_keys) attention.grad_past_keys = s->grad_past_keys + before;
     return attention;
