@@ -49,7 +49,7 @@ class InputOptions(BaseModel):
         "model",
         True,
         "Turn dropout off, so that the policy gives a token the same probability each time it is asked. With "
-        "it on, the checks that compare such probabilities (F115, F116, F117) are off.",
+        "it on, the guards that compare such probabilities are off.",
     )
     attn_impl: Literal["auto", "flash_attn", "sdpa", "flex", "eager"] = option(
         "model",

@@ -93,7 +93,7 @@ class Guards:
     def wants_match(self, batch: Batch, *, is_fresh: bool) -> bool:
         """Whether this step's gradient is to be computed twice: the first of a run whose ratios are 1 and
         whose rows have signal. Collective."""
-        if self._is_matched or not (self._has_ratio_1(batch, is_fresh) and self.is_comparable):
+        if self._is_matched or self.has_dropout or not (is_fresh and self.is_comparable):
             return False
         stale = any(m.is_stale_S is not None for m in batch.micro_batches)
         has_signal, has_stale = self.comm.max([float(any(batch.has_signal)), float(stale)])
@@ -104,9 +104,10 @@ class Guards:
         gap = _GAP_LOW if self.is_low_precision else _GAP_FLOAT32
         facts = StepFacts(
             step=step,
-            is_fresh=self._has_ratio_1(batch, is_fresh),
-            is_start=step == 1 and not self.has_dropout,
-            sampler_gap=None if self._is_replayed or self.has_dropout else gap,
+            # Where something is dropped, no two passes give a token the same probability.
+            is_fresh=is_fresh and not self.has_dropout,
+            is_start=step == 1,
+            sampler_gap=None if self._is_replayed else gap,
             gradient_gap=_MATCH_LOW if self.is_low_precision else _MATCH_FLOAT32,
             peak_rate=self.peak_rate,
             may_lack=_UNROUTED if self._has_moved else (*_UNROUTED, *_AFTER_B),
@@ -122,11 +123,6 @@ class Guards:
             self.weights.moved(step, self.comm, is_behind=self._is_behind)
             self._is_behind = False
         self.weights.look(step, self.comm)
-
-    def _has_ratio_1(self, batch: Batch, is_fresh: bool) -> bool:
-        """Whether the ratios of a step are 1; with dropout they are not where old logprobs are annotated."""
-        annotated = any(micro.old_logprob_N is not None for micro in batch.micro_batches)
-        return is_fresh and not (self.has_dropout and annotated)
 
     def save(self, step: int) -> None:
         """Look at the weights of a step before they are written over older ones. Collective."""
