@@ -256,7 +256,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         plain_loss=parts.plain_loss(config),
         is_comparable=parts.is_comparable(config),
         may_be_silent=parts.may_be_silent(config),
-        has_dropout=bool(dropouts(backend.policy)),
+        has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
         sync_every=0 if backend.moving is None else config.ref_model_sync_steps,
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(
