@@ -110,7 +110,7 @@ def test_the_short_pass(
 @pytest.mark.parametrize("family", HEADS)
 @pytest.mark.usefixtures("modules_only")
 def test_attention_in_c_beneath_modules(family, recompute, monkeypatch, random_rows, assert_close_guarded):
-    """Against the same in torch, each pass alone."""
+    """Against the same in torch, each pass alone, in float64 where its products of experts know that."""
     policy = policy_of(family, **HEADS[family])
     policy.train().keep_activations(recompute, offload=recompute == "full")
     micros = split(random_rows((90, (9, 40, 1, 7, 2))), 2, 1, 2)
@@ -120,10 +120,11 @@ def test_attention_in_c_beneath_modules(family, recompute, monkeypatch, random_r
     got = results(policy, micros, alone=False)
     assert called
     policy.library = None
+    if family != "mixtral":
+        # In queries' gradients what is alike in keys cancels, and torch's float32 is further off than C's.
+        policy.model.double()
     for name, value in results(policy, micros, alone=True).items():
-        # Both round: in queries' gradients, where what is alike in keys cancels, torch is up to 4e-5 from
-        # those in float64, and C up to 3e-5.
-        assert_close_guarded(got[name], value, rtol=1e-4)
+        assert_close_guarded(got[name], value, rtol=5e-5)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
