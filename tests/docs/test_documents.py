@@ -323,7 +323,7 @@ def test_every_test_folder_is_described() -> None:
 def test_the_batch_table_is_right() -> None:
     """The last column of the README's table is what nothing typed gives on one process."""
     from covey.config import from_dict
-    from covey.plan import batch_plan
+    from covey.plan.batch import batch_plan
 
     config = from_dict({"model": "m", "dataset": "d", "reward_funcs": "accuracy"}).config
     plan = batch_plan(config, 1)

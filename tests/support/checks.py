@@ -7,8 +7,8 @@ from typing import Any
 
 from covey.config import from_dict
 from covey.config.schema import Config
-from covey.plan import Facts, ResumeFacts, checks
-from covey.plan.facts import ModelSizes
+from covey.plan.checks import checks
+from covey.plan.facts import Facts, ModelSizes, ResumeFacts
 from covey.types import Problem, Severity
 
 BASE: dict[str, Any] = {

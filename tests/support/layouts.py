@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from covey.plan import Facts
-from covey.plan.facts import ModelSizes
+from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
 from support.checks import facts
 

@@ -13,7 +13,7 @@ import pytest
 
 from covey.cli import launch, ranks
 from covey.config import Resolved
-from covey.plan import Facts
+from covey.plan.facts import Facts
 
 WORDS = ["--model", "m", "--dataset", "d.jsonl", "--reward_funcs", "accuracy"]
 

@@ -17,7 +17,7 @@ from covey.models.liger import use_liger, wants_liger
 from covey.models.linear import use_fast_products
 from covey.models.lora import add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
-from covey.models.probe import ProbeResult, probe, widest_stream
+from covey.models.probe import ProbeResult, widest_stream
 
 
 def load_policy(
@@ -135,12 +135,8 @@ def choose_stream(policy: Policy, attention: Literal["auto"] | AttentionKind = "
 
 
 def _choose_stream(policy: Policy) -> list[ProbeResult]:
-    stream, results = widest_stream(policy)
+    stream, policy.goes_on, results = widest_stream(policy)
     policy.use_stream(stream)
-    policy.goes_on = stream == "prefix"
-    if policy.goes_on:
-        results.append(probe(policy, stream, in_passes=True))
-        policy.goes_on = results[-1].passed
     return results
 
 

@@ -7,7 +7,8 @@ gradient at the input embeddings must agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -149,34 +150,64 @@ def _in_two_passes(policy: Policy, rows: Sequence[Row], weight_N: Tensor) -> tup
     return torch.cat([ahead, behind]).detach(), gradient
 
 
-def probe(policy: Policy, kind: StreamKind, *, in_passes: bool = False) -> ProbeResult:
-    """Compare `kind` with rows run alone; the policy is left on the layout it came with.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle:
+    """The probe's rows, the weight of each completion token, and what the rows are when run alone: logprobs
+    and embedding gradients."""
 
-    `in_passes` are two rows of one prompt in a pass each, of which the second goes on from the first one's
-    prompt.
-    """
+    rows: Sequence[Row]
+    weights: Sequence[Tensor]
+    alone: Sequence[tuple[Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, policy: Policy) -> Oracle:
+        """Run the rows alone; the policy is left on the layout it came with."""
+        rows = _rows(min(policy.model.config.vocab_size, 1 << 15))  # type: ignore[union-attr, arg-type, type-var]
+        lengths = [len(r.token_ids) - r.prompt_length for r in rows]
+        weight_N = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(21))
+        weights = weight_N.to(policy.device).split(lengths)
+        with _evaluated(policy, "padded"):
+            alone = [_alone(policy, r, w) for r, w in zip(rows, weights, strict=True)]
+        return cls(rows=rows, weights=weights, alone=alone)
+
+    def first(self, count: int) -> Oracle:
+        """The same of the first rows alone."""
+        return Oracle(rows=self.rows[:count], weights=self.weights[:count], alone=self.alone[:count])
+
+
+@contextmanager
+def _evaluated(policy: Policy, kind: StreamKind) -> Iterator[None]:
     before, training = policy.stream, policy.training
     policy.eval()
-    rows = _rows(min(policy.model.config.vocab_size, 1 << 15))  # type: ignore[union-attr, arg-type, type-var]
-    rows = rows[:2] if in_passes else rows
-    device = policy.device
-    lengths = [len(r.token_ids) - r.prompt_length for r in rows]
-    weight_N = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(21)).to(device)
+    policy.use_stream(kind)
     try:
-        policy.use_stream("padded")
-        alone = [_alone(policy, r, w) for r, w in zip(rows, weight_N.split(lengths), strict=True)]
-        policy.use_stream(kind)
-        run = _in_two_passes(policy, rows, weight_N) if in_passes else _streamed(policy, rows, kind, weight_N)
-        value, gradient = run
+        yield
     finally:
         policy.use_stream(before)
         policy.train(training)
-    expected = torch.cat([values for values, _ in alone])
+
+
+def probe(
+    policy: Policy, kind: StreamKind, *, in_passes: bool = False, oracle: Oracle | None = None
+) -> ProbeResult:
+    """Compare `kind` with rows run alone; the policy is left on the layout it came with.
+
+    `in_passes` are two rows of one prompt in a pass each, of which the second goes on from the first one's
+    prompt. An `oracle` that is there already is not computed again.
+    """
+    oracle = oracle or Oracle.of(policy)
+    if in_passes:
+        oracle = oracle.first(2)
+    rows, weight_N = oracle.rows, torch.cat(list(oracle.weights))
+    with _evaluated(policy, kind):
+        run = _in_two_passes(policy, rows, weight_N) if in_passes else _streamed(policy, rows, kind, weight_N)
+    value, gradient = run
+    expected = torch.cat([values for values, _ in oracle.alone])
     value_difference = _relative(value - expected, expected)
     # The gradient at a stream token is summed over the rows that share it.
     expected_gradient = torch.zeros_like(gradient)
-    for row, (_, row_gradient), index in zip(rows, alone, _token_index(rows, kind), strict=True):
-        expected_gradient.index_add_(0, index.to(device), row_gradient[: len(row.token_ids) - 1])
+    for row, (_, row_gradient), index in zip(rows, oracle.alone, _token_index(rows, kind), strict=True):
+        expected_gradient.index_add_(0, index.to(policy.device), row_gradient[: len(row.token_ids) - 1])
     gradient_difference = _relative(gradient - expected_gradient, expected_gradient)
     limit = _TOLERANCE.get(next(policy.parameters()).dtype, 0.05)
     return ProbeResult(
@@ -207,14 +238,13 @@ def _token_index(rows: Sequence[Row], kind: StreamKind) -> list[Tensor]:
     return list(stream.context_U[stream.context_N].split([len(r.token_ids) - 1 for r in rows]))
 
 
-def widest_stream(policy: Policy) -> tuple[StreamKind, list[ProbeResult]]:
-    """The best layout that the model passes with its attention: prefix-shared, else packed, else padded
-    rows."""
-    results = []
-    kinds: tuple[StreamKind, ...] = "prefix", "packed"
-    for kind in kinds:
-        result = probe(policy, kind)
-        results.append(result)
-        if result.passed:
-            return kind, results
-    return "padded", results
+def widest_stream(policy: Policy) -> tuple[StreamKind, bool, list[ProbeResult]]:
+    """The best layout that the model passes with its attention, prefix-shared, else packed, else padded rows,
+    and whether a later pass may go on from the prompt of an earlier one."""
+    oracle = Oracle.of(policy)
+    results = [probe(policy, "prefix", oracle=oracle)]
+    if results[0].passed:
+        results.append(probe(policy, "prefix", in_passes=True, oracle=oracle))
+        return "prefix", results[1].passed, results
+    results.append(probe(policy, "packed", oracle=oracle))
+    return ("packed" if results[1].passed else "padded"), False, results

@@ -2,11 +2,5 @@
 with it.
 
 Everything here is a pure function of the configuration and of gathered facts; nothing reads a file or
-imports torch.
+imports torch. `import covey` imports this package, as each reward worker does: it imports nothing itself.
 """
-
-from covey.plan.batch import BatchPlan, batch_plan
-from covey.plan.checks import checks
-from covey.plan.facts import Facts, MissingColumn, ResumeFacts, UnreadableFile
-
-__all__ = ["BatchPlan", "Facts", "MissingColumn", "ResumeFacts", "UnreadableFile", "batch_plan", "checks"]

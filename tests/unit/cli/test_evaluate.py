@@ -9,7 +9,7 @@ import pytest
 
 from covey.cli.main import main
 from covey.config import Resolved
-from covey.plan import Facts
+from covey.plan.facts import Facts
 from covey.quickstart.task import MODEL_DIR
 from covey.types import Metric
 from support.verbs import Survey, alone, codes_in, stand_in

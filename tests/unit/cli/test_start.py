@@ -7,7 +7,7 @@ import pytest
 from covey.cli import launch
 from covey.cli.main import main
 from covey.errors import ConfigError
-from covey.plan import Facts
+from covey.plan.facts import Facts
 from covey.types import Fix, Problem
 from support.verbs import WORDS, Launched, Run, alone, codes_in, raises
 

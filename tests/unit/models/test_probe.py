@@ -15,19 +15,19 @@ from covey.models.probe import micro_of, probe, widest_stream
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt2", "mixtral"])
 def test_attention_models_share_prompts(family, tiny_model):
-    stream, results = widest_stream(Policy(tiny_model(family), stream="padded"))
-    assert stream == "prefix"
-    assert [r.stream for r in results] == ["prefix"]
-    assert results[0].passed
-    assert 0 <= results[0].value_difference < 1e-5
-    assert 0 <= results[0].gradient_difference < 1e-5
+    policy = Policy(tiny_model(family), stream="padded")
+    stream, goes_on, results = widest_stream(policy)
+    assert (stream, goes_on, policy.stream) == ("prefix", True, "padded")
+    assert [(r.stream, r.passed) for r in results] == [("prefix", True), ("prefix", True)]
+    assert all(0 <= r.value_difference < 1e-5 for r in results)
+    assert all(0 <= r.gradient_difference < 1e-5 for r in results)
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
 def test_convolution_and_recurrence_end_on_padded_rows(family, tiny_model):
     policy = Policy(tiny_model(family), stream="padded")
-    stream, results = widest_stream(policy)
-    assert stream == "padded"
+    stream, goes_on, results = widest_stream(policy)
+    assert (stream, goes_on) == ("padded", False)
     assert [(r.stream, r.passed) for r in results] == [("prefix", False), ("packed", False)]
     # Far from the limit of 1e-3 on either side, so that the verdict does not hang on rounding.
     assert all(max(r.value_difference, r.gradient_difference) > 1e-2 for r in results)
@@ -55,8 +55,8 @@ def test_an_attention_that_leaks_is_caught(tiny_model, monkeypatch):
 
     policy = Policy(tiny_model("qwen2"), stream="padded")
     monkeypatch.setattr(attention.StreamLayout, "attend", ignores_segments)
-    stream, results = widest_stream(policy)
-    assert stream == "padded"
+    stream, goes_on, results = widest_stream(policy)
+    assert (stream, goes_on) == ("padded", False)
     assert not any(r.passed for r in results)
 
 

@@ -7,7 +7,7 @@ import pytest
 from covey.config import from_dict
 from covey.config.schema import Config
 from covey.errors import ConfigError
-from covey.plan import batch_plan
+from covey.plan.batch import batch_plan
 
 B, A, S, G = (
     "per_device_train_batch_size",

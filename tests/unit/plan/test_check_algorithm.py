@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from covey.config import from_dict
-from covey.plan import checks
+from covey.plan.checks import checks
 from covey.types import Problem, Severity
 from support.checks import BASE, Case, assert_fixes_mend, assert_says, facts, found
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from covey.plan import MissingColumn, UnreadableFile
-from covey.plan.facts import LeftOut
+from covey.plan.facts import LeftOut, MissingColumn, UnreadableFile
 from support.checks import GOOD, Case, assert_fixes_mend, assert_says, edits_of, facts, found, one
 
 SOLUTION = MissingColumn(column="solution", needed_by="the reward accuracy")

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from covey.config import from_dict
-from covey.plan import Facts, checks
+from covey.plan.checks import checks
+from covey.plan.facts import Facts
 from covey.types import Problem, Severity
 from support.checks import BASE, facts
 

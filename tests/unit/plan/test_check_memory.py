@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from covey.plan import Facts
-from covey.plan.facts import ModelSizes
+from covey.plan.facts import Facts, ModelSizes
 from covey.plan.memory import memory_plan
 from covey.types import Problem, Severity
 from support.checks import config, edits_of, facts, found, one

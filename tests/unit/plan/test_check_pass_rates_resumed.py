@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from covey.plan import ResumeFacts
 from covey.plan.check_pass_rates import is_reordered
-from covey.plan.facts import PassRateFacts
+from covey.plan.facts import PassRateFacts, ResumeFacts
 from support.checks import config, facts, found, one
 
 OPTIONS = {"pass_rates": "rates.jsonl", "min_pass_rate": 0.1, "resume_from_checkpoint": "latest"}

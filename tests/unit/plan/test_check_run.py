@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from covey.config.schema import OPTIONS
-from covey.plan import ResumeFacts
 from covey.plan.check_run import FREE_ON_RESUME, protected_changes
 from covey.plan.disk import disk_plan
+from covey.plan.facts import ResumeFacts
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 RESUME = {"resume_from_checkpoint": "latest"}

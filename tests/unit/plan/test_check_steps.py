@@ -10,8 +10,8 @@ from covey.algorithm.advantages import Estimator, ScaleRewards
 from covey.algorithm.losses import LossType
 from covey.algorithm.ratios import Level
 from covey.config import from_dict
-from covey.plan import checks
 from covey.plan.check_steps import step_refusals
+from covey.plan.checks import checks
 from covey.types import Severity
 from support.checks import BASE, facts
 

@@ -6,9 +6,8 @@ import pytest
 
 from covey.config import from_dict
 from covey.errors import ConfigError
-from covey.plan import Facts, checks
-from covey.plan.checks import refuse_faults
-from covey.plan.facts import FaultyReward
+from covey.plan.checks import checks, refuse_faults
+from covey.plan.facts import Facts, FaultyReward
 from covey.types import Severity
 from support.checks import BASE, GOOD, facts, found
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from covey.plan import Facts
+from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder, Rung, ladder, ladder_fixes
 from covey.plan.layout import Layout
 from covey.plan.memory import TIGHT, memory_plan

@@ -8,7 +8,7 @@ import pytest
 
 from covey.models.adapter_shapes import LoraSettings, facts_of
 from covey.models.config_shapes import shapes_of_config
-from covey.plan import batch_plan
+from covey.plan.batch import batch_plan
 from covey.plan.layout import Layout, state_bytes
 from covey.plan.memory import MemoryPlan, memory_plan
 from covey.plan.report import report_lines

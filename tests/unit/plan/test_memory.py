@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from covey.plan import Facts, batch_plan
 from covey.plan.activations import (
     CACHE_SHARE,
     FLAT_PROMPT,
@@ -26,7 +25,8 @@ from covey.plan.activations import (
     layer_bytes,
     pass_sizes,
 )
-from covey.plan.facts import EvalSet, ModelSizes
+from covey.plan.batch import batch_plan
+from covey.plan.facts import EvalSet, Facts, ModelSizes
 from covey.plan.memory import LIBRARIES, TIGHT, MemoryPlan, memory_plan, recompute_of
 from covey.plan.recompute import IN_WORDS, KINDS
 from covey.plan.report import report_json, report_lines

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from covey.config.schema import OPTIONS
-from covey.plan import batch_plan
+from covey.plan.batch import batch_plan
 from covey.plan.facts import Facts, Measured, ResumeFacts
 from covey.plan.pace import SAME_WORK, Pace, is_near, is_same_work, measured, pace
 from covey.plan.report import report_json, report_lines

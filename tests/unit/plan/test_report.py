@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from covey.config.schema import OPTIONS
-from covey.plan import Facts, batch_plan
-from covey.plan.facts import EvalSet, GoldFacts, LeftOut
+from covey.plan.batch import batch_plan
+from covey.plan.facts import EvalSet, Facts, GoldFacts, LeftOut
 from covey.plan.report import report_json, report_lines
 from covey.types import Problem
 from support.checks import GOOD, config, facts

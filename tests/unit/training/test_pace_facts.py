@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from covey.plan import Facts, batch_plan
-from covey.plan.facts import ResumeFacts
+from covey.plan.batch import batch_plan
+from covey.plan.facts import Facts, ResumeFacts
 from covey.plan.report import report_json
 from covey.training.facts import pace as pace_module
 from covey.training.facts.pace import with_pace
