@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 
-from covey.training.process import record_collectives
+from covey.training.process import long_lived, record_collectives
 from covey.training.watch import text_of
 from covey.types import Finding, Fix
 
@@ -48,3 +49,17 @@ def test_a_finding_has_four_parts_and_a_line_to_copy() -> None:
         fixes=(Fix(text="d", edits={"max_steps": 3}), Fix(text="e")),
     )
     assert text_of(found) == ["F301      a. b. c.", f"{'':10}d.", f"{'':10}--max_steps 3", f"{'':10}e."]
+
+
+def test_what_is_there_is_left_out_of_garbage_collection():
+    """For as long as the block lasts, and never what somebody else has left out."""
+    with long_lived():
+        pass
+    assert gc.get_freeze_count() > 0  # what tests/conftest.py has left out
+    gc.unfreeze()
+    try:
+        with long_lived():
+            assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
