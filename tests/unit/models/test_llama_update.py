@@ -73,26 +73,16 @@ def test_values_and_gradients_are_those_of_the_modules(
     lengths, name, kind, random_rows, monkeypatch, assert_close_guarded
 ):
     family = name if name in FAMILIES else "mistral" if name.endswith("wide heads") else "qwen2"
-    policy, exact = policy_of(family, **MODELS[name]), policy_of(family, **MODELS[name])
+    # Weights as large as this keep attention far from uniform, where what is alike in keys cancels.
+    policy, exact = (policy_of(family, **MODELS[name], initializer_range=0.1) for _ in range(2))
     assert update_weights(policy.model) is not None
     rows = random_rows((11, lengths), (5, (8, 2)))
-    plain = results(exact, rows, kind, short=False, monkeypatch=monkeypatch)
-    # In float64: what is alike in keys cancels, and in float32 the modules have four digits of the rest, on
-    # some processors less. There the short pass is held to twice the modules' own distance.
     exact.model.double()
     expected = results(exact, rows, kind, short=False, monkeypatch=monkeypatch)
     actual = results(policy, rows, kind, short=True, monkeypatch=monkeypatch)
     assert actual.keys() == expected.keys() and len(actual) > 15
     for part, value in expected.items():
-        if distance(plain[part], value) <= 5e-5:
-            assert_close_guarded(actual[part], value, rtol=1e-4)
-        else:
-            assert 0.0 < distance(actual[part], value) < 2 * distance(plain[part], value) < 5e-4
-
-
-def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference over the largest value."""
-    return float((actual - expected).abs().max() / expected.abs().max())
+        assert_close_guarded(actual[part], value, rtol=5e-5)
 
 
 def test_the_library_is_called_where_heads_are_wide(way, random_rows, monkeypatch):
