@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ import pytest
 
 from covey.cli.verbs import VERBS
 from covey.config.foreign import PLAN_WORDS
+from support.processes import run_in_processes
 
 ROOT = Path(__file__).parents[2]
 PAGES = tuple(sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
@@ -140,17 +139,7 @@ def runs(document: str) -> bool:
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if runs(d)])
 def test_snippets_run(document: str, tmp_path: Path) -> None:
-    # In a process of its own: what a reader runs has imported nothing before.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, __file__, str(ROOT / document)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_in_processes(__file__, ROOT / document, processes=1, timeout=600, folder=tmp_path)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
