@@ -373,7 +373,7 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "W102",
         "bfloat16 on CPU",
-        "Most CPUs emulate bfloat16: it is slower than float32 there and less exact.",
+        "Most CPUs emulate bfloat16: it is no faster than float32 there and less exact.",
     ),
     ("W103", "Learning rate 0", "The gradient is computed and then multiplied by 0: no weight moves."),
     (

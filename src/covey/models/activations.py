@@ -32,8 +32,8 @@ _KEPT = frozenset(
         _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-# Operators that a build may lack, by name: those of the package flash-attn, and oneDNN's product.
-_KEPT_NAMES = ("flash_attn._flash_attn_varlen_forward.", "mkldnn._linear_pointwise.")
+# Operators that a build may lack, by name: of the package flash-attn, and products of `covey.models.linear`.
+_KEPT_NAMES = ("flash_attn._flash_attn_varlen_forward.", "mkldnn._linear_pointwise.", "covey.widened_linear.")
 
 # Tensors below this stay where they are: moving them costs more than they take.
 _MOVED_BYTES = 1 << 20

@@ -1,15 +1,19 @@
-"""Matrix products in float32 on a CPU by oneDNN, where torch's own library is not the better one.
+"""Matrix products on a CPU, where torch's own way is not the better one.
 
-torch multiplies float32 matrices with MKL, which takes a slower path on processors of another make than its
-own: oneDNN, which torch carries for its compiler, multiplies large matrices in less time there, at best in
-half. Everywhere MKL leaves the heap in pieces behind products with the narrow weights of an adapter on a wide
-layer: half a gigabyte in a model of 58 M weights. oneDNN computes in full float32; sums are added in another
-order, as between any two shapes of one product. It compiles a kernel for each size of a product that it
-meets, and keeps it.
+Float32 by oneDNN: MKL, with which torch multiplies, takes a slower path on processors of another make than
+its own. oneDNN, which torch carries for its compiler, multiplies large matrices in less time there, at best
+in half. Everywhere MKL leaves the heap in pieces behind products with the narrow weights of an adapter on a
+wide layer: half a gigabyte in a model of 58 M weights. oneDNN computes in full float32; sums are added in
+another order, as between any two shapes of one product. It compiles a kernel for each size of a product that
+it meets, and keeps it.
+
+Bfloat16 in float32, block by block, on a processor of the x86 family without AVX-512: no library multiplies
+it there, and torch's own loops take 4 to 60 times as long. Sums are float32 and rounded once.
 """
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,8 @@ _SMALL = 3 << 19
 _SMALL_SIDE = 512
 # Rows or columns of an adapter's weight at most.
 _NARROW_SIDE = 64
+# Numbers of a block that is computed in float32 (4 MiB), and its rows at least.
+_BLOCK, _BLOCK_ROWS = 1 << 20, 256
 
 
 def _is_measured() -> bool:
@@ -41,6 +47,20 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_ava
 _IS_FASTER = _HAS_ONEDNN and _is_measured()
 
 
+def _is_without_bfloat16() -> bool:
+    """Whether no library multiplies bfloat16 on this processor."""
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return is_x86 and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
+
+
+_IS_WIDENED = _is_without_bfloat16()
+
+
+def _widens(weight: Tensor) -> bool:
+    """Whether a weight is multiplied in float32, block by block."""
+    return _IS_WIDENED and weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+
+
 def _by_onednn(rows: int, columns: int) -> bool:
     """Whether float32 matrices are multiplied by oneDNN with, or to, a weight of such a shape."""
     is_wide = max(rows, columns) >= _SMALL_SIDE
@@ -49,18 +69,18 @@ def _by_onednn(rows: int, columns: int) -> bool:
 
 def is_kept_by_size(weight: Tensor) -> bool:
     """Whether, on a CPU, a kernel is compiled and kept for each number of rows that a weight multiplies."""
-    return weight.dtype != torch.float32 or _by_onednn(*weight.shape)
+    return _by_onednn(*weight.shape) if weight.dtype == torch.float32 else not _widens(weight)
+
+
+def _is_faster_by_onednn(x: Tensor, weight: Tensor) -> bool:
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.numel() * weight.shape[0] < _SMALL:
+        return False
+    return _by_onednn(*weight.shape)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, as `torch.nn.functional.linear`, by the faster library."""
-    if (
-        x.dtype != torch.float32
-        or weight.dtype != torch.float32
-        or x.device.type != "cpu"
-        or x.numel() * weight.shape[0] < _SMALL
-        or not is_kept_by_size(weight)
-    ):
+    """x @ weight.T + bias, as `torch.nn.functional.linear`, by the faster way."""
+    if x.dtype != weight.dtype or not (_widens(weight) or _is_faster_by_onednn(x, weight)):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return]
@@ -69,6 +89,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def transposed_product(left_TN: Tensor, right_TK: Tensor) -> Tensor:
     """left.T @ right, the gradient of a weight (N, K)."""
+    if _widens(left_TN):
+        return _product(left_TN.t(), right_TK.t())
     sides = left_TN.shape[1], right_TK.shape[1]
     if left_TN.dtype != torch.float32 or left_TN.device.type != "cpu" or not _by_onednn(*sides):
         return left_TN.t() @ right_TK
@@ -85,6 +107,8 @@ def product_in(room: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
         return linear(x, weight, bias)
     shape = x.shape[0], weight.shape[0]
     out = room[: shape[0] * shape[1]].view(shape)
+    if _widens(weight):
+        return _widened_in(out, x, weight, bias)
     if bias is None:
         return torch.mm(x, weight.t(), out=out)
     return torch.addmm(bias, x, weight.t(), out=out)
@@ -103,7 +127,30 @@ def add_transposed_product(to_NK: Tensor, left_TN: Tensor, right_TK: Tensor) -> 
         to_NK.addmm_(left_TN.t(), right_TK)
 
 
+def _widened_in(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias of x (N, K) in `out` (N, M), each block in float32."""
+    rows = max(_BLOCK // max(x.shape[1], 1), _BLOCK_ROWS)
+    columns = max(_BLOCK // max(x.shape[1], min(rows, x.shape[0]), 1), _BLOCK_ROWS)
+    for x_block, out_block in zip(x.split(rows), out.split(rows), strict=True):
+        wide = x_block.float()
+        for start in range(0, weight.shape[0], columns):
+            part = slice(start, start + columns)
+            own_bias = None if bias is None else bias[part].float()
+            out_block[:, part] = F.linear(wide, weight[part].float(), own_bias)
+    return out
+
+
+# An operator of its own, so that selective recomputation sees one product and keeps its result.
+@torch.library.custom_op("covey::widened_linear", mutates_args=())
+def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.flatten(0, -2)
+    out = x.new_empty(rows.shape[0], weight.shape[0])
+    return _widened_in(out, rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if _widens(weight):
+        return _widened(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
 
 

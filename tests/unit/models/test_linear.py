@@ -1,11 +1,15 @@
-"""oneDNN's products against float64, forwards and backwards, wherever the tests run."""
+"""oneDNN's products, and bfloat16's in float32, against float64, wherever the tests run."""
 
 from __future__ import annotations
+
+import platform
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from covey.models import activations
 from covey.models import linear as module
 from covey.models.linear import (
     FastLinear,
@@ -25,6 +29,22 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_IS_FASTER", True)
     monkeypatch.setattr(module, "_SMALL", 1)
     monkeypatch.setattr(module, "_SMALL_SIDE", 1)
+    monkeypatch.setattr(module, "_IS_WIDENED", False)
+
+
+@pytest.fixture
+def widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that does not multiply bfloat16, and blocks of which every product takes several."""
+    monkeypatch.setattr(module, "_IS_WIDENED", True)
+    monkeypatch.setattr(module, "_BLOCK", 120)
+    monkeypatch.setattr(module, "_BLOCK_ROWS", 3)
+
+
+def whole(rows: tuple[int, ...], width: int, out: int) -> list[torch.Tensor]:
+    """Whole numbers, whose float32 sums are exact in any order."""
+    g = torch.Generator().manual_seed(0)
+    shapes = ((*rows, width), (out, width), (out,))
+    return [torch.randint(-8, 9, shape, generator=g).bfloat16().requires_grad_() for shape in shapes]
 
 
 def leaves(rows: tuple[int, ...], width: int, out: int) -> list[torch.Tensor]:
@@ -133,3 +153,68 @@ def test_a_machine_that_gains_nothing_is_left_alone(monkeypatch: pytest.MonkeyPa
     assert type(model[0]) is nn.Linear
     x, weight, bias = leaves((40,), 24, 40)
     assert torch.equal(linear(x, weight, bias), nn.functional.linear(x, weight, bias))
+
+
+@pytest.mark.usefixtures("widened")
+@pytest.mark.parametrize("rows", [(1,), (40,), (3, 17), (0,)])
+@pytest.mark.parametrize(("width", "out"), [(24, 40), (40, 24), (16, 1)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_bfloat16_is_summed_in_float32_and_rounded_once(rows, width, out, has_bias):
+    given = whole(rows, width, out)[: 3 if has_bias else 2]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    got, expected = linear(*given), nn.functional.linear(*exact)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, expected.bfloat16())
+    slope = torch.randint(-8, 9, got.shape, generator=torch.Generator().manual_seed(1))
+    got.backward(slope.bfloat16())
+    expected.backward(slope.double())
+    for actual, wanted in zip(given[:2], exact, strict=False):
+        assert torch.equal(actual.grad, wanted.grad.bfloat16())
+    with torch.no_grad():
+        assert torch.equal(linear(*given), got)
+
+
+@pytest.mark.usefixtures("widened")
+def test_products_of_the_head_in_float32(monkeypatch):
+    x, weight, bias = (t.detach() for t in whole((33,), 24, 40))
+    room = torch.full((3000,), torch.nan, dtype=torch.bfloat16)
+    out = product_in(room, x, weight, bias)
+    due = nn.functional.linear(*(t.double() for t in (x, weight, bias)))
+    assert out.data_ptr() == room.data_ptr() and torch.equal(out, due.bfloat16())
+    # As the gradients of the head ask for them: both operands as others lie.
+    slope = out.clamp(-8, 8)
+    due = slope.double() @ weight.double()
+    assert torch.equal(product_in(room[out.numel() :], slope, weight.t()), due.bfloat16())
+    due = slope.double().t() @ x.double()
+    assert torch.equal(product_in(torch.empty_like(weight).flatten(), slope.t(), x.t()), due.bfloat16())
+    assert torch.equal(transposed_product(slope, x), due.bfloat16())
+
+
+@pytest.mark.usefixtures("widened")
+def test_selective_recomputation_keeps_a_product_in_float32(monkeypatch):
+    calls, multiply = [], module._widened_in
+    monkeypatch.setattr(module, "_widened_in", lambda *given: calls.append(1) or multiply(*given))
+    x, weight, _ = whole((9,), 24, 40)
+
+    def contexts():
+        return create_selective_checkpoint_contexts(activations._keeps)
+
+    checkpoint(lambda: linear(x, weight).tanh(), use_reentrant=False, context_fn=contexts).sum().backward()
+    assert len(calls) == 3
+    checkpoint(lambda: linear(x, weight).tanh(), use_reentrant=False).sum().backward()
+    assert len(calls) == 3 + 4
+
+
+@pytest.mark.usefixtures("widened")
+def test_no_kernel_is_kept_of_a_product_in_float32():
+    assert not is_kept_by_size(torch.empty(600, 600, dtype=torch.bfloat16))
+    assert is_kept_by_size(torch.empty(600, 600))
+
+
+@pytest.mark.parametrize(
+    ("machine", "capability", "is_widened"),
+    [("x86_64", "AVX2", True), ("x86_64", "AVX512", False), ("aarch64", "DEFAULT", False)],
+)
+def test_which_processors_multiply_bfloat16(machine, capability, is_widened, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert module._is_without_bfloat16() is is_widened
