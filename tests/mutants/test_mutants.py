@@ -12,10 +12,16 @@ from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.plan.checks import refuse_faults
 from covey.types import Problem
-from mutants import faults, faults_inputs, faults_selection, stories
+from mutants import faults, faults_at_once, faults_inputs, faults_selection, stories
 from mutants.harness import BASE, Mutant, Surveys, nothing, run_with
 
-MUTANTS = (*faults.MUTANTS, *faults_selection.MUTANTS, *faults_inputs.MUTANTS, *stories.MUTANTS)
+MUTANTS = (
+    *faults.MUTANTS,
+    *faults_at_once.MUTANTS,
+    *faults_selection.MUTANTS,
+    *faults_inputs.MUTANTS,
+    *stories.MUTANTS,
+)
 # The runs in which the fault is planted; where the options are the fault there is none without it.
 PLANTED = [m for m in MUTANTS if m.plant is not nothing and (m.options or m.is_resumed)]
 HEALTHY = {str((m.options, m.is_resumed)): replace(m, name="none", plant=nothing) for m in PLANTED}

@@ -144,18 +144,18 @@ def train_and_watch(
     before = _weights(masters)
     gradients: list[dict[str, Tensor]] = []
     forwards = [0]
-    step, backward = job.backend.step, job.backend.backward
+    step, passes = job.backend.step, job.backend.passes
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        forwards[-1] += 1
-        return backward(*args, **kwargs)
+    def counted(micros: Any) -> Any:
+        forwards[-1] = len(micros)
+        return passes(micros)
 
     def watched(rate: float) -> Any:
         gradients.append(masters.gradients())
         forwards.append(0)
         return step(rate)
 
-    job.backend.step, job.backend.backward = watched, counted
+    job.backend.step, job.backend.passes = watched, counted
     run(job)
     after = _weights(masters)
     job.backend.close()

@@ -138,6 +138,10 @@ class Masters:
         """
         return _gradient(self._sampled).reshape(-1)[:_SAMPLED].clone()
 
+    def watched_gradient(self) -> Tensor:
+        """What `gradient_sample` is a copy of, where it is added to."""
+        return own_gradient(self._sampled).reshape(-1)[:_SAMPLED]
+
     def _untouched(self) -> tuple[str, ...]:
         """Names of the trainable tensors whose gradient is absent or 0 throughout, on the first steps."""
         if not self._inspections:

@@ -15,6 +15,7 @@ from covey.algorithm.correction import derived_metrics
 from covey.algorithm.losses import SEQUENCE_MEANS, LossConfig, LossInputs, LossOutput, policy_loss
 from covey.comm import Comm
 from covey.errors import GuardStop
+from covey.learner.at_once import at_once
 from covey.learner.backends.base import Backend, LossFunction
 from covey.learner.grouped import contrasts
 from covey.learner.optimizer import NonFiniteGradient
@@ -36,23 +37,24 @@ class _Sums:
     gradients: list[Tensor] = field(default_factory=list)
     gaps: list[Tensor] = field(default_factory=list)
 
-    def add(self, stats: TokenStats, micro: MicroBatch, output: LossOutput) -> None:
-        logprob_N = stats.logprob_N.detach()
-        gap_N = (logprob_N if micro.old_logprob_N is None else micro.old_logprob_N) - micro.sampler_logprob_N
+    def add(self, inputs: LossInputs, output: LossOutput, is_stale_S: Tensor | None) -> None:
+        logprob_N, old_N = inputs.logprob_N.detach(), inputs.old_logprob_N
+        assert inputs.entropy_N is not None and inputs.sampler_logprob_N is not None
+        gap_N = (logprob_N if old_N is None else old_N) - inputs.sampler_logprob_N
         found = {
             "loss": output.loss.detach(),
-            "entropy": stats.entropy_N.detach(),
+            "entropy": inputs.entropy_N.detach(),
             "sampling/sampling_logp_difference/mean": gap_N.abs_(),
             **output.sums,
         }
         for name, value in found.items():
             self.values.setdefault(name, []).append(value)
-        self.tokens += int(micro.target_N.shape[0])
-        self.sequences += int(micro.trained_count_S.shape[0]) if micro.target_N.shape[0] else 0
-        if micro.old_logprob_N is not None:
-            moved_N = (logprob_N - micro.old_logprob_N).abs()
-            if micro.is_stale_S is not None:
-                moved_N = moved_N[~micro.is_stale_S[micro.sequence_N]]
+        self.tokens += int(logprob_N.shape[0])
+        self.sequences += int(inputs.trained_count_S.shape[0]) if logprob_N.shape[0] else 0
+        if old_N is not None:
+            moved_N = (logprob_N - old_N).abs()
+            if is_stale_S is not None:
+                moved_N = moved_N[~is_stale_S[inputs.sequence_N]]
             if moved_N.numel():
                 self.gaps.append(moved_N.max())
 
@@ -109,15 +111,22 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
     of_groups: Sequence[Contrast | None] = [None] * num_micro
     if config.loss_type == "real":
         of_groups = contrasts(batch, backend, config.real_tau, comm)
-    sums = _Sums(has_signal=batch.has_signal, gradients=[backend.gradient_sample()])
-    passes = zip(batch.micro_batches, of_groups, strict=True)
+    sums = _Sums(has_signal=batch.has_signal)
+    passes = backend.passes(batch.micro_batches)
+    taken = None if passes is None else at_once(batch, passes, config, of_groups)
+    if taken is not None:
+        place.advance(num_micro, num_micro)
+        sums.add(taken.inputs, taken.output, taken.is_stale_S)
+        sums.gradients.extend(taken.gradient_MX)
+        return sums
+    sums.gradients.append(backend.gradient_sample())
     with backend.policy.same_weights() if num_micro > 1 else nullcontext():
-        for number, (micro, contrast) in enumerate(passes, start=1):
+        for number, (micro, contrast) in enumerate(zip(batch.micro_batches, of_groups, strict=True), start=1):
             place.advance(number, num_micro)
             is_last = number == num_micro
             loss = _loss_of(batch, config, contrast, place if is_last and comm.world > 1 else None)
             stats, output = backend.backward(micro, loss, last=is_last)
-            sums.add(stats, micro, output)
+            sums.add(_inputs(stats, micro, batch, contrast), output, micro.is_stale_S)
             sums.gradients.append(backend.gradient_sample())
     return sums
 

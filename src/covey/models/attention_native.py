@@ -19,12 +19,14 @@ from torch.autograd.function import once_differentiable
 from covey.models.native.library import FLOAT, INT, POINTER, place, structure
 from covey.types import StreamSegment
 
-_SEGMENTS = ("start", "length", "before", "parent")
+SEGMENTS = ("start", "length", "before", "parent")
+"""What a call is told of segments, besides where families begin among them."""
+
 Attention = structure(
     "Attention",
     **dict.fromkeys(("heads", "key_heads", "head_width", "families", "threads", "longest"), INT),
     scaling=FLOAT,
-    **dict.fromkeys(("family", *_SEGMENTS, "x", "out", "lse", "grad", "grad_x", "held"), POINTER),
+    **dict.fromkeys(("family", *SEGMENTS, "x", "out", "lse", "grad", "grad_x", "held"), POINTER),
     past=INT,
     **dict.fromkeys(("past_keys", "grad_past_keys"), POINTER),
 )
@@ -60,7 +62,7 @@ class Families:
     @property
     def largest_share(self) -> float:
         """Of all pairs of a query and a key, the part that the largest family has."""
-        _, length_S, before_S, _ = np.reshape(self.segments, (len(_SEGMENTS), -1))
+        _, length_S, before_S, _ = np.reshape(self.segments, (len(SEGMENTS), -1))
         pairs_S = length_S * (2 * before_S + length_S + 1)
         pairs_F = np.add.reduceat(pairs_S, self.family[:-1])
         return float(pairs_F.max() / pairs_F.sum())
@@ -69,10 +71,13 @@ class Families:
         """Tell a call of its stream; the arrays have to live as long."""
         attention.families, attention.longest = len(self.family) - 1, self.longest
         attention.threads = torch.get_num_threads()
-        attention.family = ctypes.addressof(self.family)
-        first, row = ctypes.addressof(self.segments), ctypes.sizeof(self.segments) // len(_SEGMENTS)
-        for number, name in enumerate(_SEGMENTS):
-            setattr(attention, name, first + number * row)
+        for name, found in zip(("family", *SEGMENTS), self.places(), strict=True):
+            setattr(attention, name, found)
+
+    def places(self) -> tuple[int, ...]:
+        """Where the first of each family is said, and `SEGMENTS`."""
+        first, row = ctypes.addressof(self.segments), ctypes.sizeof(self.segments) // len(SEGMENTS)
+        return ctypes.addressof(self.family), *(first + number * row for number in range(len(SEGMENTS)))
 
 
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -17,8 +17,8 @@ from covey.models.gradients import own_gradient
 from covey.models.head_blocks import HeadSpec
 from covey.models.native.library import INT, POINTER, place, structure
 
-_Head = structure(
-    "_Head",
+Head = structure(
+    "Head",
     **dict.fromkeys(("tokens", "contexts", "chosen", "width", "vocab", "threads"), INT),
     **dict.fromkeys(("hidden", "weight", "token_of", "context_of", "target", "temperature"), POINTER),
     **dict.fromkeys(("kept", "logprobs", "entropies", "divisors"), POINTER),
@@ -92,7 +92,7 @@ def _call(inputs: Sequence[Tensor]) -> tuple[Tensor, Any]:
     hidden_TD, weight_VD, context_U, _, target_N, _ = inputs
     (vocab, width), contexts = weight_VD.shape, context_U.shape[0]
     sizes = hidden_TD.shape[0], contexts, target_N.shape[0], width, vocab, torch.get_num_threads()
-    return hidden_TD.new_empty(contexts * (width + vocab + 2)), _Head(*sizes, *map(place, inputs))
+    return hidden_TD.new_empty(contexts * (width + vocab + 2)), Head(*sizes, *map(place, inputs))
 
 
 def serves(

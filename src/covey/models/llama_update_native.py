@@ -25,8 +25,8 @@ from covey.models.prefix import Prefix
 # What a prefix keeps, in one piece.
 _KEYS = "keys and values"
 
-_Stack = structure(
-    "_Stack",
+StackCall = structure(
+    "Stack",
     attention=Attention,
     **dict.fromkeys(("layers", "tokens", "width", "inner", "adds"), INT),
     epsilon=FLOAT,
@@ -55,7 +55,7 @@ class Layers:
         """For weights that stay where they are as long as this is used."""
         width = known.head_width
         heads, key_heads = (part.weight.shape[0] // width for part in known.layers[0].heads[:2])
-        same = _Stack(
+        same = StackCall(
             attention=Attention(heads=heads, key_heads=key_heads, head_width=width, scaling=known.scaling),
             layers=len(known.layers),
             width=known.embedding.shape[1],
@@ -126,7 +126,7 @@ class Stack:
 
     def arguments(self, stream: Sequence[Tensor], past_LPXD: Tensor | None) -> Any:
         """What both passes are called with, of tokens, their positions, and tables of cosines and sines."""
-        found = _Stack.from_buffer_copy(self.layers.same)
+        found = StackCall.from_buffer_copy(self.layers.same)
         self.families.put(found.attention)
         found.tokens, found.adds = stream[0].shape[0], self.adds
         found.token, found.position, found.cosines, found.sines = map(place, stream)

@@ -21,6 +21,7 @@ from covey.learner.backends.single import SingleBackend
 from covey.models import head_native, stream
 from covey.models.head_blocks import TorchSlopes, TorchSoftmax
 from covey.models.head_blocks_native import CompiledSlopes, CompiledSoftmax
+from covey.models.passes_native import Passes
 from covey.models.policy import Policy
 from covey.rollout.native import engine
 from covey.rollout.native.rows import Draws
@@ -147,7 +148,7 @@ def fresh_noise(patch: pytest.MonkeyPatch) -> None:
 def noisy_gradient(patch: pytest.MonkeyPatch) -> None:
     """Noise far below every bound but that of what has to be the same to the bit; a resume takes its
     generator along."""
-    plain = SingleBackend.backward
+    plain, at_once = SingleBackend.backward, Passes.go
 
     def backward(self: SingleBackend, *arguments: Any, **more: Any) -> Any:
         found = plain(self, *arguments, **more)
@@ -156,7 +157,11 @@ def noisy_gradient(patch: pytest.MonkeyPatch) -> None:
                 master.grad *= 1.0 + 1e-7 * torch.randn_like(master.grad)
         return found
 
+    def go(self: Passes, *slopes: torch.Tensor | None) -> Any:
+        return at_once(self, *(None if s is None else s * (1.0 + 1e-7 * torch.randn_like(s)) for s in slopes))
+
     patch.setattr(SingleBackend, "backward", backward)
+    patch.setattr(Passes, "go", go)
 
 
 def lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:
@@ -175,6 +180,10 @@ def no_gradient(patch: pytest.MonkeyPatch) -> None:
         return found
 
     patch.setattr(head_native.Stats, "backward", staticmethod(backward))
+    at_once = Passes.go
+    patch.setattr(
+        Passes, "go", lambda self, *slopes: at_once(self, *(None if s is None else 0.0 * s for s in slopes))
+    )
 
 
 def denominator_of_a_pass(patch: pytest.MonkeyPatch) -> None:

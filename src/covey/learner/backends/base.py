@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
 from covey.learner.reference import MovingReference
+from covey.models.passes_native import Passes
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -39,6 +40,11 @@ class Backend(Protocol):
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward of one micro-batch; gradients are exchanged in the `last` one of a
         step."""
+        ...
+
+    def passes(self, micros: Sequence[MicroBatch]) -> Passes | None:
+        """All passes of a step in one call, which adds to the gradients as `backward` would; None where they
+        are to be taken one by one."""
         ...
 
     def gradient_sample(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 # No postponed annotations in this file: DDP compares those of its hook with the classes themselves.
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -72,6 +72,9 @@ class DDPBackend:
         else:
             self.masters.absorb()
         return stats, output
+
+    def passes(self, micros: Sequence[MicroBatch]) -> None:
+        """None: DDP reduces gradients in the backward pass that autograd takes."""
 
     def gradient_sample(self) -> Tensor:
         """A part of this rank's accumulated gradient, of all ranks' after the last backward of a step."""

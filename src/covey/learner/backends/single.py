@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,6 +13,7 @@ from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.models.lora import adapter_off, adapter_parameters, merged, plain_weights
+from covey.models.passes_native import Passes
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -65,6 +66,10 @@ class SingleBackend:
         with self.masters.absorbing():
             output.loss.backward()
         return stats, output
+
+    def passes(self, micros: Sequence[MicroBatch]) -> Passes | None:
+        """All passes of a step in one call, where the policy has one."""
+        return self.policy.passes(micros, self.masters.watched_gradient)
 
     def gradient_sample(self) -> Tensor:
         """A part of the accumulated gradient."""

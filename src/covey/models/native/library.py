@@ -21,7 +21,8 @@ POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _HERE = Path(__file__).parent
 _OF_TWO_DTYPES = ("step.c", "step_bfloat16.c", "blocks.c", "blocks_bfloat16.c")
-_SOURCES = (*_OF_TWO_DTYPES, "update.c", "attention.c", "head.c")
+_SOURCES = (*_OF_TWO_DTYPES, "update.c", "attention.c", "head.c", "passes.c")
+_HEADERS = ("products.h", "tiles.h", "attention.h", "stack.h", "head.h")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC")
 _LIMIT_S = 60
 
@@ -72,7 +73,7 @@ def _folder() -> Path:
 
 def _digest(compiler: str) -> str:
     digest = hashlib.sha256()
-    for name in ("products.h", "tiles.h", "attention.h", *_SOURCES):
+    for name in (*_HEADERS, *_SOURCES):
         digest.update((_HERE / name).read_bytes())
     # The compiler as a file and not its version: asking for that would start a process with each run.
     found = Path(compiler).resolve()
