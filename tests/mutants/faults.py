@@ -50,6 +50,11 @@ def before(owner: Any, name: str, change: Callable[..., tuple[Any, ...]]) -> Pla
     return plant
 
 
+def each(change: Callable[[Any], Any]) -> Callable[..., list[Any]]:
+    """Apply `change` to each of several results."""
+    return lambda values, *args: [change(value) for value in values]
+
+
 def nth(call: int, change: Callable[..., Any]) -> Callable[..., Any]:
     """Apply `change` to the result of one call alone."""
     calls = iter(range(10**6))
@@ -553,20 +558,19 @@ MUTANTS = (
         "shifts the mask by one",
         "F110",
         1,
-        changed(
-            pack,
-            "build_micro",
-            lambda m, *a: replace(m, context_U=(m.context_U - 1).clamp_min(0)),
-        ),
+        changed(pack, "build_micros", each(lambda m: replace(m, context_U=(m.context_U - 1).clamp_min(0)))),
     ),
     Mutant(
         "predicts tokens from other places",
         "F110",
         1,
-        changed(pack, "build_micro", lambda m, *a: replace(m, context_N=m.context_N.roll(1))),
+        changed(pack, "build_micros", each(lambda m: replace(m, context_N=m.context_N.roll(1)))),
     ),
     Mutant(
-        "a branch forgets what it grew from", "F115", 1, changed(pack, "build_stream", _grown_from_the_prompt)
+        "a branch forgets what it grew from",
+        "F115",
+        1,
+        changed(pack, "build_streams", each(_grown_from_the_prompt)),
     ),
     Mutant(
         "copies another completion's cache",
@@ -578,13 +582,13 @@ MUTANTS = (
         "shifts the targets by one",
         "F110",
         1,
-        changed(pack, "build_micro", lambda m, *a: replace(m, target_N=m.target_N.roll(1))),
+        changed(pack, "build_micros", each(lambda m: replace(m, target_N=m.target_N.roll(1)))),
     ),
     Mutant(
         "wrong temperature in the batch",
         "F110",
         1,
-        changed(pack, "build_micro", lambda m, *a: replace(m, temperature_N=m.temperature_N * 2)),
+        changed(pack, "build_micros", each(lambda m: replace(m, temperature_N=m.temperature_N * 2))),
     ),
     Mutant("forwards a row twice", "F111", 1, changed(pack, "micro_batches", _row_twice)),
     Mutant("leaves a row out", "F111", 1, changed(pack, "micro_batches", row_lost)),
@@ -593,7 +597,7 @@ MUTANTS = (
     Mutant("gives advantages to other groups", "F113", 1, changed(learn, "row_credits", _rotated)),
     Mutant("advantages ten times too large", "F113", 1, _advantages(lambda a: 10 * a)),
     Mutant("advantages without their mean", "F113", 1, _advantages(lambda a: a + 0.5)),
-    Mutant("advantages of the neighbour", "F113", 1, changed(pack, "build_micro", _roll_advantages)),
+    Mutant("advantages of the neighbour", "F113", 1, changed(pack, "build_micros", each(_roll_advantages))),
     Mutant("old logprobs of other weights", "F116", 1, _annotation("old", lambda x: x - 0.05), TWICE),
     Mutant("reference that is not the start", "F117", 1, _annotation("reference", lambda x: x - 0.3), KL),
     Mutant("loses a group on the way", "F122", 1, changed(collect, "_assemble", lambda g, *a: g[:-1])),

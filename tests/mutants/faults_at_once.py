@@ -28,9 +28,10 @@ def _weighs(weight: Callable[[int, int], float]) -> Plant:
 
 
 def _weighs_slopes(weights: Callable[[Passes], list[Tensor]]) -> Plant:
-    def weighed(self: Passes, *slopes: Tensor | None) -> tuple[Any, ...]:
+    def weighed(self: Passes, *given: Any) -> tuple[Any, ...]:
+        *slopes, advance = given
         weight_N = torch.cat(weights(self))
-        return self, *(None if slope_N is None else slope_N * weight_N for slope_N in slopes)
+        return self, *(None if slope_N is None else slope_N * weight_N for slope_N in slopes), advance
 
     return before(Passes, "go", weighed)
 

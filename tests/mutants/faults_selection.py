@@ -35,8 +35,8 @@ def _shifted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unmarked(patch: pytest.MonkeyPatch) -> None:
-    real = pack.build_micro
-    patch.setattr(pack, "build_micro", lambda *a, **k: replace(real(*a, **k), is_stale_S=None))
+    real = pack.build_micros
+    patch.setattr(pack, "build_micros", lambda *a: [replace(m, is_stale_S=None) for m in real(*a)])
 
 
 MUTANTS = [

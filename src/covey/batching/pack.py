@@ -11,7 +11,9 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from covey.models.policy import StreamKind
 from covey.models.prefix import share_prompt
-from covey.models.stream import Row, build_stream
+from covey.models.stream import Row, build_streams
 from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample, TrainSample
 
 # Sums of float32 advantages closer to 0 than this are rounding.
@@ -246,45 +248,66 @@ def _dropped(rows: Sequence[TrainSample]) -> dict[str, int]:
 def build_micros(
     passes: Sequence[Sequence[TrainSample]], plan: PackPlan, least: float | None = None
 ) -> list[MicroBatch]:
-    """The forward passes of a rank in a step; those that begin with the same prompt know of each other."""
-    found: list[MicroBatch] = []
-    for _, same in groupby(passes, key=lambda rows: _family(rows[0].annotated.sample)):
-        micros = [build_micro(rows, plan, least) for rows in same]
-        found += share_prompt(micros) if plan.stream == "prefix" else micros
-    return found
+    """The forward passes of a rank in a step, on the plan's device; those that begin with one prompt know
+    of each other. `least` is of `least_entropy`."""
+    micros = _each_alone(passes, plan, least) if passes else []
+    if plan.stream != "prefix":
+        return micros
+    keys = [_family(rows[0].annotated.sample) for rows in passes]
+    pairs = groupby(zip(keys, micros, strict=True), key=itemgetter(0))
+    return [micro for _, same in pairs for micro in share_prompt([micro for _, micro in same])]
 
 
-def build_micro(rows: Sequence[TrainSample], plan: PackPlan, least: float | None = None) -> MicroBatch:
-    """The tensors of one forward pass over `rows`, on the plan's device; `least` is of `least_entropy`."""
-    samples = [r.annotated.sample for r in rows]
-    stream = build_stream([_row(s) for s in samples], plan.stream)
+def _each_alone(
+    passes: Sequence[Sequence[TrainSample]], plan: PackPlan, least: float | None
+) -> list[MicroBatch]:
+    """Forward passes by themselves: their tensors are parts of the step's."""
+    rows = [row for members in passes for row in members]
+    samples, annotated = [row.annotated.sample for row in rows], [row.annotated for row in rows]
+    assert all(all(row.loss_mask) for row in rows), "rows with masked tokens are out of the forward pass"
     counts = [len(s.sampler_logprobs) for s in samples]
+    sizes = [len(members) for members in passes]
+    ends = np.cumsum([0, *counts])[np.cumsum([0, *sizes])]
+    tokens = np.diff(ends).tolist()
+
+    def cut(tensor: Tensor | None, lengths: list[int] = tokens) -> Sequence[Any]:
+        return [None] * len(passes) if tensor is None else tensor.to(plan.device).split(lengths)
+
     stale = [s.is_stale for s in samples]
-    assert all(all(r.loss_mask) for r in rows), "rows with masked tokens are out of the forward pass"
-    device = plan.device
-
-    def per_token(values: Sequence[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), counts)).to(device)
-
-    return MicroBatch(
-        tokens_T=stream.tokens_T.to(device),
-        positions_T=stream.positions_T.to(device),
-        segments=stream.segments,
-        num_rows=stream.num_rows,
-        context_U=stream.context_U.to(device),
-        context_N=stream.context_N.to(device),
-        target_N=stream.target_N.to(device),
-        sequence_N=stream.sequence_N.to(device),
-        temperature_N=per_token([s.temperature for s in samples]),
-        sampler_logprob_N=torch.tensor([x for s in samples for x in s.sampler_logprobs]).to(device),
-        advantage_N=torch.tensor([a for r in rows for a in r.advantages]).float().to(device),
-        old_logprob_N=_joined([r.annotated.old_logprob_N for r in rows], device),
-        ref_logprob_N=_joined([r.annotated.ref_logprob_N for r in rows], device),
-        trained_count_S=torch.tensor(counts).to(device),
-        group_S=torch.tensor([s.group for s in samples]).to(device),
-        keep_N=_joined([_keep(r, least) for r in rows], device),
-        is_stale_S=torch.tensor(stale).to(device) if any(stale) else None,
+    parts: dict[str, Sequence[Any]] = {
+        "temperature_N": cut(
+            _flat([[s.temperature] * count for s, count in zip(samples, counts, strict=True)])
+        ),
+        "sampler_logprob_N": cut(_flat([s.sampler_logprobs for s in samples])),
+        "advantage_N": cut(_flat([row.advantages for row in rows])),
+        "old_logprob_N": cut(_joined([a.old_logprob_N for a in annotated])),
+        "ref_logprob_N": cut(_joined([a.ref_logprob_N for a in annotated])),
+        "keep_N": cut(_joined([_keep(row, least) for row in rows])),
+        "trained_count_S": cut(torch.tensor(counts), sizes),
+        "group_S": cut(torch.tensor([s.group for s in samples]), sizes),
+        "is_stale_S": cut(torch.tensor(stale) if any(stale) else None, sizes),
+    }
+    streams = build_streams(
+        [[_row(row.annotated.sample) for row in members] for members in passes], plan.stream, plan.device
     )
+    return [
+        MicroBatch(
+            tokens_T=stream.tokens_T,
+            positions_T=stream.positions_T,
+            segments=stream.segments,
+            num_rows=stream.num_rows,
+            context_U=stream.context_U,
+            context_N=stream.context_N,
+            target_N=stream.target_N,
+            sequence_N=stream.sequence_N,
+            **dict(zip(parts, own, strict=True)),
+        )
+        for stream, own in zip(streams, zip(*parts.values(), strict=True), strict=True)
+    ]
+
+
+def _flat(values: Sequence[Sequence[float]]) -> Tensor:
+    return torch.from_numpy(np.array(list(chain.from_iterable(values)), dtype=np.float32))
 
 
 def _row(sample: Sample) -> Row:
@@ -301,10 +324,10 @@ def _family(sample: Sample) -> tuple[int, float]:
     return sample.group, sample.temperature
 
 
-def _joined(parts: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     present = [p for p in parts if p is not None]
     assert len(present) in (0, len(parts)), "either every row is annotated or none"
-    return torch.cat(present).to(device) if present else None
+    return torch.cat(present) if present else None
 
 
 def _empty_micro(sample: Sample, plan: PackPlan) -> MicroBatch:
@@ -327,4 +350,4 @@ def _empty_micro(sample: Sample, plan: PackPlan) -> MicroBatch:
         advantage=0.0,
         loss_mask=(),
     )
-    return build_micro([row], plan)
+    return build_micros([[row]], plan)[0]

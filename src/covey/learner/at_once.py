@@ -15,6 +15,7 @@ from torch import Tensor
 from covey.algorithm.contrast import Contrast
 from covey.algorithm.losses import LossConfig, LossInputs, LossOutput, has_known_slopes, policy_loss
 from covey.models.passes_native import Passes
+from covey.place import Place
 from covey.types import Batch, MicroBatch, TokenStats
 
 # Tokens of a pass up to which another forward pass costs less than taking it alone.
@@ -33,7 +34,7 @@ class Taken:
 
 
 def at_once(
-    batch: Batch, passes: Passes, config: LossConfig, of_groups: Sequence[Contrast | None]
+    batch: Batch, passes: Passes, config: LossConfig, of_groups: Sequence[Contrast | None], place: Place
 ) -> Taken | None:
     """Take them: the gradient of the step is then where the weights' is kept. None where they cost less one
     by one.
@@ -44,10 +45,14 @@ def at_once(
     is_known = has_known_slopes(inputs, config)
     if not is_known and passes.tokens_of_one > _FEW:
         return None
-    told = inputs if is_known else _with(inputs, passes.look())
+
+    def advance(done: int) -> None:
+        place.advance(done, len(batch.micro_batches))
+
+    told = inputs if is_known else _with(inputs, passes.look(advance))
     with torch.enable_grad():
         slopes, output = _slopes(told, config)
-    stats, gradient_MX = passes.go(*slopes)
+    stats, gradient_MX = passes.go(*slopes, advance)
     if is_known:
         told = _with(inputs, stats)
         output = policy_loss(told, config)

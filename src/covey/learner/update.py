@@ -113,9 +113,8 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
         of_groups = contrasts(batch, backend, config.real_tau, comm)
     sums = _Sums(has_signal=batch.has_signal)
     passes = backend.passes(batch.micro_batches)
-    taken = None if passes is None else at_once(batch, passes, config, of_groups)
+    taken = None if passes is None else at_once(batch, passes, config, of_groups, place)
     if taken is not None:
-        place.advance(num_micro, num_micro)
         sums.add(taken.inputs, taken.output, taken.is_stale_S)
         sums.gradients.extend(taken.gradient_MX)
         return sums

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from covey.models.gradients import own_gradient
 from covey.models.head_native import Head
 from covey.models.llama import Turns
 from covey.models.llama_update_native import Laid, Layers, StackCall
-from covey.models.native.library import INT, POINTER, place, structure
+from covey.models.native.library import FLOAT, INT, POINTER, place, structure
 from covey.types import MicroBatch, TokenStats
 
 _Pass = structure(
@@ -38,6 +39,12 @@ _Passes = structure(
     num_watched=INT,
     copies=POINTER,
 )
+_FLOAT_BYTES = ctypes.sizeof(FLOAT)
+# Seconds of work for the largest model that has such passes.
+_TOKENS_OF_A_CALL = 1 << 13
+
+Advance = Callable[[int], None]
+"""Told of how many micro-batches the passes are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +63,15 @@ class Passes:
         """The mean of the tokens of a pass."""
         return sum(micro.tokens_T.shape[0] for micro in self.micros) / len(self.micros)
 
-    def look(self) -> TokenStats:
+    def look(self, advance: Advance) -> TokenStats:
         """Logprobs and entropies (N,), without backward passes."""
         found, made = self._told(None, None)
-        self._run(found)
+        self._run(found, made, advance)
         return made.stats
 
-    def go(self, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[TokenStats, Tensor]:
+    def go(
+        self, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None, advance: Advance
+    ) -> tuple[TokenStats, Tensor]:
         """The same with backward passes from these gradients, which add to the weights' `.grad`; and what the
         watched piece of them is before the first pass and behind each, (M + 1, X)."""
         found, made = self._told(grad_logprob_N, grad_entropy_N)
@@ -75,15 +84,14 @@ class Passes:
         found.stack.adds = found.head.adds = True
         found.stack.grad_embedding = place(own_gradient(self.layers.known.embedding))
         found.head.grad_weight = place(own_gradient(self.head_VD)) if self.head_VD.requires_grad else None
-        self._run(found)
+        self._run(found, made, advance)
         return made.stats, copies_MX
 
     def _told(self, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, _Made]:
         """What the library is called with, and what has to live as long."""
         made = _Made.of(self.micros, grad_logprob_N, grad_entropy_N)
         tables = self.turns.tables(torch.cat([micro.positions_T for micro in self.micros]))
-        found = _Passes(passes=len(self.micros), each=ctypes.addressof(made.passes))
-        found.stack = self.layers.same
+        found = _Passes(stack=self.layers.same)
         found.stack.cosines, found.stack.sines = map(place, tables)
         embedding_VD = self.layers.known.embedding
         found.embedding, found.known_tokens = place(embedding_VD), embedding_VD.shape[0]
@@ -92,12 +100,30 @@ class Passes:
         made.alive.append(tables)
         return found, made
 
-    def _run(self, found: Any) -> None:
-        failed = self.layers.library.run_passes(ctypes.byref(found))
-        if failed == 1:
-            raise IndexError("a token, a target or a context of a micro-batch does not exist")
-        if failed:
-            raise MemoryError("no memory for the passes of this step")
+    def _run(self, found: Any, made: _Made, advance: Advance) -> None:
+        """Call the library for some passes at a time: in between signals are heard."""
+        copies = found.copies
+        for first, end in pairwise(self._calls()):
+            found.each, found.passes = ctypes.addressof(made.passes[first]), end - first
+            # A call copies what is there before its first pass, as the one before it did behind its last.
+            found.copies = copies and copies + first * found.num_watched * _FLOAT_BYTES
+            failed = self.layers.library.run_passes(ctypes.byref(found))
+            if failed == 1:
+                raise IndexError("a token, a target or a context of a micro-batch does not exist")
+            if failed:
+                raise MemoryError("no memory for the passes of this step")
+            advance(end)
+
+    def _calls(self) -> list[int]:
+        """The first pass of each call, and the number of all; those of a prompt are in one call."""
+        begin, tokens = [0], 0
+        for number, micro in enumerate(self.micros):
+            is_free = micro.shared is None or not micro.shared.follows
+            if tokens >= _TOKENS_OF_A_CALL and is_free:
+                begin.append(number)
+                tokens = 0
+            tokens += micro.tokens_T.shape[0]
+        return [*begin, len(self.micros)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,27 +45,39 @@ def share_prompt(passes: Sequence[MicroBatch]) -> list[MicroBatch]:
     if len(passes) == 1:
         return list(passes)
     last, device = passes[0].segments[0].length - 1, passes[0].tokens_T.device
-    is_first = [_on_host(micro.context_U[micro.context_N]) == last for micro in passes]
-    counts = [int(first_N.sum()) for first_N in is_first]
-    every = torch.from_numpy(np.concatenate(is_first)).to(device)
-    target_F = torch.cat([micro.target_N for micro in passes])[every]
-    temperature_F = torch.cat([micro.temperature_N for micro in passes])[every]
-    found = []
-    for number, (micro, first_N) in enumerate(zip(passes, is_first, strict=True)):
-        own_X, index_N = np.flatnonzero(~first_N), np.empty(len(first_N), dtype=np.int64)
-        ahead = sum(counts[:number])
-        index_N[first_N] = np.arange(ahead, ahead + counts[number])
-        index_N[own_X] = np.arange(sum(counts), sum(counts) + len(own_X))
-        shared = SharedPrompt(
-            target_F=target_F,
-            temperature_F=temperature_F,
-            own_X=torch.from_numpy(own_X).to(device),
-            index_N=torch.from_numpy(index_N).to(device),
-            follows=number > 0,
-            is_followed=number < len(passes) - 1,
+    counts = [micro.context_N.shape[0] for micro in passes]
+    first_N = _on_host(torch.cat([micro.context_U[micro.context_N] for micro in passes])) == last
+    target_F, temperature_F = (
+        torch.cat(parts)[torch.from_numpy(first_N).to(device)]
+        for parts in zip(*((micro.target_N, micro.temperature_N) for micro in passes), strict=True)
+    )
+    # The first tokens of all passes in their order, and behind them a pass's own.
+    own_N = ~first_N
+    begin = np.cumsum([0, *counts])
+    own_before = np.concatenate([[0], np.cumsum(own_N)])
+    own_counts = np.diff(own_before[begin]).tolist()
+    own_number_N = own_before[:-1] - np.repeat(own_before[begin[:-1]], counts)
+    index_N = np.where(first_N, np.cumsum(first_N) - 1, first_N.sum() + own_number_N)
+    own_X = np.flatnonzero(own_N) - np.repeat(begin[:-1], own_counts)
+    parts = zip(
+        torch.from_numpy(own_X).to(device).split(own_counts),
+        torch.from_numpy(index_N).to(device).split(counts),
+        strict=True,
+    )
+    return [
+        replace(
+            micro,
+            shared=SharedPrompt(
+                target_F=target_F,
+                temperature_F=temperature_F,
+                own_X=own_part_X,
+                index_N=index_part_N,
+                follows=number > 0,
+                is_followed=number < len(passes) - 1,
+            ),
         )
-        found.append(replace(micro, shared=shared))
-    return found
+        for number, (micro, (own_part_X, index_part_N)) in enumerate(zip(passes, parts, strict=True))
+    ]
 
 
 def _on_host(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -68,31 +69,62 @@ def _trained(row: Row) -> _Trained:
     return _Trained(position_n, int(position_n[-1]) if len(position_n) else 1)
 
 
-def build_stream(rows: Sequence[Row], kind: StreamKind) -> Stream:
-    """Lay rows out as `kind`; every tensor is int64 on CPU.
+def build_stream(rows: Sequence[Row], kind: StreamKind, device: torch.device | str = "cpu") -> Stream:
+    """Lay rows out as `kind`; every tensor is int64.
 
     The stream has `num_rows` 1, except for `padded`, where rows of equal length lie end to end.
     """
-    trained = [_trained(row) for row in rows]
-    if kind == "padded":
-        parts = _padded(rows, trained)
-    elif kind == "packed":
-        parts = _packed(rows, trained)
-    else:
-        parts = _shared(rows, trained)
-    target = [np.asarray(r.token_ids)[t.position_n] for r, t in zip(rows, trained, strict=True)]
-    sequence = np.repeat(np.arange(len(rows)), [len(t.position_n) for t in trained])
-    context_U, context_N = np.unique(np.concatenate(parts.predictors), return_inverse=True)
-    return Stream(
-        tokens_T=torch.from_numpy(parts.tokens_T),
-        positions_T=torch.from_numpy(parts.positions_T),
-        segments=tuple(parts.segments),
-        num_rows=len(rows) if kind == "padded" else 1,
-        context_U=torch.from_numpy(context_U),
-        context_N=torch.from_numpy(context_N),
-        target_N=torch.from_numpy(np.concatenate(target).astype(np.int64)),
-        sequence_N=torch.from_numpy(sequence.astype(np.int64)),
+    return build_streams([rows], kind, device)[0]
+
+
+def build_streams(
+    passes: Sequence[Sequence[Row]], kind: StreamKind, device: torch.device | str = "cpu"
+) -> list[Stream]:
+    """The same of several passes at a time, which costs less than one after the other."""
+    trained = [[_trained(row) for row in rows] for rows in passes]
+    lay = {"padded": _padded, "packed": _packed, "prefix": _shared}[kind]
+    parts = [lay(rows, facts) for rows, facts in zip(passes, trained, strict=True)]
+    tokens, chosen = [len(p.tokens_T) for p in parts], [sum(map(len, p.predictors)) for p in parts]
+    ahead = list(accumulate(tokens, initial=0))
+    predictor = np.concatenate(
+        [place + start for p, start in zip(parts, ahead, strict=False) for place in p.predictors]
     )
+    # Contexts of all passes, in the order of their streams.
+    context_U, context_N = np.unique(predictor, return_inverse=True)
+    begin = np.searchsorted(context_U, ahead)
+    contexts = np.diff(begin).tolist()
+    of_rows = [zip(rows, facts, strict=True) for rows, facts in zip(passes, trained, strict=True)]
+    target = [np.asarray(row.token_ids)[fact.position_n] for both in of_rows for row, fact in both]
+    number = [i for rows in passes for i in range(len(rows))]
+    sequence = np.repeat(number, [len(fact.position_n) for facts in trained for fact in facts])
+
+    def cut(array: _IntArray, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        return torch.from_numpy(array.astype(np.int64, copy=False)).to(device).split(list(sizes))
+
+    tensors = zip(
+        cut(np.concatenate([p.tokens_T for p in parts]), tokens),
+        cut(np.concatenate([p.positions_T for p in parts]), tokens),
+        cut(context_U - np.repeat(ahead[:-1], contexts), contexts),
+        cut(context_N - np.repeat(begin[:-1], chosen), chosen),
+        cut(np.concatenate(target), chosen),
+        cut(sequence, chosen),
+        strict=True,
+    )
+    return [
+        Stream(
+            tokens_T=tokens_T,
+            positions_T=positions_T,
+            segments=tuple(part.segments),
+            num_rows=len(rows) if kind == "padded" else 1,
+            context_U=context_U,
+            context_N=context_N,
+            target_N=target_N,
+            sequence_N=sequence_N,
+        )
+        for rows, part, (tokens_T, positions_T, context_U, context_N, target_N, sequence_N) in zip(
+            passes, parts, tensors, strict=True
+        )
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,25 +168,53 @@ def _shared(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
     predictors: list[_IntArray] = [np.empty(0, dtype=np.int64)] * len(rows)
     start = 0
     for members in families.values():
-        prompt_length = rows[members[0]].prompt_length
-        needed_M = np.array([max(trained[i].needed, prompt_length) for i in members])
-        column_L = np.arange(needed_M.max())
-        is_there_ML = column_L < needed_M[:, None]
-        token_ML: _IntTable = np.zeros((len(members), len(column_L)), dtype=np.int64)
-        token_ML[is_there_ML] = np.concatenate(
-            [rows[i].token_ids[:needed] for i, needed in zip(members, needed_M, strict=True)]
-        )
-        place_ML = _grow(token_ML, needed_M, prompt_length, start, segments)
-        place_X = place_ML[is_there_ML] - start
-        grown = int(place_X.max()) + 1
-        tokens.append(np.empty(grown, dtype=np.int64))
-        positions.append(np.empty(grown, dtype=np.int64))
-        tokens[-1][place_X] = token_ML[is_there_ML]
-        positions[-1][place_X] = np.broadcast_to(column_L, is_there_ML.shape)[is_there_ML]
-        for i, place_L in zip(members, place_ML, strict=True):
+        own, facts = [rows[i] for i in members], [trained[i] for i in members]
+        laid = _alone if len(members) == 1 else _together
+        token_X, position_X, places = laid(own, facts, start, segments)
+        tokens.append(token_X)
+        positions.append(position_X)
+        for i, place_L in zip(members, places, strict=True):
             predictors[i] = place_L[trained[i].position_n - 1]
-        start += grown
+        start += len(token_X)
     return _Parts(np.concatenate(tokens), np.concatenate(positions), segments, predictors)
+
+
+_Laid = tuple[_IntArray, _IntArray, Sequence[_IntArray]]
+
+
+def _alone(
+    rows: Sequence[Row], trained: Sequence[_Trained], start: int, segments: list[StreamSegment]
+) -> _Laid:
+    """The tokens and positions of a row that shares nothing, and the places of its tokens in the stream,
+    where they lie from `start` on; its segments are added."""
+    prompt, needed = rows[0].prompt_length, max(trained[0].needed, rows[0].prompt_length)
+    segments.append(StreamSegment(start=start, length=prompt))
+    if needed > prompt:
+        parent = len(segments) - 1
+        segments.append(StreamSegment(start=start + prompt, length=needed - prompt, parent=parent))
+    position_X = np.arange(needed)
+    return np.asarray(rows[0].token_ids[:needed], dtype=np.int64), position_X, [start + position_X]
+
+
+def _together(
+    rows: Sequence[Row], trained: Sequence[_Trained], start: int, segments: list[StreamSegment]
+) -> _Laid:
+    """The same of rows that share a prompt, each token once that several have in common."""
+    prompt_length = rows[0].prompt_length
+    needed_M = np.array([max(facts.needed, prompt_length) for facts in trained])
+    column_L = np.arange(needed_M.max())
+    is_there_ML = column_L < needed_M[:, None]
+    token_ML: _IntTable = np.zeros((len(rows), len(column_L)), dtype=np.int64)
+    token_ML[is_there_ML] = np.concatenate(
+        [row.token_ids[:needed] for row, needed in zip(rows, needed_M, strict=True)]
+    )
+    place_ML = _grow(token_ML, needed_M, prompt_length, start, segments)
+    place_X = place_ML[is_there_ML] - start
+    grown = int(place_X.max()) + 1
+    token_X, position_X = np.empty(grown, dtype=np.int64), np.empty(grown, dtype=np.int64)
+    token_X[place_X] = token_ML[is_there_ML]
+    position_X[place_X] = np.broadcast_to(column_L, is_there_ML.shape)[is_there_ML]
+    return token_X, position_X, list(place_ML)
 
 
 def _grow(

@@ -14,8 +14,10 @@ from covey.batching.pack import pack
 from covey.comm import LocalComm
 from covey.learner.backends.single import SingleBackend
 from covey.learner.update import accumulate
+from covey.models import passes_native
 from covey.models.lora import LoraSettings, add_adapter
 from covey.models.passes_native import Passes
+from covey.place import Place
 from support.processors import library_for, processors
 from support.steps import CASES, OPTIMIZER, distance, for_case, plan_of, policy, rows
 
@@ -210,3 +212,21 @@ def test_what_is_taken_one_by_one(name, given):
     CHANGES[name](changed)
     backend = SingleBackend(changed, OPTIMIZER)
     assert backend.passes(batch.micro_batches) is None
+
+
+def test_many_tokens_take_several_calls(given, monkeypatch):
+    """Between which signals are heard and the watchdog sees that the step gets on."""
+    case = replace(CASES["entropy bonus"], is_on_policy=True)
+    backend, comm = SingleBackend(policy("prefix"), OPTIMIZER), LocalComm()
+    batch = batch_of(given, case, CUTS["prefix"])
+    accumulate(batch, backend, case.config, comm)
+    gradient = backend.masters.gradients()
+    backend.masters._optimizer.zero_grad(set_to_none=True)
+    monkeypatch.setattr(passes_native, "_TOKENS_OF_A_CALL", 1)
+    seen = []
+    monkeypatch.setattr(Place, "advance", lambda self, *at: seen.append(at))
+    sums = accumulate(batch, backend, case.config, comm)
+    assert seen == [(1, 4), (2, 4), (4, 4)]
+    assert distance(backend.masters.gradients(), gradient) == 0.0
+    assert len(sums.gradients) == 5 and sums.silent == 0
+    assert torch.equal(sums.gradients[-1], backend.gradient_sample())

@@ -157,8 +157,8 @@ def noisy_gradient(patch: pytest.MonkeyPatch) -> None:
                 master.grad *= 1.0 + 1e-7 * torch.randn_like(master.grad)
         return found
 
-    def go(self: Passes, *slopes: torch.Tensor | None) -> Any:
-        return at_once(self, *(None if s is None else s * (1.0 + 1e-7 * torch.randn_like(s)) for s in slopes))
+    def go(self: Passes, slope_N: torch.Tensor, *rest: Any) -> Any:
+        return at_once(self, slope_N * (1.0 + 1e-7 * torch.randn_like(slope_N)), *rest)
 
     patch.setattr(SingleBackend, "backward", backward)
     patch.setattr(Passes, "go", go)
@@ -181,9 +181,7 @@ def no_gradient(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(head_native.Stats, "backward", staticmethod(backward))
     at_once = Passes.go
-    patch.setattr(
-        Passes, "go", lambda self, *slopes: at_once(self, *(None if s is None else 0.0 * s for s in slopes))
-    )
+    patch.setattr(Passes, "go", lambda self, slope_N, *rest: at_once(self, 0.0 * slope_N, *rest))
 
 
 def denominator_of_a_pass(patch: pytest.MonkeyPatch) -> None:
