@@ -352,15 +352,14 @@ def row_lost(numbers: list[list[int]], *args: Any) -> list[list[int]]:
 
 
 def _annotation(which: str, change: Callable[[Any], Any]) -> Plant:
-    def mutant(values: Any, micro: Any, kind: str) -> Any:
-        return change(values) if kind == which else values
-
     def plant(patch: Patch) -> None:
         real = single.SingleBackend.annotate
         patch.setattr(
             single.SingleBackend,
             "annotate",
-            lambda self, micro, kind: mutant(real(self, micro, kind), micro, kind),
+            lambda self, micros, kind, advance: (change if kind == which else (lambda x: x))(
+                real(self, micros, kind, advance)
+            ),
         )
 
     return plant

@@ -66,8 +66,8 @@ def _weighs_a_tensor(out: Any, self: Passes, *args: Any) -> Any:
     return out
 
 
-def _moved(stats: Any, *args: Any) -> Any:
-    return replace(stats, logprob_N=stats.logprob_N - 0.05)
+def _moved(inputs: Any, *args: Any) -> Any:
+    return replace(inputs, logprob_N=inputs.logprob_N - 0.05)
 
 
 MUTANTS = (
@@ -97,5 +97,5 @@ MUTANTS = (
         1,
         _of_micros(lambda m: replace(m, temperature_N=m.temperature_N * math.nan)),
     ),
-    Mutant("at once: looks at other weights", "F116", 1, changed(Passes, "look", _moved), TWICE),
+    Mutant("at once: looks at other weights", "F116", 1, changed(at_once, "_with", _moved), TWICE),
 )

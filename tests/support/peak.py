@@ -38,6 +38,7 @@ def main(options: dict[str, Any], output: Path) -> dict[str, Any]:
     import torch
 
     from covey.config.resolve import from_dict
+    from covey.learner import update
     from covey.learner.backends.single import SingleBackend
     from covey.training import loop, parts
     from covey.training import run as wiring
@@ -68,7 +69,7 @@ def main(options: dict[str, Any], output: Path) -> dict[str, Any]:
             (wiring, "build_job", "load"),
             (LiveSource, "next", "rollout"),
             (loop, "learn", "annotate"),
-            (SingleBackend, "backward", "update"),
+            (update, "accumulate", "update"),
             (SingleBackend, "step", "step"),
             (Saver, "save", "save"),
         ):

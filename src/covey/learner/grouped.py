@@ -11,6 +11,7 @@ from covey.algorithm.contrast import Contrast, contrast, contrast_sums
 from covey.algorithm.ratios import sequence_means
 from covey.comm import Comm
 from covey.learner.backends.base import Backend
+from covey.place import Place
 from covey.types import Batch, MicroBatch
 
 
@@ -20,7 +21,7 @@ def contrasts(batch: Batch, backend: Backend, tau: float, comm: Comm) -> Sequenc
     Where there are old logprobs this takes a forward pass without gradient over every row of the step; else
     every score is 0. The sums are taken over all ranks.
     """
-    scores = [_scores(micro, backend) / tau for micro in batch.micro_batches]
+    scores = [score_S / tau for score_S in _scores(batch.micro_batches, backend, comm.place)]
     members = [micro.group_S - batch.groups.start for micro in batch.micro_batches]
     num_groups = len(batch.groups)
     local_4P = torch.zeros(4, num_groups, dtype=torch.float64)
@@ -35,12 +36,16 @@ def contrasts(batch: Batch, backend: Backend, tau: float, comm: Comm) -> Sequenc
     ]
 
 
-def _scores(micro: MicroBatch, backend: Backend) -> Tensor:
-    """Means (S,) of the log ratios of new to old."""
-    if micro.old_logprob_N is None:
-        return torch.zeros_like(micro.trained_count_S, dtype=torch.float32)
-    gap_N = backend.annotate(micro, "old") - micro.old_logprob_N
-    return sequence_means(gap_N, micro.sequence_N, micro.trained_count_S)
+def _scores(micros: Sequence[MicroBatch], backend: Backend, place: Place) -> list[Tensor]:
+    """Means (S,) of the log ratios of new to old, of each."""
+    if all(micro.old_logprob_N is None for micro in micros):
+        return [torch.zeros_like(micro.trained_count_S, dtype=torch.float32) for micro in micros]
+    now_N = backend.annotate(micros, "old", lambda done: place.advance())
+    found = []
+    for micro, now in zip(micros, now_N.split([m.target_N.shape[0] for m in micros]), strict=True):
+        assert micro.old_logprob_N is not None, "either every micro-batch has old logprobs or none"
+        found.append(sequence_means(now - micro.old_logprob_N, micro.sequence_N, micro.trained_count_S))
+    return found
 
 
 def _advantages(micro: MicroBatch) -> Tensor:

@@ -80,11 +80,12 @@ def annotate(
     for step in step_slices(len(samples), plan):
         passes = micro_batches(samples, forward, step, plan, plan.rank)
         micros = build_micros([[_bare(samples[i]) for i in numbers] for numbers in passes], plan)
-        for numbers, micro in zip(passes, micros, strict=True):
-            comm.place.advance()
-            value_N = backend.annotate(micro, which).cpu()
-            for i, values in zip(numbers, value_N.split([counts[i] for i in numbers]), strict=True):
-                parts[i].copy_(values)
+        mine = [i for numbers in passes for i in numbers]
+        value_N = (
+            backend.annotate(micros, which, lambda _: comm.place.advance()).cpu() if micros else flat[:0]
+        )
+        for i, values in zip(mine, value_N.split([counts[i] for i in mine]), strict=True):
+            parts[i].copy_(values)
     return list(comm.sum_tensor(flat).split(counts))
 
 

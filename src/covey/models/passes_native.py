@@ -56,7 +56,7 @@ class Passes:
     turns: Turns
     head_VD: Tensor
     micros: Sequence[MicroBatch]
-    watched: Callable[[], Tensor]
+    watched: Callable[[], Tensor] | None = None
 
     @property
     def tokens_of_one(self) -> float:
@@ -75,6 +75,7 @@ class Passes:
         """The same with backward passes from these gradients, which add to the weights' `.grad`; and what the
         watched piece of them is before the first pass and behind each, (M + 1, X)."""
         found, made = self._told(grad_logprob_N, grad_entropy_N)
+        assert self.watched is not None, "these are passes to look at"
         watched_X = self.watched()
         copies_MX = watched_X.new_empty(len(self.micros) + 1, watched_X.shape[0])
         found.is_backward, found.num_watched = True, watched_X.shape[0]

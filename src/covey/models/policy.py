@@ -29,7 +29,7 @@ from covey.models.llama import Tree
 from covey.models.llama_update import ShortPass, has_dropout, short_pass
 from covey.models.llama_update_native import Laid
 from covey.models.native.library import open_library
-from covey.models.passes_native import Passes
+from covey.models.passes_native import Advance, Passes
 from covey.models.prefix import Prefix, SharedPrompt
 from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
@@ -111,20 +111,41 @@ class Policy(nn.Module):
             logprob_N, entropy_N = self._pass(micro, way)
         return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
 
+    def look(self, micros: Sequence[MicroBatch], advance: Advance) -> TokenStats:
+        """What `forward` says of several micro-batches, one behind the other, without gradients."""
+        passes = self._passes(micros)
+        if passes is not None:
+            return passes.look(advance)
+        found = []
+        for number, micro in enumerate(micros, start=1):
+            found.append(self(micro))
+            advance(number)
+        return TokenStats(
+            logprob_N=torch.cat([stats.logprob_N for stats in found]),
+            entropy_N=torch.cat([stats.entropy_N for stats in found]),
+        )
+
     def passes(self, micros: Sequence[MicroBatch], watched: Callable[[], Tensor]) -> Passes | None:
         """The passes of micro-batches in one call, where everything that they go through is compiled, and
         every weight's gradient is kept with it; None else. `watched` is a piece of these gradients."""
         short = self._short
+        if short is None or not short.keep_gradients or not self._head.weight.is_leaf:
+            return None
+        return self._passes(micros, watched)
+
+    def _passes(
+        self, micros: Sequence[MicroBatch], watched: Callable[[], Tensor] | None = None
+    ) -> Passes | None:
+        short = self._short
         library = self._library_of(short)
-        if short is None or library is None or not short.keep_gradients or self.stream == "padded":
+        if short is None or short.fixed is None or library is None or self.stream == "padded":
             return None
         weight_VD, bias_V = self._head.weight, getattr(self._head, "bias", None)
         contexts = max(micro.context_U.shape[0] for micro in micros)
         if not head_native.serves(library, weight_VD, bias_V, self.head, contexts):
             return None
-        if self.offload or not self.goes_on or not weight_VD.is_leaf:
+        if self.offload or not self.goes_on:
             return None
-        assert short.fixed is not None, "weights whose gradients are kept are the same in every pass"
         return Passes(short.fixed, short.turns, weight_VD, micros, watched)
 
     def _way(self, laid: Laid | None = None) -> _Way:

@@ -58,7 +58,7 @@ def taken(batch, backend, config):
 
 def one_by_one(batch, backend, config):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "passes", lambda micros: None)
+        patch.setattr(backend.policy, "_passes", lambda *args: None)
         sums, gradient, calls = taken(batch, backend, config)
     assert calls == []
     return sums, gradient
@@ -92,7 +92,9 @@ def test_every_loss_where_each_ratio_is_1(name, cut, given):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.is_on_policy])
 def test_every_loss_behind_an_update(name, cut, given):
     backend = SingleBackend(policy(CUTS[cut].get("stream", "prefix")), OPTIMIZER)
-    assert_same(batch_of(given, CASES[name], CUTS[cut]), backend, CASES[name].config, ["look", "go"])
+    # What real needs of the whole step is looked at, too.
+    calls = ["look", "look", "go"] if name.startswith("real") else ["look", "go"]
+    assert_same(batch_of(given, CASES[name], CUTS[cut]), backend, CASES[name].config, calls)
 
 
 @pytest.mark.parametrize("processor", processors())
@@ -230,3 +232,28 @@ def test_many_tokens_take_several_calls(given, monkeypatch):
     assert distance(backend.masters.gradients(), gradient) == 0.0
     assert len(sums.gradients) == 5 and sums.silent == 0
     assert torch.equal(sums.gradients[-1], backend.gradient_sample())
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("which", ["old", "entropy"])
+def test_what_annotates_rows_is_what_trains_them(which, cut, given):
+    stream = CUTS[cut].get("stream", "prefix")
+    backend = SingleBackend(policy(stream), OPTIMIZER)
+    micros = batch_of(given, CASES["dapo, token"], CUTS[cut]).micro_batches
+    seen = []
+    value_N = backend.annotate(micros, which, seen.append)
+    assert seen == [len(micros)]
+    with torch.no_grad():
+        one_by_one = [backend.policy(micro) for micro in micros]
+    parts = [stats.logprob_N if which == "old" else stats.entropy_N for stats in one_by_one]
+    assert torch.equal(value_N, torch.cat(parts))
+    assert float(value_N.abs().min()) > 0.0
+
+
+def test_a_frozen_policy_is_looked_at(given):
+    """A reference has no gradients to add to."""
+    micros = batch_of(given, CASES["dapo, token"], CUTS["prefix"]).micro_batches
+    expected = policy("prefix").look(micros, lambda done: None)
+    frozen = policy("prefix").requires_grad_(False)
+    assert frozen.passes(micros, lambda: torch.zeros(1)) is None
+    assert torch.equal(frozen.look(micros, lambda done: None).logprob_N, expected.logprob_N)

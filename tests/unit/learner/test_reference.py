@@ -17,6 +17,10 @@ from support.steps import CASES, OPTIMIZER, for_case, plan_of, policy, rows
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
+def annotated(backend, micro, which):
+    return backend.annotate([micro], which, lambda done: None)
+
+
 def filled(value: float) -> Policy:
     """A policy all of whose weights are one number."""
     found = policy("prefix")
@@ -145,16 +149,16 @@ def test_an_adapter_of_its_own(settings, dtype):
     """It starts as the base; after a copy it is the policy, to the bit; looking at it changes nothing."""
     own, moving, backend = adapted(dtype, alpha=1.0, settings=settings)
     micro = micro_of()
-    first = backend.annotate(micro, "old")
-    assert torch.equal(backend.annotate(micro, "reference"), first)
+    first = annotated(backend, micro, "old")
+    assert torch.equal(annotated(backend, micro, "reference"), first)
     shake(backend)
     kept = {n: p.detach().clone() for n, p in own.named_parameters()}
-    assert torch.equal(backend.annotate(micro, "reference"), first)
+    assert torch.equal(annotated(backend, micro, "reference"), first)
     assert own.training and all(torch.equal(p, kept[n]) for n, p in own.named_parameters())
-    policy_now = backend.annotate(micro, "old")
+    policy_now = annotated(backend, micro, "old")
     assert not torch.equal(policy_now, first)
     backend.move_reference(1)
-    assert torch.equal(backend.annotate(micro, "reference"), policy_now)
+    assert torch.equal(annotated(backend, micro, "reference"), policy_now)
     assert set(moving.state()) == set(backend.masters.names)
 
 
@@ -164,8 +168,8 @@ def test_dropout_is_none_of_the_reference():
     shake(backend)
     backend.move_reference(1)
     micro = micro_of()
-    assert not torch.equal(backend.annotate(micro, "old"), backend.annotate(micro, "old"))
-    assert torch.equal(backend.annotate(micro, "reference"), backend.annotate(micro, "reference"))
+    assert not torch.equal(annotated(backend, micro, "old"), annotated(backend, micro, "old"))
+    assert torch.equal(annotated(backend, micro, "reference"), annotated(backend, micro, "reference"))
 
 
 def test_whole_copies_move_too():

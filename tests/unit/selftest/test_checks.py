@@ -132,8 +132,8 @@ def wrong_annotation(which: str, by: float) -> Any:
     def plant(patch: pytest.MonkeyPatch) -> None:
         plain = SingleBackend.annotate
 
-        def annotate(self: SingleBackend, micro: Any, asked: Any) -> Any:
-            return plain(self, micro, asked) + (by if asked == which else 0.0)
+        def annotate(self: SingleBackend, micros: Any, asked: Any, advance: Any) -> Any:
+            return plain(self, micros, asked, advance) + (by if asked == which else 0.0)
 
         patch.setattr(SingleBackend, "annotate", annotate)
 

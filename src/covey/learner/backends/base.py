@@ -11,7 +11,7 @@ from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
 from covey.learner.reference import MovingReference
-from covey.models.passes_native import Passes
+from covey.models.passes_native import Advance, Passes
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -32,9 +32,9 @@ class Backend(Protocol):
     world: int
     grad_scale: float
 
-    def annotate(self, micro: MicroBatch, which: Annotation) -> Tensor:
+    def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
         """Logprobs (N,) of the trained tokens by the current policy (`old`) or the reference, or the policy's
-        entropies; without gradient, from the same forward pass as training uses."""
+        entropies; without gradient, from the same forward passes as training uses."""
         ...
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:

@@ -15,6 +15,7 @@ from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
+from covey.models.passes_native import Advance
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -55,9 +56,9 @@ class DDPBackend:
         """The optimizer's float32 parameters."""
         return self._local.masters
 
-    def annotate(self, micro: MicroBatch, which: Annotation) -> Tensor:
+    def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
         """Logprobs without gradient; no communication."""
-        return self._local.annotate(micro, which)
+        return self._local.annotate(micros, which, advance)
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; gradients are reduced over ranks while the `last` backward runs."""

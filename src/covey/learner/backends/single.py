@@ -13,7 +13,7 @@ from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.models.lora import adapter_off, adapter_parameters, merged, plain_weights
-from covey.models.passes_native import Passes
+from covey.models.passes_native import Advance, Passes
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -44,19 +44,25 @@ class SingleBackend:
         self.masters = Masters(policy, config, compute_dtype, float32=adapter_parameters(policy))
 
     @torch.no_grad()
-    def annotate(self, micro: MicroBatch, which: Annotation) -> Tensor:
+    def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
         """Logprobs of the trained tokens by the current policy (`old`) or by the reference, or entropies."""
+        with self._asked(which) as policy:
+            stats = policy.look(micros, advance)
+        return stats.entropy_N if which == "entropy" else stats.logprob_N
+
+    @contextmanager
+    def _asked(self, which: Annotation) -> Iterator[Policy]:
         if which != "reference":
-            stats: TokenStats = self.policy(micro)
-            return stats.logprob_N if which == "old" else stats.entropy_N
-        if self.moving is not None:
+            yield self.policy
+        elif self.moving is not None:
             with self.moving.view() as reference:
-                return reference(micro).logprob_N  # type: ignore[no-any-return]
-        if self.policy.adapter is not None:
+                yield reference
+        elif self.policy.adapter is not None:
             with adapter_off(self.policy):
-                return self.policy(micro).logprob_N  # type: ignore[no-any-return]
-        assert self.reference is not None, "nothing asked for a reference when the run was built"
-        return self.reference(micro).logprob_N  # type: ignore[no-any-return]
+                yield self.policy
+        else:
+            assert self.reference is not None, "nothing asked for a reference when the run was built"
+            yield self.reference
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; gradients add up in float32."""
