@@ -67,8 +67,7 @@ with natural lengths (cases a, g4 and g32) many rows share a pass. *1,000-token 
 prompt is computed once, however many passes its completions take. *All 256 tokens*: random weights, each
 completion as long as it may be, so that a pass has room for B of them. *All 32 tokens*: the same with the
 built-in model, whose completions have much in common: what they begin with alike is computed once in each
-pass that holds some of them, and a pass costs about two milliseconds by itself.
-`--max_tokens_per_micro_batch` lets it hold more."""
+pass that holds some of them. `--max_tokens_per_micro_batch` lets it hold more."""
 
 _MEMORY = """\
 ## Memory by vocabulary and length

@@ -80,8 +80,9 @@ class Passes:
         copies_MX = watched_X.new_empty(len(self.micros) + 1, watched_X.shape[0])
         found.is_backward, found.num_watched = True, watched_X.shape[0]
         found.watched, found.copies = place(watched_X), place(copies_MX)
-        grads, found.stack.grads = Laid().own_gradients(self.layers.weights)
-        found.stack.grad_norm = place(grads[-1])
+        grads, places = Laid().own_gradients(self.layers.weights)
+        made.alive.append(places)
+        found.stack.grads, found.stack.grad_norm = places, place(grads[-1])
         found.stack.adds = found.head.adds = True
         found.stack.grad_embedding = place(own_gradient(self.layers.known.embedding))
         found.head.grad_weight = place(own_gradient(self.head_VD)) if self.head_VD.requires_grad else None
