@@ -38,14 +38,11 @@ def contrasts(batch: Batch, backend: Backend, tau: float, comm: Comm) -> Sequenc
 
 def _scores(micros: Sequence[MicroBatch], backend: Backend, place: Place) -> list[Tensor]:
     """Means (S,) of the log ratios of new to old, of each."""
-    if all(micro.old_logprob_N is None for micro in micros):
+    if any(micro.old_logprob_N is None for micro in micros):
         return [torch.zeros_like(micro.trained_count_S, dtype=torch.float32) for micro in micros]
     now_N = backend.annotate(micros, "old", lambda done: place.advance())
-    found = []
-    for micro, now in zip(micros, now_N.split([m.target_N.shape[0] for m in micros]), strict=True):
-        assert micro.old_logprob_N is not None, "either every micro-batch has old logprobs or none"
-        found.append(sequence_means(now - micro.old_logprob_N, micro.sequence_N, micro.trained_count_S))
-    return found
+    parts = zip(micros, now_N.split([m.target_N.shape[0] for m in micros]), strict=True)
+    return [sequence_means(now - m.old_logprob_N, m.sequence_N, m.trained_count_S) for m, now in parts]
 
 
 def _advantages(micro: MicroBatch) -> Tensor:

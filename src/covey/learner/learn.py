@@ -81,9 +81,9 @@ def annotate(
         passes = micro_batches(samples, forward, step, plan, plan.rank)
         micros = build_micros([[_bare(samples[i]) for i in numbers] for numbers in passes], plan)
         mine = [i for numbers in passes for i in numbers]
-        value_N = (
-            backend.annotate(micros, which, lambda _: comm.place.advance()).cpu() if micros else flat[:0]
-        )
+        if not micros:
+            continue
+        value_N = backend.annotate(micros, which, lambda done: comm.place.advance()).cpu()
         for i, values in zip(mine, value_N.split([counts[i] for i in mine]), strict=True):
             parts[i].copy_(values)
     return list(comm.sum_tensor(flat).split(counts))
