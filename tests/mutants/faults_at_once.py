@@ -28,10 +28,9 @@ def _weighs(weight: Callable[[int, int], float]) -> Plant:
 
 
 def _weighs_slopes(weights: Callable[[Passes], list[Tensor]]) -> Plant:
-    def weighed(self: Passes, *given: Any) -> tuple[Any, ...]:
-        *slopes, advance = given
+    def weighed(self: Passes, slopes: Any, advance: Any) -> tuple[Any, ...]:
         weight_N = torch.cat(weights(self))
-        return self, *(None if slope_N is None else slope_N * weight_N for slope_N in slopes), advance
+        return self, tuple(None if slope_N is None else slope_N * weight_N for slope_N in slopes), advance
 
     return before(Passes, "go", weighed)
 
@@ -97,5 +96,5 @@ MUTANTS = (
         1,
         _of_micros(lambda m: replace(m, temperature_N=m.temperature_N * math.nan)),
     ),
-    Mutant("at once: looks at other weights", "F116", 1, changed(at_once, "_with", _moved), TWICE),
+    Mutant("at once: measures at other weights", "F116", 1, changed(at_once, "micro_inputs", _moved), TWICE),
 )

@@ -98,7 +98,7 @@ MUTANTS = (
                 "mean of forward passes",
                 "F111",
                 1,
-                one_by_one(changed(update, "_inputs", _by_micro_batch)),
+                one_by_one(changed(update, "micro_inputs", _by_micro_batch)),
                 SPLIT,
             ),
         ],

@@ -117,13 +117,6 @@ def token_weights(inputs: LossInputs, loss_type: LossType) -> Tensor:
     return torch.full_like(inputs.advantage_N, 1.0 / max(count.get(loss_type, d.num_tokens), 1))
 
 
-def has_known_slopes(inputs: LossInputs, config: LossConfig) -> bool:
-    """Whether the derivative of the loss by logprobs and entropies depends on neither: every ratio is 1, and
-    nothing else is measured by what the policy says now."""
-    is_measured = config.correction is not None or config.off_policy_delta is not None
-    return inputs.old_logprob_N is None and config.beta == 0.0 and not is_measured
-
-
 def policy_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     """The objective of `config.loss_type`, with optional KL term and entropy bonus, aggregated as it says.
 

@@ -18,6 +18,7 @@ from covey.errors import GuardStop
 from covey.learner.at_once import at_once
 from covey.learner.backends.base import Backend, LossFunction
 from covey.learner.grouped import contrasts
+from covey.learner.inputs import micro_inputs
 from covey.learner.optimizer import NonFiniteGradient
 from covey.learner.plain import Draws, compared
 from covey.place import Place
@@ -113,10 +114,11 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
         of_groups = contrasts(batch, backend, config.real_tau, comm)
     sums = _Sums(has_signal=batch.has_signal)
     passes = backend.passes(batch.micro_batches)
-    taken = None if passes is None else at_once(batch, passes, config, of_groups, place)
-    if taken is not None:
-        sums.add(taken.inputs, taken.output, taken.is_stale_S)
-        sums.gradients.extend(taken.gradient_MX)
+    if passes is not None:
+        parts, gradient_MX = at_once(batch, passes, config, of_groups, place)
+        for part in parts:
+            sums.add(part.inputs, part.output, part.is_stale_S)
+        sums.gradients.extend(gradient_MX)
         return sums
     sums.gradients.append(backend.gradient_sample())
     with backend.policy.same_weights() if num_micro > 1 else nullcontext():
@@ -125,7 +127,7 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
             is_last = number == num_micro
             loss = _loss_of(batch, config, contrast, place if is_last and comm.world > 1 else None)
             stats, output = backend.backward(micro, loss, last=is_last)
-            sums.add(_inputs(stats, micro, batch, contrast), output, micro.is_stale_S)
+            sums.add(micro_inputs(stats, micro, batch, contrast), output, micro.is_stale_S)
             sums.gradients.append(backend.gradient_sample())
     return sums
 
@@ -136,7 +138,7 @@ def _loss_of(
     """The loss of a micro-batch; `place` is given where other ranks are waited for after it."""
 
     def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
-        output = policy_loss(_inputs(stats, micro, batch, contrast), config)
+        output = policy_loss(micro_inputs(stats, micro, batch, contrast), config)
         if place is not None:
             # The backward pass that follows reduces gradients over ranks. A GPU takes that on, and the host
             # waits for it only when the step reads the norm.
@@ -144,24 +146,6 @@ def _loss_of(
         return output
 
     return loss
-
-
-def _inputs(
-    stats: TokenStats, micro: MicroBatch, batch: Batch, contrast: Contrast | None = None
-) -> LossInputs:
-    return LossInputs(
-        logprob_N=stats.logprob_N,
-        old_logprob_N=micro.old_logprob_N,
-        ref_logprob_N=micro.ref_logprob_N,
-        advantage_N=micro.advantage_N,
-        sequence_N=micro.sequence_N,
-        trained_count_S=micro.trained_count_S,
-        denominators=batch.denominators,
-        sampler_logprob_N=micro.sampler_logprob_N,
-        entropy_N=stats.entropy_N,
-        keep_N=micro.keep_N,
-        contrast=contrast,
-    )
 
 
 def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float | None]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -37,14 +38,21 @@ _Passes = structure(
     **dict.fromkeys(("passes", "is_backward", "known_tokens"), INT),
     **dict.fromkeys(("each", "embedding", "watched"), POINTER),
     num_watched=INT,
-    copies=POINTER,
+    **dict.fromkeys(("copies", "measure"), POINTER),
 )
+_MEASURE = ctypes.CFUNCTYPE(ctypes.c_int, INT)
 _FLOAT_BYTES = ctypes.sizeof(FLOAT)
 # Seconds of work for the largest model that has such passes.
 _TOKENS_OF_A_CALL = 1 << 13
 
 Advance = Callable[[int], None]
 """Told of how many micro-batches the passes are over."""
+
+Slopes = tuple[Tensor | None, Tensor | None]
+"""The gradients of logprobs and entropies (N,); None where there is none."""
+
+Measure = Callable[[int, TokenStats], Slopes]
+"""Gives those of one micro-batch, by its number and by what the policy says of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,35 +66,41 @@ class Passes:
     micros: Sequence[MicroBatch]
     watched: Callable[[], Tensor] | None = None
 
-    @property
-    def tokens_of_one(self) -> float:
-        """The mean of the tokens of a pass."""
-        return sum(micro.tokens_T.shape[0] for micro in self.micros) / len(self.micros)
-
     def look(self, advance: Advance) -> TokenStats:
         """Logprobs and entropies (N,), without backward passes."""
         found, made = self._told(None, None)
         self._run(found, made, advance)
         return made.stats
 
-    def go(
-        self, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None, advance: Advance
-    ) -> tuple[TokenStats, Tensor]:
-        """The same with backward passes from these gradients, which add to the weights' `.grad`; and what the
-        watched piece of them is before the first pass and behind each, (M + 1, X)."""
-        found, made = self._told(grad_logprob_N, grad_entropy_N)
+    def go(self, slopes: Slopes | Measure, advance: Advance) -> tuple[TokenStats, Tensor]:
+        """The same with backward passes, which add to the weights' `.grad`; and what the watched piece of
+        these is before the first pass and behind each, (M + 1, X)."""
+        ahead = list(accumulate((micro.target_N.shape[0] for micro in self.micros), initial=0))
+        grads = torch.zeros(2, ahead[-1]).unbind() if callable(slopes) else slopes
+        found, made = self._told(*grads)
         assert self.watched is not None, "these are passes to look at"
         watched_X = self.watched()
         copies_MX = watched_X.new_empty(len(self.micros) + 1, watched_X.shape[0])
         found.is_backward, found.num_watched = True, watched_X.shape[0]
         found.watched, found.copies = place(watched_X), place(copies_MX)
-        grads, places = Laid().own_gradients(self.layers.weights)
+        weight_grads, places = Laid().own_gradients(self.layers.weights)
         made.alive.append(places)
-        found.stack.grads, found.stack.grad_norm = places, place(grads[-1])
+        found.stack.grads, found.stack.grad_norm = places, place(weight_grads[-1])
         found.stack.adds = found.head.adds = True
         found.stack.grad_embedding = place(own_gradient(self.layers.known.embedding))
         found.head.grad_weight = place(own_gradient(self.head_VD)) if self.head_VD.requires_grad else None
-        self._run(found, made, advance)
+
+        def measure(number: int) -> None:
+            part = slice(ahead[number], ahead[number + 1])
+            own = replace(
+                made.stats, logprob_N=made.stats.logprob_N[part], entropy_N=made.stats.entropy_N[part]
+            )
+            assert callable(slopes)
+            for grad_N, slope_N in zip(grads, slopes(number, own), strict=True):
+                if grad_N is not None and slope_N is not None:
+                    grad_N[part] = slope_N
+
+        self._run(found, made, advance, measure if callable(slopes) else None)
         return made.stats, copies_MX
 
     def _told(self, grad_logprob_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, _Made]:
@@ -102,14 +116,21 @@ class Passes:
         made.alive.append(tables)
         return found, made
 
-    def _run(self, found: Any, made: _Made, advance: Advance) -> None:
+    def _run(
+        self, found: Any, made: _Made, advance: Advance, measure: Callable[[int], None] | None = None
+    ) -> None:
         """Call the library for some passes at a time: in between signals are heard."""
+        caught: list[BaseException] = []
         copies = found.copies
         for first, end in pairwise(self._calls()):
+            heard = None if measure is None else _MEASURE(partial(_hear, measure, caught, first))
+            found.measure = heard and ctypes.cast(heard, POINTER)
             found.each, found.passes = ctypes.addressof(made.passes[first]), end - first
             # A call copies what is there before its first pass, as the one before it did behind its last.
             found.copies = copies and copies + first * found.num_watched * _FLOAT_BYTES
             failed = self.layers.library.run_passes(ctypes.byref(found))
+            if caught:
+                raise caught[0]
             if failed == 1:
                 raise IndexError("a token, a target or a context of a micro-batch does not exist")
             if failed:
@@ -126,6 +147,15 @@ class Passes:
                 tokens = 0
             tokens += micro.tokens_T.shape[0]
         return [*begin, len(self.micros)]
+
+
+def _hear(measure: Callable[[int], None], caught: list[BaseException], first: int, number: int) -> int:
+    """Call back without an error going through C: whether there was one."""
+    try:
+        measure(first + number)
+    except BaseException as error:  # noqa: BLE001
+        caught.append(error)
+    return bool(caught)
 
 
 @dataclass(frozen=True, slots=True)

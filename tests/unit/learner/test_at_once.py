@@ -12,6 +12,7 @@ import torch
 
 from covey.batching.pack import pack
 from covey.comm import LocalComm
+from covey.learner import at_once
 from covey.learner.backends.single import SingleBackend
 from covey.learner.update import accumulate
 from covey.models import passes_native
@@ -26,10 +27,6 @@ CUTS = {
     "prefix": {"max_tokens": 30},
     "packed": {"stream": "packed", "max_tokens": 60},
     "alone": {"max_tokens": 1},
-}
-MEASURED = {
-    *("k1", "k2", "k3", "real, k3", "off-policy mask", "product", "vespo, corrected"),
-    *("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 
 
@@ -83,8 +80,7 @@ def assert_same(batch, backend, config, calls):
 def test_every_loss_where_each_ratio_is_1(name, cut, given):
     case = replace(CASES[name], is_on_policy=True)
     backend = SingleBackend(policy(CUTS[cut].get("stream", "prefix")), OPTIMIZER)
-    calls = ["look", "go"] if name in MEASURED else ["go"]
-    assert_same(batch_of(given, case, CUTS[cut]), backend, case.config, calls)
+    assert_same(batch_of(given, case, CUTS[cut]), backend, case.config, ["go"])
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -92,7 +88,7 @@ def test_every_loss_where_each_ratio_is_1(name, cut, given):
 def test_every_loss_behind_an_update(name, cut, given):
     backend = SingleBackend(policy(CUTS[cut].get("stream", "prefix")), OPTIMIZER)
     # What real needs of the whole step is looked at, too.
-    calls = ["look", "look", "go"] if name.startswith("real") else ["look", "go"]
+    calls = ["look", "go"] if name.startswith("real") else ["go"]
     assert_same(batch_of(given, CASES[name], CUTS[cut]), backend, CASES[name].config, calls)
 
 
@@ -103,7 +99,7 @@ def test_any_number_of_threads(threads, given):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert_same(batch_of(given, case, CUTS["prefix"]), backend, case.config, ["look", "go"])
+        assert_same(batch_of(given, case, CUTS["prefix"]), backend, case.config, ["go"])
     finally:
         torch.set_num_threads(before)
 
@@ -120,32 +116,18 @@ def test_it_adds_to_what_is_there(given):
     assert sums.silent == 0
 
 
-def test_long_passes_are_looked_at_by_no_further_one(given):
-    """Where slopes have to be measured, and that costs more than autograd does."""
-    long = [replace(row, annotated=_lengthened(row.annotated)) for row in given[-4:]]
-    case = CASES["k3"]
-    backend = SingleBackend(policy("prefix"), OPTIMIZER)
-    plan = plan_of(completions_per_rank=4)
-    (batch,) = pack(for_case(long, case), plan, rollout=0)
-    _, _, calls = taken(batch, backend, case.config)
-    assert calls == []
-    known = replace(CASES["dapo, token"], is_on_policy=True)
-    (batch,) = pack(for_case(long, known), plan, rollout=0)
-    assert_same(batch, backend, known.config, ["go"])
+def test_an_error_of_the_loss_comes_out(given, monkeypatch):
+    """Of what is measured between a pass and its backward pass; nothing goes on behind it."""
+    backend, calls = SingleBackend(policy("prefix"), OPTIMIZER), []
 
+    def broken(inputs, config):
+        calls.append(inputs)
+        raise KeyboardInterrupt
 
-def _lengthened(annotated):
-    """Behind a prompt many times as long."""
-    sample, ahead = annotated.sample, 30 * annotated.sample.prompt_length
-    return replace(
-        annotated,
-        sample=replace(
-            sample,
-            token_ids=sample.token_ids[: sample.prompt_length] * 30 + sample.token_ids,
-            is_trained=(False,) * ahead + sample.is_trained,
-            prompt_length=ahead + sample.prompt_length,
-        ),
-    )
+    monkeypatch.setattr(at_once, "policy_loss", broken)
+    with pytest.raises(KeyboardInterrupt):
+        accumulate(batch_of(given, CASES["k3"], CUTS["prefix"]), backend, CASES["k3"].config, LocalComm())
+    assert len(calls) == 1
 
 
 def test_a_step_of_single_tokens_needs_its_prompts_alone(given):

@@ -145,6 +145,13 @@ def fresh_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine, "row_key", lambda key: next(numbers))
 
 
+def _each(slopes: Any, change: Any) -> Any:
+    """What a step's passes are told, before them or pass by pass, changed."""
+    if callable(slopes):
+        return lambda number, stats: _each(slopes(number, stats), change)
+    return tuple(None if slope_N is None else change(slope_N) for slope_N in slopes)
+
+
 def noisy_gradient(patch: pytest.MonkeyPatch) -> None:
     """Noise far below every bound but that of what has to be the same to the bit; a resume takes its
     generator along."""
@@ -157,8 +164,8 @@ def noisy_gradient(patch: pytest.MonkeyPatch) -> None:
                 master.grad *= 1.0 + 1e-7 * torch.randn_like(master.grad)
         return found
 
-    def go(self: Passes, slope_N: torch.Tensor, *rest: Any) -> Any:
-        return at_once(self, slope_N * (1.0 + 1e-7 * torch.randn_like(slope_N)), *rest)
+    def go(self: Passes, slopes: Any, advance: Any) -> Any:
+        return at_once(self, _each(slopes, lambda s: s * (1.0 + 1e-7 * torch.randn_like(s))), advance)
 
     patch.setattr(SingleBackend, "backward", backward)
     patch.setattr(Passes, "go", go)
@@ -181,7 +188,9 @@ def no_gradient(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(head_native.Stats, "backward", staticmethod(backward))
     at_once = Passes.go
-    patch.setattr(Passes, "go", lambda self, slope_N, *rest: at_once(self, 0.0 * slope_N, *rest))
+    patch.setattr(
+        Passes, "go", lambda self, slopes, advance: at_once(self, _each(slopes, lambda s: 0.0 * s), advance)
+    )
 
 
 def denominator_of_a_pass(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ typedef struct {
     int64_t tokens, contexts, chosen, families, longest, prompt, is_followed;
     const int64_t *token, *position, *family, *start, *length, *before, *parent;
     const int64_t *token_of, *context_of, *target;          /* (contexts), (chosen), (chosen) */
-    const float *temperature, *grad_logprob, *grad_entropy; /* (chosen); gradients may be null */
+    const float *temperature, *grad_logprob, *grad_entropy; /* (chosen); gradients may be null, or not yet known */
     float *logprob, *entropy;                               /* (chosen), which are written */
 } Pass;
 
@@ -27,6 +27,7 @@ typedef struct {
     const float *watched; /* some of the gradients, copied before the first pass and behind each */
     int64_t num_watched;
     float *copies;
+    int (*measure)(int64_t pass); /* writes the gradients of a pass that has been forward; not 0 to stop; or null */
 } Passes;
 
 /* Memory that is given back together. */
@@ -183,7 +184,7 @@ static void copy_watched(const Passes *all, long row) {
     memcpy(all->copies + row * all->num_watched, all->watched, all->num_watched * sizeof(float));
 }
 
-/* Passes that begin with the same prompt, or a single one; 1 where a token, a context or a target does not exist. */
+/* Passes that begin with the same prompt, or a single one; what is returned is run_passes()'. */
 static int run_some(Run *r, const Pass *p, long passes) {
     const Passes *all = r->all;
     if (p->prompt) {
@@ -196,6 +197,7 @@ static int run_some(Run *r, const Pass *p, long passes) {
         int has_own = of->tokens > of->prompt, is_last = of == p + passes - 1;
         if (has_own && forward(r, of, 1, 0)) return 1;
         if (!all->is_backward) continue;
+        if (all->measure && all->measure(of - all->pass)) return 3;
         if (has_own) backward(r, of, 1, 0);
         if (is_last && p->prompt) backward(r, p, passes, 1);
         copy_watched(all, of - all->pass + 1);
@@ -203,7 +205,8 @@ static int run_some(Run *r, const Pass *p, long passes) {
     return 0;
 }
 
-/* 1 where a token, a context or a target does not exist, 2 without memory: gradients are not to be used then. */
+/* 1 where a token, a context or a target does not exist, 2 without memory, 3 where slopes could not be measured:
+   gradients are not to be used then. */
 int run_passes(const Passes *all) {
     Run run = {.all = all};
     make_room(&run);
