@@ -153,7 +153,7 @@ def _hear(measure: Callable[[int], None], caught: list[BaseException], first: in
     """Call back without an error going through C: whether there was one."""
     try:
         measure(first + number)
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001 - an interrupt, too, comes out behind the call
         caught.append(error)
     return bool(caught)
 
