@@ -35,7 +35,7 @@ def micro_inputs(
 
 
 def step_inputs(batch: Batch, of_groups: Sequence[Contrast | None]) -> LossInputs:
-    """Those of all micro-batches, one behind the other, but for what the policy says, which is 0."""
+    """Those of all micro-batches, one behind the other, where every ratio is 1; what the policy says is 0."""
     micros = batch.micro_batches
     sequences = [micro.trained_count_S.shape[0] for micro in micros]
     ahead = torch.tensor([0, *sequences]).cumsum(0).tolist()
@@ -44,7 +44,7 @@ def step_inputs(batch: Batch, of_groups: Sequence[Contrast | None]) -> LossInput
     return LossInputs(
         logprob_N=torch.zeros_like(advantage_N),
         entropy_N=torch.zeros_like(advantage_N),
-        old_logprob_N=_joined(batch, lambda micro: micro.old_logprob_N),
+        old_logprob_N=None,
         ref_logprob_N=_joined(batch, lambda micro: micro.ref_logprob_N),
         advantage_N=advantage_N,
         sequence_N=torch.cat([m.sequence_N + before for m, before in zip(micros, ahead, strict=False)]),
