@@ -57,7 +57,7 @@ _LARGE = Case(
     warmup=1,
     reward="length",
     learning_rate=1e-6,
-    most_runs=2,
+    most_runs=1,
 )
 
 CASES = (
