@@ -103,6 +103,7 @@ CASES = (
         reward="length",
         steps=4,
         warmup=1,
+        most_runs=2,
     ),
     Case(
         name="c",
@@ -114,6 +115,7 @@ CASES = (
         learning_rate=1e-6,
         steps=4,
         warmup=1,
+        most_runs=2,
     ),
     _LARGE,
     replace(_LARGE, name="e-bf16", says="the same in bfloat16", dtype="bfloat16"),
