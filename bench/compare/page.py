@@ -9,10 +9,10 @@ _TITLE = """\
 
 Written by [bench/compare](../bench/compare/cases.py): covey, TRL and ms-swift on the same model directory,
 rows, rewards, group size, batch, lengths, loss (dapo, beta 0, clip range 0.2 and 0.28), learning rate, dtype
-and seed, in turns, each in a process and an environment of its own. Figures are medians over three runs, each
-with a seed of its own, of ms-swift over two; in c and d over two and one; in e, whose steps take minutes, of
-one. Another machine gives other seconds: `make bench` runs every case and part and writes this page anew.
-What was not run for it is not on it."""
+and seed, in turns, each in a process and an environment of its own. Figures are medians over the runs that
+the tables count, each with a seed of its own; cases whose steps take long run less often. Another machine
+gives other seconds: `make bench` runs every case and part and writes this page anew. What was not run for it
+is not on it."""
 
 _TABLE = """\
 ## Seconds, throughput, memory

@@ -8,11 +8,14 @@ from cases import Case
 from runs import NAMES, Measured
 
 HEAD = (
-    "| case | | side | s/step | rollout | rewards | update | completions/s | tokens/s | peak GB "
+    "| case | | side | runs | s/step | rollout | rewards | update | completions/s | tokens/s | peak GB "
     "| s/step over covey's |",
-    "|---|---|---|---|---|---|---|---|---|---|---|",
+    "|---|---|---|---|---|---|---|---|---|---|---|---|",
 )
-TARGET_HEAD = ("| side | seconds | steps | s/step | over covey's seconds |", "|---|---|---|---|---|")
+TARGET_HEAD = (
+    "| side | runs | seconds | steps | s/step | over covey's seconds |",
+    "|---|---|---|---|---|---|",
+)
 
 
 def rows(case: Case, found: Mapping[str, Measured]) -> list[str]:
@@ -21,9 +24,10 @@ def rows(case: Case, found: Mapping[str, Measured]) -> list[str]:
     for side, measured in found.items():
         first = (case.name, case.says) if side == "covey" else ("", "")
         if measured.failed:
-            cells = ["–"] * 8
+            cells = ["–"] * 9
         else:
             cells = [
+                f"{len(measured.figures)}",
                 *(f"{measured.median(n):.3f}" for n in ("step_s", "rollout_s", "reward_s", "update_s")),
                 *(f"{measured.median(n):,.0f}" for n in ("completions_per_s", "tokens_per_s")),
                 f"{measured.median('peak_gb'):.2f}",
@@ -37,9 +41,10 @@ def target_rows(case: Case, found: Mapping[str, Measured]) -> list[str]:
     """The rows of the way to the target of a case, one a side."""
     lines = []
     for side, measured in found.items():
-        cells = ["–"] * 4
+        cells = ["–"] * 5
         if not measured.failed:
             cells = [
+                f"{len(measured.figures)}",
                 f"{measured.median('total_s'):.1f}",
                 f"{measured.median('steps'):.0f}",
                 f"{measured.median('step_s'):.3f}",
