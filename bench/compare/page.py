@@ -47,7 +47,7 @@ rewards, records, Python. The share is floor over measured."""
 
 _RATES = """\
 What the machine does at best. A model of up to 32 MB is held to the cache's rates, a larger one to memory's,
-and to the fastest of its row."""
+and to the fastest of its row; bfloat16 to float32's where that is faster."""
 
 _LENGTHS = """\
 ## Cost by real tokens
