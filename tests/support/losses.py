@@ -86,13 +86,10 @@ def _phi(config: LossConfig, own, held, old, weights, advantage):
 
 
 def _policy(config, n, own, now, held, old, advantage, weights):
-    ratios = [
-        _ratio(config, i, own, held, held, old) if i in own else 1.0 for i in range(len(now))
-    ]  # where nothing moves
     ratio = _ratio(config, n, own, now, held, old)
     match config.loss_type:
         case "cispo":
-            return -min(ratios[n], config.epsilon_high) * advantage * now[n]
+            return -min(_ratio(config, n, own, held, held, old), config.epsilon_high) * advantage * now[n]
         case "sapo":
             tau = config.tau[0] if advantage > 0 else config.tau[1]
             return -advantage * 4.0 / tau / (1.0 + math.exp(-tau * (ratio - 1.0)))
@@ -102,6 +99,7 @@ def _policy(config, n, own, now, held, old, advantage, weights):
     clipped = min(max(ratio, 1.0 - config.epsilon), 1.0 + config.epsilon_high)
     token = -min(bounded * advantage, clipped * advantage)
     if config.loss_type == "fipo":
+        ratios = [_ratio(config, i, own, held, held, old) if i in own else 1.0 for i in range(len(now))]
         token *= _influence(config, n, own, held, old, ratios, advantage)
     return token
 
