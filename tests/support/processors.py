@@ -11,6 +11,8 @@ import pytest
 
 from covey.models.native.library import open_library
 
+WARNINGS = "-Wall -Wextra -Werror"
+
 
 def flags() -> set[str]:
     """What Intel's and AMD's processors say that they can; nothing of others."""
@@ -19,11 +21,14 @@ def flags() -> set[str]:
 
 def processors() -> tuple[str, ...]:
     """This one, and by the width of their vectors those with AVX2 and with SSE alone, where it has AVX2."""
-    return ("native", *(("haswell", "x86-64-v2") if "avx2" in flags() else ()))
+    return ("native", *(("haswell", "x86-64") if "avx2" in flags() else ()))
 
 
 def library_for(processor: str, folders: pytest.TempPathFactory) -> ctypes.CDLL:
-    """What a user of such a processor has; for any but this one it is compiled once for all tests."""
+    """What a user of such a processor has.
+
+    For any but this one it is compiled once for all tests, and a warning of the compiler is an error.
+    """
     with pytest.MonkeyPatch.context() as patched:
         if processor != "native":
             base = folders.getbasetemp()
@@ -35,7 +40,7 @@ def library_for(processor: str, folders: pytest.TempPathFactory) -> ctypes.CDLL:
             patched.setenv("CC", str(script))
             patched.setenv("XDG_CACHE_HOME", str(folder))
         found = open_library()
-    assert found is not None, "these tests need a C compiler"
+    assert found is not None, "these tests need a C compiler, and code that it does not warn of"
     return found
 
 
@@ -43,6 +48,6 @@ def _write_compiler(script: Path, processor: str) -> None:
     """Another process may do so at the same time: both write the same, and neither is read half done."""
     script.parent.mkdir(exist_ok=True)
     own = script.with_name(f"cc-{os.getpid()}")
-    own.write_text(f'#!/bin/sh\nexec {os.environ.get("CC") or "cc"} "$@" -march={processor}\n')
+    own.write_text(f'#!/bin/sh\nexec {os.environ.get("CC") or "cc"} "$@" -march={processor} {WARNINGS}\n')
     own.chmod(0o700)
     own.replace(script)

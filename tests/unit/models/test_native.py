@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-import covey.models.native
 from covey.models import llama_native as llama_native_module
 from covey.models.llama_native import llama_native
 from covey.models.native import library as library_module
@@ -19,16 +16,10 @@ from covey.models.native.library import open_library
 from covey.models.policy import Policy
 from covey.rollout.noise import sample, token_table
 from support.models import VOCAB, random_model
-from support.processors import flags
+from support.processors import WARNINGS, flags, library_for, processors
 
-SOURCE = Path(covey.models.native.__file__).with_name("step.c")
-# Vectors of what this machine has; on Intel's and AMD's processors of 4 lanes and of 8 too, and where there
-# are tiles what multiplies bfloat16 without them.
-TARGETS = (
-    "-march=native",
-    *(("-march=x86-64", "-march=haswell") if platform.machine() == "x86_64" else ()),
-    *(("-march=cooperlake",) if "amx_bf16" in flags() else ()),
-)
+# Where there are tiles also what multiplies bfloat16 without them.
+TARGETS = (*processors(), *(("cooperlake",) if "amx_bf16" in flags() else ()))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,13 +34,7 @@ def two_threads():
 @pytest.fixture(scope="module", params=TARGETS)
 def library(request, tmp_path_factory) -> ctypes.CDLL:
     """The library as it is compiled for a processor."""
-    flags = [request.param if flag.startswith("-march") else flag for flag in library_module._FLAGS]
-    made = tmp_path_factory.mktemp("native") / "step.so"
-    sources = [str(SOURCE.with_name(name)) for name in library_module._SOURCES]
-    subprocess.run(
-        ["cc", *flags, "-Wall", "-Wextra", "-Werror", *sources, "-o", str(made), "-lm"], check=True
-    )
-    return ctypes.CDLL(str(made))
+    return library_for(request.param, tmp_path_factory)
 
 
 def policy_of(family: str, **changes: object) -> Policy:
@@ -199,12 +184,16 @@ def empty_cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "covey" / "native"
 
 
-def test_it_is_compiled_once(empty_cache, monkeypatch):
+def test_it_is_compiled_once_without_a_warning_and_for_its_user(empty_cache, monkeypatch):
+    flags = (*library_module._FLAGS, *WARNINGS.split())
+    monkeypatch.setattr(library_module, "_FLAGS", flags)
     assert open_library() is not None
     (made,) = empty_cache.iterdir()
     assert made.stat().st_mode & 0o022 == 0 and empty_cache.stat().st_mode & 0o077 == 0
     monkeypatch.setattr(library_module, "_compile", lambda *_: pytest.fail("compiled again"))
     assert open_library() is not None
+    monkeypatch.setattr(library_module.os, "getuid", lambda: 4242)
+    assert open_library() is None
 
 
 def test_without_a_compiler_there_is_none(empty_cache, monkeypatch):
@@ -223,10 +212,4 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     taken = tmp_path / "a file"
     taken.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(taken))
-    assert open_library() is None
-
-
-def test_a_file_of_somebody_else_is_not_opened(empty_cache, monkeypatch):
-    assert open_library() is not None
-    monkeypatch.setattr(library_module.os, "getuid", lambda: 4242)
     assert open_library() is None
