@@ -4,6 +4,9 @@ VENV   := .venv
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
+# What is compiled once need not be compiled by each of the hundreds of processes that tests start.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help install test-install quickstart test test-slow mutants bench learning-curves lint types format model clean
 
