@@ -50,7 +50,7 @@ test-slow: test-install ## the tests that take minutes: learning curves, wheel i
 	@.bench/swift/bin/python -m pip --disable-pip-version-check install -qq --requirement bench/swift.txt
 	@touch $@
 
-bench: test-install .bench/trl/.installed .bench/swift/.installed ## write docs/performance.md: covey, TRL and ms-swift in turns (an hour and three quarters)
+bench: test-install .bench/trl/.installed .bench/swift/.installed ## write docs/performance.md: covey, TRL and ms-swift in turns (two to three hours)
 	@$(VENV)/bin/python bench/compare --trl .bench/trl/bin/python --swift .bench/swift/bin/python \
 		--write docs/performance.md
 

@@ -53,9 +53,9 @@ def plain(
 SPECS = [HeadSpec(), HeadSpec(scale=0.3), HeadSpec(softcap=5.0), HeadSpec(scale=2.0, softcap=3.0)]
 
 
-# Contexts of a block and its cells: of each context a few values at a time, in the end a single one, several
-# contexts with a part of the vocabulary, with the whole of it, and everything at once.
-BLOCKS = [(1, 3), (1, 5), (4, 4 * 10), (5, 5 * V), (U, U * 7), (512, 1 << 21)]
+# Contexts of a block and its cells: of each context one value or a few at a time, several contexts with a
+# part of the vocabulary, with the whole of it, and everything at once.
+BLOCKS = [(1, 1), (1, 5), (4, 4 * 10), (5, 5 * V), (U, U * 7), (512, 1 << 21)]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
