@@ -11,6 +11,9 @@ import covey
 
 ROOT = Path(covey.__file__).parent
 MESSAGES = Path(__file__).parents[2] / "faults" / "messages"
+WAITING = Path(__file__).parent / "waiting.txt"
+CODES_LINE = "# Codes that wait for a Chinese text (COVEY_WRITE_WAITING=1 writes this file)"
+SENTENCES = "# Sentences that wait for one"
 
 MAKERS = {"Problem", "Finding", "Fix", "problem", "warning"}
 # Their words become what a problem has seen, through the facts.
@@ -71,21 +74,34 @@ def templates(path: Path) -> Iterator[str]:
             yield text
 
 
-def pinned() -> Iterator[tuple[str, str]]:
-    """The label and the unwrapped text of every part of the pinned messages, but for flags to type."""
+def pinned() -> Iterator[tuple[str, str, str]]:
+    """The code, the label and the unwrapped text of every part of the pinned messages, but for flags to type."""
     for path in sorted(MESSAGES.glob("*.txt")):
         said = path.read_text(encoding="utf-8").partition("\n\n")[2]
         part: list[str] = []
+        code = ""
         for line in [*said.splitlines(), ""]:
             label = re.match(r"  (seen|why|cause|type|do|or) +(.*)", line)
             is_after_flags = bool(part) and part[1].startswith("--")
             if part and (label or not line.startswith(" ") or is_after_flags):
                 if not is_after_flags:
-                    yield part[0], part[1]
+                    yield code, part[0], part[1]
                 part = []
+            if head := re.match(r"[EWF]\d{3}(?= )", line):
+                code = head[0]
             if label:
                 part = [label[1], label[2]]
             elif part:
                 part[1] += f" {line.strip()}"
             elif line.startswith(" ") and is_after_flags:
                 part = ["text", line.strip()]
+
+
+def waiting_codes() -> set[str]:
+    """Codes whose title and reason, or whose messages, have no Chinese text yet."""
+    return set(WAITING.read_text(encoding="utf-8").partition(SENTENCES)[0].split("\n")[1:]) - {""}
+
+
+def waiting_sentences() -> list[str]:
+    """Sentences of the source without a Chinese text yet, as `file: text`."""
+    return [s for s in WAITING.read_text(encoding="utf-8").partition(SENTENCES)[2].splitlines() if s]
