@@ -75,7 +75,7 @@ def templates(path: Path) -> Iterator[str]:
 
 
 def pinned() -> Iterator[tuple[str, str, str]]:
-    """The code, the label and the unwrapped text of every part of the pinned messages, but for flags to type."""
+    """Code, label and unwrapped text of every part of the pinned messages, but for flags to type."""
     for path in sorted(MESSAGES.glob("*.txt")):
         said = path.read_text(encoding="utf-8").partition("\n\n")[2]
         part: list[str] = []
