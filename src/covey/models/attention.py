@@ -22,12 +22,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from covey.errors import CoveyError
 from covey.models import attention_native
 from covey.models.prefix import Prefix
 from covey.models.short_rows import ShortRows
 from covey.types import StreamSegment
 
 ATTENTION_NAME = "covey"
+
+
+class LayoutLostError(CoveyError):
+    """A model whose layers do not hand the layout of the rows on to their attention."""
+
 
 # A bucket may compute this many times the query-key cells that its rows need, before another bucket is
 # opened.
@@ -432,7 +438,7 @@ def _interface(
 ) -> tuple[Tensor, None]:
     """What transformers calls for `attn_implementation="covey"`; returns (B, T, H, D) and no weights."""
     if covey_layout is None:
-        raise RuntimeError("a model with covey's attention was called without a layout")
+        raise LayoutLostError(f"{type(module).__name__} was called without the layout of its rows")
     options = AttentionOptions(
         scaling=scaling if scaling is not None else query.shape[-1] ** -0.5,
         sliding_window=sliding_window,

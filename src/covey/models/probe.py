@@ -7,6 +7,7 @@ gradient at the input embeddings must agree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey.models.attention import LayoutLostError
 from covey.models.layouts import StreamKind
 from covey.models.policy import Policy
 from covey.models.prefix import share_prompt
@@ -28,7 +30,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.15, to
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
     """How far a stream layout is from rows run alone: relative differences of logprobs and embedding
-    gradients."""
+    gradients; infinite where the model does not hand the layout to its attention."""
 
     stream: StreamKind
     value_difference: float
@@ -199,8 +201,16 @@ def probe(
     if in_passes:
         oracle = oracle.first(2)
     rows, weight_N = oracle.rows, torch.cat(list(oracle.weights))
-    with _evaluated(policy, kind):
-        run = _in_two_passes(policy, rows, weight_N) if in_passes else _streamed(policy, rows, kind, weight_N)
+    try:
+        with _evaluated(policy, kind):
+            run = (
+                _in_two_passes(policy, rows, weight_N)
+                if in_passes
+                else _streamed(policy, rows, kind, weight_N)
+            )
+    except LayoutLostError:
+        # Such a model can only compute rows that are apart, with its own attention.
+        return ProbeResult(stream=kind, value_difference=math.inf, gradient_difference=math.inf, passed=False)
     value, gradient = run
     expected = torch.cat([values for values, _ in oracle.alone])
     value_difference = _relative(value - expected, expected)

@@ -30,7 +30,7 @@ def opening(
         f"kernels   {_kernels(config, policy)}",
     ]
     if policy.stream == "padded":
-        lines.append("F105      the model carries state between packed rows (found by the probe at load);")
+        lines.append("F105      the model does not keep packed rows apart (found by the probe at load);")
         lines.append("          it trains on padded rows and samples with generate, both slower")
     for problem in problems:
         lines += note_lines(problem)

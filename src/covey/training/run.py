@@ -435,7 +435,7 @@ def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
 
 def _report_layout(job: Job) -> None:
     if job.backend.policy.stream == "padded":
-        seen = "the model carries state between packed rows (found by the probe at load)"
+        seen = "the model does not keep packed rows apart (found by the probe at load)"
         job.recorder.event("finding", step=job.progress.step, code="F105", seen=seen)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import StableLmConfig, StableLmForCausalLM
 
 from covey.models import attention
 from covey.models.dropout import dropouts
@@ -33,18 +34,34 @@ def test_convolution_and_recurrence_end_on_padded_rows(family, tiny_model):
     assert all(max(r.value_difference, r.gradient_difference) > 1e-2 for r in results)
 
 
+def test_a_model_that_loses_the_layout_ends_on_padded_rows(random_rows, assert_close_guarded):
+    """StableLM's layers keep the layout from their attention; on rows of their own nothing is lost."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(3)
+    config = StableLmConfig(vocab_size=320, num_key_value_heads=4, **sizes)
+    model = StableLmForCausalLM(config).eval()
+    policy = Policy(model, stream="padded")
+    results = choose_stream(policy)
+    assert (policy.stream, [r.passed for r in results]) == ("padded", [False, False])
+    rows = random_rows((9, (5, 2)), (4, (6, 1)))
+    with torch.no_grad():
+        expected = [_alone(model, row) for row in rows]
+        got = policy(micro_of(rows, "padded", torch.device("cpu"))).logprob_N
+    assert_close_guarded(got, torch.cat(expected), rtol=1e-5)
+
+
+def _alone(model, row):
+    ids = torch.tensor([list(row.token_ids)])
+    table = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+    return table[row.prompt_length - 1 : -1].gather(1, ids[0, row.prompt_length :, None])[:, 0]
+
+
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
 def test_such_models_are_right_on_padded_rows(family, tiny_model, random_rows, assert_close_guarded):
     model = tiny_model(family)
     rows = random_rows((9, (5, 2)), (4, (6, 1)))
-    expected = []
     with torch.no_grad():
-        for row in rows:
-            ids = torch.tensor([list(row.token_ids)])
-            table = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
-            expected.append(
-                table[row.prompt_length - 1 : -1].gather(1, ids[0, row.prompt_length :, None])[:, 0]
-            )
+        expected = [_alone(model, row) for row in rows]
         got = Policy(model, stream="padded")(micro_of(rows, "padded", torch.device("cpu"))).logprob_N
     assert_close_guarded(got, torch.cat(expected), rtol=1e-5)
 
