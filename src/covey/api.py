@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,15 +82,19 @@ def export(
 
 def _resolve(options: Mapping[str, Any]) -> tuple[Resolved, Functions]:
     from covey.config.resolve import from_dict
+    from covey.plan.check_launch import launch_problems, num_ranks
 
     functions: Functions = {}
-    return from_dict(_named(options, functions), int(os.environ.get("WORLD_SIZE", "1"))), functions
+    resolved = from_dict(_named(options, functions), num_ranks(os.environ))
+    return replace(resolved, problems=(*resolved.problems, *launch_problems(os.environ))), functions
 
 
 def _refuse_processes(resolved: Resolved) -> None:
     """A function is called in one process; the others are what a launcher starts."""
+    from covey.plan.check_launch import num_ranks
+
     asked = resolved.config.nproc_per_node
-    if asked <= int(os.environ.get("WORLD_SIZE", "1")):
+    if asked <= num_ranks(os.environ):
         return
     from covey.errors import ConfigError
     from covey.plan.problem import problem

@@ -96,8 +96,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None
 def alone(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     """Work in a directory, in a process that no launcher has started."""
     monkeypatch.chdir(directory)
-    for name in ("WORLD_SIZE", "RANK", "NPROC_PER_NODE", ranks.EXIT_FILE, launch.OUTPUT_DIR):
+    for name in (*rank_variables(0, 1), "NPROC_PER_NODE", "NNODES", ranks.EXIT_FILE, launch.OUTPUT_DIR):
         monkeypatch.delenv(name, raising=False)
+
+
+def rank_variables(rank: int, world: int) -> dict[str, str]:
+    """What torchrun tells a rank."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    return {**{n: str(v) for n, v in numbers.items()}, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 def raises(error: BaseException) -> Callable[[], int]:

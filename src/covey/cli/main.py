@@ -8,18 +8,15 @@ need when they run, so that `covey --help` is quick.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 
 import typer
 
 from covey.cli import show
 from covey.cli.language import Language, language_of, passed_on, take_language
 from covey.cli.ranks import leave, speaks
+from covey.cli.signals import Terminated, ends_on_signals
 from covey.cli.verbs import VERBS, unknown_verb
 from covey.environment import settle
 from covey.errors import CheckpointError, ConfigError, GuardStop
@@ -37,10 +34,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class _Terminated(BaseException):
-    """SIGTERM while nothing handles it better."""
 
 
 _VERSION = typer.Option(False, "--version", help="Print the version and exit.")
@@ -135,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; an error that covey does not foresee is raised as it is."""
     words = list(sys.argv[1:] if argv is None else argv)
     settle()
-    with _sigterm_raises():
+    with ends_on_signals():
         try:
             language, words = take_language(words, os.environ)
         except ConfigError as error:
@@ -166,7 +159,7 @@ def _run(words: list[str], language: Language) -> int:
         return GUARDED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except _Terminated:
+    except Terminated:
         return TERMINATED
 
 
@@ -182,20 +175,3 @@ def _checkpoint(error: CheckpointError) -> Problem:
         cause="A checkpoint that was cut short, copied in part, or edited.",
         fixes=(Fix(text="resume from an older checkpoint: --resume_from_checkpoint DIR"),),
     )
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM end the command with its exit code; a run in training puts its own handler in place."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

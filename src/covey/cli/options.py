@@ -11,6 +11,13 @@ from covey.cli.layout import TAKEN, Planned
 from covey.config import Resolved, Typed, parse, resolve
 from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.config.quickstart import quickstart_typed
+from covey.plan.check_launch import (
+    ASKED_PROCESSES,
+    asked_processes,
+    is_launched,
+    launch_problems,
+    num_ranks,
+)
 from covey.plan.problem import problem
 from covey.types import Fix, Problem
 
@@ -31,10 +38,14 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
     if parsed.is_ms_swift and verb == "train":
         verb = "rlhf"
     typed = _BASES[verb](parsed.typed)
-    asked = os.environ.get(_ASKED_PROCESSES, "")
-    if "nproc_per_node" not in typed and asked.isdigit() and int(asked) > 1:
-        typed["nproc_per_node"] = Typed(int(asked), f"environment {_ASKED_PROCESSES}")
     problems = [*parsed.problems]
+    if "nproc_per_node" not in typed:
+        asked, faults = asked_processes(os.environ)
+        problems += faults
+        if asked is not None and asked > 1:
+            typed["nproc_per_node"] = Typed(asked, f"environment {ASKED_PROCESSES}")
+    if planned is None or planned.surveyed is None:
+        problems += launch_problems(os.environ)
     num_processes = _num_processes(typed)
     if planned is not None:
         problems = [*(_to_type(p, planned) for p in problems), *planned.problems]
@@ -50,19 +61,14 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
     return resolved, num_processes
 
 
-# ms-swift starts so many processes.
-_ASKED_PROCESSES = "NPROC_PER_NODE"
-
-
 def under_torchrun() -> bool:
     """Return whether this process is one of several that a launcher started."""
-    return "WORLD_SIZE" in os.environ
+    return is_launched(os.environ)
 
 
 def _num_processes(typed: dict[str, Typed]) -> int:
-    world = os.environ.get("WORLD_SIZE", "")
-    if world.isdigit() and int(world) >= 1:
-        return int(world)
+    if is_launched(os.environ):
+        return num_ranks(os.environ)
     return max(1, typed["nproc_per_node"].value) if "nproc_per_node" in typed else 1
 
 

@@ -14,6 +14,7 @@ from covey.codes.findings import FINDINGS
 from covey.codes.rewards import REWARDS
 from covey.codes.rows import ROWS
 from covey.codes.signs import HANGS, SIGNS
+from covey.codes.start import START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Code:
 
 
 _TABLE = sorted(
-    (*CONFIGURATION, *REWARDS, *ROWS, *FINDINGS, *SIGNS, *HANGS),
+    (*CONFIGURATION, *START, *REWARDS, *ROWS, *FINDINGS, *SIGNS, *HANGS),
     key=lambda entry: ("EWF".index(entry[0][0]), entry[0]),
 )
 

@@ -20,15 +20,19 @@ import torch
 import torch.distributed as dist
 
 from covey.comm import Comm, GroupComm, LocalComm
+from covey.errors import ConfigError
+from covey.plan.check_launch import num_ranks
+from covey.plan.problem import problem
 from covey.training.job import Signals
+from covey.types import Fix
 
 SIGNAL_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """The exit code of each signal that ends a run."""
 
 
 def world_size() -> int:
-    """Training processes over all machines."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Training processes of the run."""
+    return num_ranks(os.environ)
 
 
 def own_device() -> torch.device:
@@ -86,9 +90,7 @@ def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
         return
     if torch.cuda.is_available() and output_dir is not None:
         record_collectives(output_dir, os.environ)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_COLLECTIVE_LIMIT
-    )
+    _meet(world)
     try:
         yield GroupComm()
     finally:
@@ -98,6 +100,27 @@ def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
         time.sleep(_FREEING_S)
 
 
+def _meet(world: int) -> None:
+    """Make the process group; ConfigError (E375) where the processes do not find each other."""
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    rank = os.environ["RANK"]
+    words = f"covey: rank {rank} of {world} waits for the other ranks at {where}\n"
+    patience = threading.Timer(_PATIENCE_S, sys.stderr.write, [words])
+    patience.daemon = True
+    patience.start()
+    try:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=_COLLECTIVE_LIMIT)
+    except (dist.DistError, ValueError) as error:
+        seen = f"Rank {rank} of {world} could not join the others at {where}: {str(error).splitlines()[0]}"
+        again = Fix(text="start all ranks together: `torchrun --nproc_per_node N -m covey train ...`")
+        raise ConfigError([problem("E375", "MASTER_ADDR", seen, "", again)]) from error
+    finally:
+        patience.cancel()
+
+
+# After so long a wait for the other ranks it is said once what is waited for.
+_PATIENCE_S = 60.0
 # What takes microseconds, at most.
 _FREEING_S = 0.1
 # Above the half hour of the watchdog, so that a hang is named before a collective fails for it.

@@ -10,7 +10,7 @@ import pytest
 
 from covey.cli.main import main
 from covey.cli.verbs import VERBS
-from support.verbs import alone
+from support.verbs import alone, rank_variables
 
 
 def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -123,5 +123,5 @@ def test_without_a_terminal_the_text_is_plain_and_at_most_100_wide(tmp_path: Pat
 
 
 def test_other_ranks_are_silent(tmp_path: Path) -> None:
-    done = covey("train", cwd=tmp_path, RANK="1", WORLD_SIZE="2")
+    done = covey("train", cwd=tmp_path, **rank_variables(1, 2))
     assert (done.returncode, done.stderr) == (2, "")

@@ -7,7 +7,7 @@ import pytest
 from covey.cli import launch
 from covey.cli.main import main
 from covey.cli.options import read, under_torchrun
-from support.verbs import WORDS, alone, codes_in
+from support.verbs import WORDS, alone, codes_in, rank_variables
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +21,13 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({}, [], 1, "default"),
         ({"NPROC_PER_NODE": "4"}, [], 4, "environment NPROC_PER_NODE"),
         ({"NPROC_PER_NODE": "1"}, [], 1, "default"),
-        ({"NPROC_PER_NODE": "many"}, [], 1, "default"),
         ({"NPROC_PER_NODE": ""}, [], 1, "default"),
         ({"NPROC_PER_NODE": "4"}, ["--nproc_per_node", "2"], 2, "flag --nproc_per_node"),
-        ({"WORLD_SIZE": "8"}, [], 8, "derived from the number of processes"),
-        ({"WORLD_SIZE": "8", "NPROC_PER_NODE": "4"}, [], 8, "environment NPROC_PER_NODE"),
-        ({"WORLD_SIZE": "1"}, ["--nproc_per_node", "2"], 1, "flag --nproc_per_node"),
+        (rank_variables(1, 8), [], 8, "derived from the number of processes"),
+        ({**rank_variables(1, 8), "NPROC_PER_NODE": "4"}, [], 8, "environment NPROC_PER_NODE"),
+        (rank_variables(0, 1), ["--nproc_per_node", "2"], 1, "flag --nproc_per_node"),
+        # A cluster says so of a pod that is alone.
+        ({"WORLD_SIZE": "1", "RANK": "0"}, ["--nproc_per_node", "2"], 2, "flag --nproc_per_node"),
         ({}, ["--nproc_per_node", "0"], 1, "flag --nproc_per_node"),
     ],
 )
@@ -40,7 +41,7 @@ def test_processes(
     resolved, found = read(verb, [*WORDS, *typed])
     assert found == num_processes
     assert resolved.sources["nproc_per_node"] == source
-    assert under_torchrun() == ("WORLD_SIZE" in environment)
+    assert under_torchrun() == ("LOCAL_RANK" in environment)
     size = num_processes * resolved.config.per_device_train_batch_size
     assert resolved.config.generation_batch_size == size * resolved.config.steps_per_generation
 

@@ -9,7 +9,7 @@ from covey.cli.main import main
 from covey.errors import ConfigError
 from covey.plan.facts import Facts
 from covey.types import Fix, Problem
-from support.verbs import WORDS, Launched, Run, alone, codes_in, raises
+from support.verbs import WORDS, Launched, Run, alone, codes_in, raises, rank_variables
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_several_processes_are_not_launched_with_faults(run: Run, monkeypatch: p
 
 def test_under_torchrun_nothing_is_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = Launched(monkeypatch)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
+    for name, value in rank_variables(1, 2).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv(launch.OUTPUT_DIR, "runs/shared-001")
     assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 0
     assert launched.calls == []

@@ -16,7 +16,7 @@ from covey.cli import launch, ranks
 from covey.cli.main import main
 from covey.errors import CheckpointError, ConfigError, GuardStop
 from covey.types import Finding, Fix, Problem
-from support.verbs import WORDS, Run, alone, raises
+from support.verbs import WORDS, Run, alone, raises, rank_variables
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def test_a_value_nobody_could_read_brings_no_second_problem(
 def test_the_command_of_several_processes() -> None:
     command = launch.command("train", ["--seed", "1"], 2)
     assert command == [
-        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d",
-        "--rdzv_endpoint", "127.0.0.1:0", "-m", "covey", "train", "--seed", "1",
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "2",
+        "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", "-m", "covey", "train", "--seed", "1",
     ]  # fmt: skip
 
 
@@ -157,7 +157,8 @@ def test_a_rank_speaks_up_where_the_first_one_does_not_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "exit"
-    monkeypatch.setenv("RANK", "1")
+    for name, value in rank_variables(1, 2).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr("covey.exits._PATIENCE_S", 0.0)
     assert not ranks.speaks()
     monkeypatch.setenv(ranks.EXIT_FILE, str(path))

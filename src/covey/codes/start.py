@@ -1,0 +1,46 @@
+"""Codes of what is wrong before a run starts: its processes, the files of its model, its forecasts."""
+
+from __future__ import annotations
+
+START: tuple[tuple[str, str, str], ...] = (
+    (
+        "E370",
+        "Variables of a launcher that do not fit",
+        "From these variables each process learns how many there are and which one it is. With a wrong one "
+        "the run would wait for processes that nobody starts, or compute with another number of them.",
+    ),
+    (
+        "E371",
+        "Run over several machines",
+        "covey trains on one machine; runs over several are not built yet. Going on would train on this "
+        "machine alone, with another batch than the command says.",
+    ),
+    (
+        "E372",
+        "Weights that do not fit config.json",
+        "A tensor that is missing would start from random numbers, and one of another shape cannot be "
+        "loaded: the run would train another model than the one that was saved.",
+    ),
+    (
+        "E373",
+        "Quantized model",
+        "Training of quantized weights (QLoRA) is not built yet.",
+    ),
+    (
+        "E374",
+        "Token without a row in the embedding",
+        "A token id at or above the number of rows of the embedding has no vector: the first text that "
+        "contains the token would stop the run.",
+    ),
+    (
+        "E375",
+        "Processes that do not meet",
+        "The processes of a run meet at the address of rank 0 before weights are loaded. Without all of them "
+        "there is no run.",
+    ),
+    (
+        "W150",
+        "Forecast ignored",
+        "The forecast is an estimate. If it is right, the run ends out of memory or with a full disk.",
+    ),
+)
