@@ -306,6 +306,31 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "token at its start. After another beginning it writes on for the user, or opens the turn itself, "
         "and the run trains that.",
     ),
+    (
+        "E360",
+        "Message that the chat template leaves out",
+        "The model would be trained on prompts that lack a part of the data, and nothing would show it.",
+    ),
+    (
+        "E361",
+        "Tools that the chat template leaves out",
+        "The model would be asked to use tools that it is never told of.",
+    ),
+    (
+        "E362",
+        "Unknown role of a message",
+        "A turn of the assistant under another name would stand in the prompt, and with it the answer.",
+    ),
+    (
+        "E363",
+        "Preference pairs",
+        "GRPO samples its own answers and scores them; a better and a worse answer give it no score.",
+    ),
+    (
+        "E364",
+        "Tools that cannot be read",
+        "The chat template is given tools as a list of functions with names.",
+    ),
     # -- algorithm
     (
         "E331",
@@ -406,6 +431,16 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "Format that nobody asked for",
         "The reward format pays for <think> and <answer>. A model that is never told of them writes them by "
         "chance, and the reward stays 0.",
+    ),
+    (
+        "W140",
+        "Columns of bytes",
+        "Columns are sent to rewards and recorded as JSON, which has no bytes.",
+    ),
+    (
+        "W141",
+        "Columns that the prompt has no place for",
+        "A system message or tools reach the model through the chat template, and a prompt string has none.",
     ),
     ("W111", "Rows left out", "A row that cannot be used is not trained on; the others are."),
     (

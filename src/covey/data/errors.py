@@ -20,6 +20,14 @@ class TemplateError(CoveyError, ValueError):
     """A chat template that is missing, or that refused the messages it was given."""
 
 
+class RowFault(Exception):
+    """A row that cannot be read: why, as a key of `plan/reasons.py`, and what stands there."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
 def one_line(error: object) -> str:
     """The words of an error without its line breaks."""
     return " ".join(str(error).split())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from covey.data.errors import DataError as DataError
 from covey.data.errors import TemplateError
+from covey.data.kept import KeptCheck
 from covey.data.prompt import PROMPT_COLUMNS as PROMPT_COLUMNS
 from covey.data.prompt import Rendered, opened, render
 from covey.data.sources import read_rows as read_rows
@@ -32,10 +34,12 @@ class PromptOptions:
 class PromptTable:
     """Every usable prompt of the data, and how many rows were left out, by reason.
 
-    Reasons: `no_prompt` (nothing in any prompt column), `wrong_type` (a number, or no list of messages),
-    `media`, `too_long`. `left_out_rows` has the numbers of the first rows of each, `media_columns` what holds
-    images, sound or video, `num_cut` the prompts cut to `max_length`, `num_raw` those that no template
-    touched.
+    Reasons are the keys of `plan/reasons.py`, as `no_prompt`, `too_long` or `role`. `left_out_rows` has the
+    numbers of the first rows of each, and `details` what stands in the first of them. `media_columns` are the
+    columns with images, sound or video, `unread_columns` those with bytes, `unused_columns` those that a
+    `prompt` string has no place for; `read_as` counts the rows that were read from elsewhere than where
+    covey's own form has it, in words. `num_cut` are the prompts cut to `max_length`, `num_raw` those that no
+    template touched.
     """
 
     entries: tuple[Prompt, ...]
@@ -43,7 +47,11 @@ class PromptTable:
     columns: tuple[str, ...]
     longest_in_data: int
     left_out_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    details: Mapping[str, str] = field(default_factory=dict)
     media_columns: tuple[str, ...] = ()
+    unread_columns: tuple[str, ...] = ()
+    unused_columns: tuple[str, ...] = ()
+    read_as: Mapping[str, int] = field(default_factory=dict)
     num_cut: int = 0
     num_raw: int = 0
 
@@ -76,13 +84,13 @@ def prompt_table(
     the chat template. Rows without a prompt, and prompts longer than `max_length` tokens, are left out and
     counted. `progress` is told (rows done, rows) every 2,000 rows; the first row's number is `first_id`.
     """
-    made = _Made()
+    made, check = _Made(), KeptCheck(codec)
     columns: dict[str, None] = {}
     for start in range(0, len(rows), _CHUNK):
         chunk = rows[start : start + _CHUNK]
         for row in chunk:
             columns.update(dict.fromkeys(row))
-        rendered = [_render(row, first_id + start + n, codec, options) for n, row in enumerate(chunk)]
+        rendered = [_render(row, first_id + start + n, codec, check, options) for n, row in enumerate(chunk)]
         for n, (r, ids) in enumerate(zip(rendered, _encode(rendered, codec), strict=True)):
             made.add(first_id + start + n, r, ids, codec, max_length, options)
         if progress is not None:
@@ -93,7 +101,11 @@ def prompt_table(
         left_out_rows={reason: tuple(numbers[:_NAMED_ROWS]) for reason, numbers in made.left_out.items()},
         columns=tuple(sorted(columns)),
         longest_in_data=made.longest,
+        details=made.details,
         media_columns=tuple(sorted(made.media)),
+        unread_columns=tuple(sorted(made.unread)),
+        unused_columns=tuple(sorted(made.unused)),
+        read_as=made.read_as,
         num_cut=made.num_cut,
         num_raw=made.num_raw,
     )
@@ -105,7 +117,11 @@ class _Made:
     def __init__(self) -> None:
         self.entries: list[Prompt] = []
         self.left_out: dict[str, list[int]] = {}
+        self.details: dict[str, str] = {}
         self.media: set[str] = set()
+        self.unread: set[str] = set()
+        self.unused: set[str] = set()
+        self.read_as: Counter[str] = Counter()
         self.longest = self.num_cut = self.num_raw = 0
 
     def add(
@@ -118,14 +134,18 @@ class _Made:
         options: PromptOptions,
     ) -> None:
         """Keep a prompt, cut, or leave it out with its reason."""
-        self.media.update(rendered.media)
+        self.media.update(rendered.row.media)
+        self.unread.update(rendered.row.unread)
         self.longest = max(self.longest, len(ids))
         is_long = max_length is not None and len(ids) > max_length
         is_cut = is_long and options.truncation_strategy == "left"
         reason = rendered.reason or ("too_long" if is_long and not is_cut else "" if ids else "no_prompt")
         if reason:
             self.left_out.setdefault(reason, []).append(number)
+            self.details.setdefault(reason, rendered.detail)
             return
+        self.unused.update(rendered.row.unused)
+        self.read_as.update(rendered.row.read_as)
         text = rendered.text
         if is_cut:
             ids = ids[len(ids) - (max_length or 0) :]
@@ -138,23 +158,25 @@ class _Made:
                 messages=rendered.messages,
                 text=text,
                 token_ids=ids,
-                columns=rendered.columns,
+                columns=rendered.row.columns,
                 draw=_UNDRAWN,
                 opened=opened(rendered),
-                task=_task(rendered.columns, options.task_column),
+                task=task_of(rendered.row.columns, options.task_column),
             )
         )
 
 
-def _task(columns: Mapping[str, Any], column: str | None) -> str:
+def task_of(columns: Mapping[str, Any], column: str | None) -> str:
     """The task that a row names, a word or a number; "" where it names none."""
     value = None if column is None else columns.get(column)
     return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-def _render(row: Mapping[str, Any], number: int, codec: TextCodec, options: PromptOptions) -> Rendered:
+def _render(
+    row: Mapping[str, Any], number: int, codec: TextCodec, check: KeptCheck, options: PromptOptions
+) -> Rendered:
     try:
-        return render(row, codec, system=options.system, is_raw=not options.apply_chat_template)
+        return render(row, codec, check, system=options.system, is_raw=not options.apply_chat_template)
     except TemplateError as error:
         raise TemplateError(f"row {number}: {error}" if codec.chat_template else str(error)) from error
 

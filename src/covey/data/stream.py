@@ -13,6 +13,7 @@ from covey.data.errors import DataError
 from covey.data.mix import rename_columns
 from covey.data.rows import PromptOptions, PromptTable, prompt_table
 from covey.data.text import TextCodec
+from covey.plan.reasons import REASONS, REFUSED
 from covey.types import Draw, Prompt
 
 BLOCK = 1_024
@@ -44,6 +45,7 @@ class PromptStream:
         self._seed = seed
         self._shuffle = shuffle
         self._columns = dict(columns or {})
+        self._first_read: list[Mapping[str, Any]] | None = None
         self._left_out: dict[str, int] = {}
         self._num_counted = 0
         self._position = 0
@@ -61,7 +63,16 @@ class PromptStream:
 
     def first_block(self) -> PromptTable:
         """The first 1,024 rows as a table: what can be known of the data before the run."""
-        return self._table(list(islice(self._rows(), BLOCK)), 0)
+        return self._table(self._first(), 0)
+
+    def first_rows(self) -> Sequence[Mapping[str, Any]]:
+        """The rows of the first block, with their columns renamed."""
+        return rename_columns(self._first(), self._columns) if self._columns else self._first()
+
+    def _first(self) -> list[Mapping[str, Any]]:
+        if self._first_read is None:
+            self._first_read = list(islice(self._rows(), BLOCK))
+        return self._first_read
 
     def reordered(self, seed: int) -> PromptStream:
         """The same prompts, read on their own and permuted by another seed."""
@@ -105,6 +116,7 @@ class PromptStream:
         block = 0
         while part := list(islice(rows, BLOCK)):
             table = self._table(part, block * BLOCK)
+            _refuse(table)
             self._count(table, block * BLOCK + len(part))
             for number in self._order(len(table.entries), epoch, block):
                 yield table.take(number, draw)
@@ -128,3 +140,11 @@ class PromptStream:
             return range(size)
         random = np.random.Generator(np.random.PCG64([self._seed, epoch, block]))
         return [int(i) for i in random.permutation(size)]
+
+
+def _refuse(table: PromptTable) -> None:
+    """Raise for a row that may not be left out, as the plan does for the rows it sees."""
+    for reason, numbers in table.left_out_rows.items():
+        if reason in REFUSED:
+            detail = table.details.get(reason, "")
+            raise DataError(f"row {numbers[0] + 1} of the stream is {REASONS[reason]}: {detail}")

@@ -51,8 +51,18 @@ class TextCodec:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     unstoppable: str = ""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt text of a conversation, opened for the assistant's turn unless told otherwise."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a conversation, opened for the assistant's turn unless told otherwise.
+
+        `tools` and `kwargs` are those of this conversation, beside what every rendering is given.
+        """
         if self.chat_template is None:
             raise TemplateError(
                 "the model has no chat template: give one with --chat_template FILE or --chat_template chatml"
@@ -61,10 +71,26 @@ class TextCodec:
             return self.chat_template.render(
                 messages=[dict(m) for m in messages],
                 add_generation_prompt=add_generation_prompt,
-                **{"tools": None, "documents": None, **self.special_tokens, **self.template_kwargs},
+                **{
+                    **{"tools": None, "documents": None, **self.special_tokens, **self.template_kwargs},
+                    **self._of_conversation(tools, kwargs or {}),
+                },
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TemplateError(f"the chat template refused the messages: {error}") from error
+
+    def _of_conversation(
+        self, tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        own = {**kwargs, **({"tools": [dict(tool) for tool in tools]} if tools else {})}
+        for name, value in own.items():
+            if name in _OWN_ARGUMENTS:
+                raise TemplateError(
+                    f"chat_template_kwargs sets {name!r}, which covey gives to the template itself"
+                )
+            if self.template_kwargs.get(name, value) != value:
+                raise TemplateError(f"the row and the command give the template different values of {name!r}")
+        return own
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[tuple[int, ...]]:
         """Token ids of texts; nothing is added to rendered prompts.

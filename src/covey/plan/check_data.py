@@ -6,15 +6,13 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
-from covey.config.names import nearest
 from covey.config.schema import Config
-from covey.plan.facts import Facts, MissingColumn, UnreadableFile
+from covey.plan.check_rows import left_words, row_problems
+from covey.plan.facts import Facts, UnreadableFile
 from covey.plan.problem import problem, warning
-from covey.plan.reasons import REASONS
+from covey.plan.reasons import REFUSED
 from covey.plan.shape import counted
-from covey.plan.words import flags
 from covey.types import Fix, Problem
 
 
@@ -23,10 +21,8 @@ def data_problems(config: Config, facts: Facts) -> list[Problem]:
     return [
         *_dataset(config, facts),
         *_mixed(config, facts),
-        *_columns(config, facts),
-        *_media(facts),
+        *row_problems(config, facts),
         *_lengths(config, facts),
-        *_rows(facts),
     ]
 
 
@@ -44,22 +40,29 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
     ]
     problems += [_unreadable(config, file) for file in facts.dataset_unreadable or ()]
     told = problems or facts.missing_columns or facts.media_columns or facts.num_prompts_too_long
+    told = told or any(found.reason in REFUSED for found in facts.left_out)
     told = told or (facts.pass_rates is not None and facts.pass_rates.num_rows)
     if config.dataset and facts.num_prompts == 0 and not told:
-        left = _left_words(facts)
+        left = left_words(facts)
         problems.append(
             problem(
                 "E309",
                 "dataset",
                 f"The data set has {counted(facts.num_rows or 0, 'row')} and no usable prompt"
                 f"{f': {left}' if left else ''}.",
-                "The prompts are empty, or stand under another column name."
-                if facts.num_rows
-                else "An empty file.",
-                Fix(text='each row needs a prompt: {"question": "What is 1+1?", "solution": "2"}'),
+                "",
+                Fix(text=_mend(facts)),
             )
         )
     return problems
+
+
+def _mend(facts: Facts) -> str:
+    """Return what to do about rows of which none is usable."""
+    reasons = {found.reason for found in facts.left_out if not found.where}
+    if reasons == {"surrogate"}:
+        return "write the text anew: an emoji was cut in two, as in \\ud83d without its \\ude00"
+    return 'each row needs a prompt: {"question": "What is 1+1?", "solution": "2"}'
 
 
 def _option_of(config: Config, path: str) -> str:
@@ -157,99 +160,6 @@ def _hub(config: Config, words: str) -> Problem:
         cause = "No network from here, a name that is misspelt, or a data set that asks for a login."
         fixes.insert(0, Fix(text=f"where there is a network `{get}`, then this command again"))
     return problem("E321", option, words, cause, *fixes)
-
-
-def _media(facts: Facts) -> list[Problem]:
-    if not facts.media_columns:
-        return []
-    return [
-        problem(
-            "E312",
-            "dataset",
-            f"The data holds images, audio or video: {', '.join(facts.media_columns)}.",
-            "A data set for vision models.",
-            Fix(text="a data set of text alone, or this one without these rows and columns"),
-        )
-    ]
-
-
-def _rows(facts: Facts) -> list[Problem]:
-    """A word on rows that have no usable prompt, while others do."""
-    shown = _left_words(facts)
-    if not shown or not facts.num_prompts:
-        return []
-    return [
-        warning(
-            "W111",
-            "dataset",
-            f"{shown}.",
-            "Rows that were written without a prompt, or under another column name.",
-            Fix(text='mend these rows, or rename a column: --columns \'{"NAME": "question"}\''),
-        )
-    ]
-
-
-def _left_words(facts: Facts) -> str:
-    """Return how many rows are left out for which reason, and the numbers of the first ones."""
-    return "; ".join(
-        f"{counted(found.count, 'row')} {REASONS.get(found.reason, found.reason)}: "
-        f"{', '.join(map(str, found.rows))}{' ...' if found.count > len(found.rows) else ''}"
-        for found in facts.left_out
-        if found.reason not in ("too_long", "cut")
-    )
-
-
-# What other data sets call the two columns, beside names that are merely near.
-_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "question": ("instruction", "input", "text", "题目", "问题"),
-    "solution": ("ground_truth", "gold", "label", "target", "final_answer", "答案"),
-}
-# Columns with a meaning of their own, which stand for nothing that is missing.
-_OWN = frozenset({"prompt", "messages", "query", "question", "problem", "solution", "answer", "system"})
-
-
-def _columns(config: Config, facts: Facts) -> list[Problem]:
-    missing, columns = facts.missing_columns or (), facts.columns or ()
-    in_data = {new: old for old, new in (config.columns or {}).items()}
-    renamed = {in_data.get(old, old): new for m in missing for old, new in (_guess(m, columns),) if old}
-    edits = {"columns": {**(config.columns or {}), **renamed}}
-    return [_column(m, columns, edits) for m in missing]
-
-
-def _guess(missing: MissingColumn, columns: tuple[str, ...]) -> tuple[str | None, str]:
-    """Return the column that most likely holds what is missing, and the name it should have."""
-    wanted = missing.column.split(" or ")
-    free = [c for c in columns if c not in _OWN]
-    target = next((name for name in _ELSEWHERE if name in wanted), wanted[0])
-    for column in free:
-        if column in _ELSEWHERE.get(target, ()):
-            return column, target
-    for name in wanted:
-        parts = [c for c in free if name in c.lower().split("_")]
-        if near := parts[0] if parts else nearest(name, free):
-            return near, name
-    return None, target
-
-
-def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, Any]) -> Problem:
-    near, target = _guess(missing, columns)
-    *some, last = missing.column.split(" or ")
-    wanted = f"{', '.join(some)} or {last}" if some else last
-    there = f" There are: {', '.join(columns)}." if columns else ""
-    fixes = [Fix(text=f"rename {near} to {target}", edits=edits)]
-    if near is None:
-        example = flags({"columns": {columns[0] if columns else "NAME": target}})
-        fixes = [
-            Fix(text=f"add a column {target}"),
-            Fix(text=f"say which column it is, as in {example}"),
-        ]
-    return problem(
-        "E303",
-        "dataset",
-        f"No column {wanted}, which {missing.needed_by} needs.{there}",
-        "The data set was made for another tool.",
-        *fixes,
-    )
 
 
 def _lengths(config: Config, facts: Facts) -> list[Problem]:

@@ -189,7 +189,8 @@ def _typed_fixes(config: Config, facts: Facts, fault: FaultyReward) -> list[Fix]
         names = list(dict.fromkeys(near if n == fault.name else n for n in config.reward_funcs))
         return [Fix(text=f"the nearest is {near}", edits={"reward_funcs": names})]
     lacking = _NOT_THERE.search(fault.words) if fault.kind == "signature" else None
-    gold = next((name for name in _GOLD_NAMES if name in (facts.columns or ())), None)
+    there = set(facts.columns or ()) - set(facts.made_columns)
+    gold = next((name for name in _GOLD_NAMES if name in there), None)
     if lacking is None or gold is None or lacking[1] not in _GOLD_NAMES or len(config.reward_funcs) > 1:
         return []
     columns = {old: new for old, new in (config.columns or {}).items() if new != gold}

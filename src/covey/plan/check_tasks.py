@@ -13,7 +13,7 @@ from covey.plan.shape import counted
 from covey.plan.task_rewards import called
 from covey.types import Fix, Problem
 
-_MOST_TASKS = 64
+MOST_TASKS = 64
 _EXAMPLE = """each task with its rewards: --task_rewards '{"math": ["accuracy", "format"]}'"""
 _NAMED = "a source by its task, for rows without the column: --dataset math=FILE"
 
@@ -53,11 +53,11 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
     """A column that is not there, rows without a task, and a column that is none of tasks."""
     column = str(config.task_column)
     columns = [c for c in facts.columns or () if c != column]
-    near = nearest(column, columns)
+    near = facts.task_column_guess
     rename = [Fix(text="the nearest column", edits={"task_column": near})] if near else []
-    if len(facts.tasks) > _MOST_TASKS:
+    if len(facts.tasks) > MOST_TASKS:
         shown = ", ".join(list(facts.tasks)[:3])
-        seen = f"The column {column} names {len(facts.tasks):,} tasks, more than {_MOST_TASKS}: {shown} ..."
+        seen = f"The column {column} names {len(facts.tasks):,} tasks, more than {MOST_TASKS}: {shown} ..."
         cause = "A column of questions or numbers, not of tasks."
         return [problem("E346", "task_column", seen, cause, Fix(text="another column: --task_column NAME"))]
     if not facts.tasks and facts.taskless:

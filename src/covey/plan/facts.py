@@ -15,10 +15,16 @@ OutputDirState = Literal["free", "run", "ended", "not_empty", "not_writable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingColumn:
-    """A column the data set lacks: `MissingColumn(column="solution", needed_by="the reward accuracy")`."""
+    """A column the data set lacks: `MissingColumn(column="solution", needed_by="the reward accuracy")`.
+
+    `rename` is (old name, new name) of a column with which the data was tried and works, or None. `where` is
+    the set to evaluate on, "" for the data to train on.
+    """
 
     column: str
     needed_by: str
+    rename: tuple[str, str] | None = None
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +126,14 @@ class JudgeFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """Rows without a usable prompt, by reason: `LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11))`, row
-    numbers from 1."""
+    numbers from 1. `detail` is what stands in the first of them, and `where` the set to evaluate on, "" for
+    the data to train on."""
 
     reason: str
     count: int
     rows: tuple[int, ...] = ()
+    detail: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +259,7 @@ class Facts:
     longest_prompt         longest prompt among the rows that are used
     longest_prompt_in_data the same over all rows, before any is left out
     columns                names of the data set's columns
+    made_columns           those of them that reading the rows made, such as a gold out of a conversation
     missing_columns        columns that the prompt or a reward needs and that are not there
     dataset_missing        paths that do not exist
     dataset_unreadable     files that exist and cannot be read
@@ -269,6 +279,10 @@ class Facts:
     prompts_are_text       whether prompts are strings that no template has been put around
     mentions_format        whether a prompt speaks of the tags that the reward format pays for
     media_columns          columns with images, audio or video
+    unread_columns         columns with bytes, which rewards are not given
+    unused_columns         columns that a `prompt` string has no place for, such as a system message
+    preference_pairs       whether the rows are pairs of answers without what GRPO needs
+    task_column_guess      a column that names a task in every row, where the typed one names none
     left_out               rows without a usable prompt
     tasks                  rows that are used of each task
     eval_tasks             tasks of the sets to evaluate on
@@ -314,6 +328,7 @@ class Facts:
     longest_prompt: int | None = None
     longest_prompt_in_data: int | None = None
     columns: tuple[str, ...] | None = None
+    made_columns: tuple[str, ...] = ()
     missing_columns: tuple[MissingColumn, ...] | None = None
     dataset_missing: tuple[str, ...] | None = None
     dataset_unreadable: tuple[UnreadableFile, ...] | None = None
@@ -334,6 +349,10 @@ class Facts:
     prompts_are_text: bool | None = None
     mentions_format: bool | None = None
     media_columns: tuple[str, ...] = ()
+    unread_columns: tuple[str, ...] = ()
+    unused_columns: tuple[str, ...] = ()
+    preference_pairs: bool = False
+    task_column_guess: str | None = None
     left_out: tuple[LeftOut, ...] = ()
     tasks: Mapping[str, int] = field(default_factory=dict)
     eval_tasks: tuple[str, ...] = ()

@@ -152,6 +152,7 @@ def _data(config: Config, facts: Facts) -> list[str]:
     for left in facts.left_out:
         where = ", ".join(map(str, left.rows))
         verb = "" if left.reason == "cut" else "left out: "
+        verb += f"of {left.where}, " if left.where else ""
         some = " ..." if left.count > len(left.rows) else ""
         lines.append(
             f"{verb}{counted(left.count, 'row')} {REASONS.get(left.reason, left.reason)}"

@@ -22,13 +22,16 @@ def only(row, codec):
 
 
 def test_the_order_of_columns():
-    assert PROMPT_COLUMNS == ("prompt", "messages", "query", "question", "problem")
+    lists = ("messages", "conversations", "conversation")
+    assert ("prompt", *lists, "query", "question", "problem", "instruction", "input") == PROMPT_COLUMNS
 
 
-@pytest.mark.parametrize("first", range(5))
+# An instruction has the input below it (tests of forms).
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 5, 6, 8])
 def test_the_first_column_present_is_the_prompt(first, codec):
     def value(name):
-        return [{"role": "user", "content": name}] if name == "messages" else name
+        is_list = name in ("messages", "conversations", "conversation")
+        return [{"role": "user", "content": name}] if is_list else name
 
     row = {name: value(name) for name in reversed(PROMPT_COLUMNS[first:])} | {"solution": "3"}
     entry = only(row, codec)

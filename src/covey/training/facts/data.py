@@ -14,14 +14,15 @@ from typing import Any
 from covey.config.schema import Config
 from covey.data.errors import DataError, TemplateError
 from covey.data.mix import mix, rename_columns, split_rows
-from covey.data.prompt import PROMPT_COLUMNS, system_text
+from covey.data.prompt import system_text
 from covey.data.rows import PromptOptions, PromptTable, prompt_table
 from covey.data.sources import DataSource, eval_name, load_source, parse_source, stream_rows
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
-from covey.plan.facts import EvalSet, Facts, LeftOut, MissingColumn, UnreadableFile
+from covey.plan.facts import EvalSet, Facts, LeftOut, UnreadableFile
 from covey.quickstart import task
-from covey.rewards.builtin import GOLD_COLUMNS, built_in_of
+from covey.rewards.builtin import GOLD_COLUMNS
+from covey.training.facts.columns import with_columns
 from covey.training.facts.model import QUICKSTART
 from covey.training.facts.pass_rates import with_pass_rates
 from covey.training.facts.tasks import with_tasks
@@ -63,7 +64,7 @@ def with_data(facts: Facts, config: Config, codec: TextCodec | None, *, offline:
         facts, tables = _load(facts, config, sources, offline=offline)
         facts, rows, kept_out = _one_table(facts, config, tables)
         facts, sets = _eval_rows(facts, config, held, kept_out, offline=offline)
-        facts = _with_columns(facts, config, rows)
+        facts = with_columns(facts, config, rows, sets)
         if codec is None or facts.missing_columns:
             return facts, Data()
         return _rendered(facts, config, codec, rows, sets)
@@ -173,20 +174,6 @@ def _unlike(name: str, others: Sequence[str]) -> str:
     return next(n for n in numbered if n not in others)
 
 
-def _with_columns(facts: Facts, config: Config, rows: Rows) -> Facts:
-    columns = {name for row in rows for name in row}
-    missing = []
-    if columns and not columns & set(PROMPT_COLUMNS):
-        missing.append(MissingColumn(column=" or ".join(PROMPT_COLUMNS), needed_by="every prompt"))
-    lacking: dict[str, str] = {}
-    for name in config.reward_funcs:
-        built_in = built_in_of(name)
-        if columns and built_in is not None and built_in.golds and not columns & set(built_in.golds):
-            lacking.setdefault(" or ".join(built_in.golds), f"the reward {name}")
-    missing += [MissingColumn(column=column, needed_by=who) for column, who in lacking.items()]
-    return replace(facts, columns=tuple(sorted(columns)), missing_columns=tuple(missing))
-
-
 def _rendered(
     facts: Facts, config: Config, codec: TextCodec, rows: Rows, sets: Sequence[tuple[str, Rows]]
 ) -> tuple[Facts, Data]:
@@ -206,34 +193,64 @@ def _rendered(
         words = f"the set to evaluate on, {empty[0]}, has no usable prompt"
         return replace(facts, data_problem=words), Data()
     used, measured = with_pass_rates(config, table)
-    facts = replace(_of_table(facts, used, codec), pass_rates=measured)
+    facts = replace(_of_table(facts, used, table), pass_rates=measured)
+    facts = _of_sets(facts, tables)
     facts = with_tasks(facts, config, table, used, tables)
     sizes = tuple(EvalSet(name=name, num_prompts=len(found.entries)) for name, found in tables)
     return replace(facts, eval_sets=sizes), Data(prompts=used, sample=used, eval_sets=tables)
 
 
-def _of_table(facts: Facts, table: PromptTable, codec: TextCodec) -> Facts:
-    reasons = [
-        LeftOut(reason=reason, count=count, rows=tuple(n + 1 for n in table.left_out_rows.get(reason, ())))
-        for reason, count in table.left_out.items()
-    ]
+def _of_table(facts: Facts, used: PromptTable, table: PromptTable) -> Facts:
+    """The facts with those of the whole table, and of what is used of it."""
+    reasons = _left_out(table, "")
     if table.num_cut:
         reasons.append(LeftOut(reason="cut", count=table.num_cut))
-    first = table.entries[0] if table.entries else None
+    num_rows = len(table.entries) + sum(table.left_out.values())
+    first = used.entries[0] if used.entries else None
     return replace(
         facts,
-        num_prompts=len(table.entries),
+        num_prompts=len(used.entries),
         num_prompts_too_long=table.left_out.get("too_long", 0),
-        longest_prompt=table.longest,
+        longest_prompt=used.longest,
         longest_prompt_in_data=table.longest_in_data,
         left_out=tuple(reasons),
         media_columns=table.media_columns,
+        unread_columns=table.unread_columns,
+        unused_columns=table.unused_columns,
+        data_notes=(*facts.data_notes, *_read_as(table, num_rows)),
         first_prompt=None if first is None else first.text,
         prompts_are_text=table.num_raw > 0,
-        mentions_format=any("<think>" in p.text or "<answer>" in p.text for p in table.entries[:_SAMPLED])
+        mentions_format=any("<think>" in p.text or "<answer>" in p.text for p in used.entries[:_SAMPLED])
         if first is not None
         else None,
     )
+
+
+def _left_out(table: PromptTable, where: str) -> list[LeftOut]:
+    return [
+        LeftOut(
+            reason=reason,
+            count=count,
+            rows=tuple(n + 1 for n in table.left_out_rows.get(reason, ())),
+            detail=table.details.get(reason, ""),
+            where=where,
+        )
+        for reason, count in table.left_out.items()
+    ]
+
+
+def _of_sets(facts: Facts, sets: Sequence[tuple[str, PromptTable]]) -> Facts:
+    """The facts with what is left out of the sets to evaluate on."""
+    left = [found for name, table in sets for found in _left_out(table, name)]
+    return replace(facts, left_out=(*facts.left_out, *left))
+
+
+def _read_as(table: PromptTable, num_rows: int) -> list[str]:
+    """What was read from elsewhere than where covey's own form has it, and in how many rows if not in all."""
+    return [
+        words if count >= num_rows else f"{words} ({count:,} of {num_rows:,} rows)"
+        for words, count in table.read_as.items()
+    ]
 
 
 def _streamed(
@@ -264,12 +281,14 @@ def _streamed(
             columns=config.columns,
         )
         block = stream.first_block()
+        first = stream.first_rows()
     except (DataError, TemplateError) as error:
         raise _Unusable(replace(facts, data_problem=str(error))) from error
-    facts = _with_columns(facts, config, [dict.fromkeys(block.columns)])
+    facts = with_columns(facts, config, first, sets)
     facts, data = _rendered(facts, config, codec, (), sets)
     longest = limit if limit is not None else block.longest
-    facts = replace(_of_table(facts, block, codec), num_prompts=None, longest_prompt=longest)
+    facts = replace(_of_table(facts, block, block), num_prompts=None, longest_prompt=longest)
+    facts = _of_sets(facts, data.eval_sets)
     return facts, replace(data, prompts=None, stream=stream, sample=block)
 
 

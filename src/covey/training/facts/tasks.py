@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from covey.config.schema import Config
-from covey.data.rows import PromptTable
+from covey.data.rows import PromptTable, task_of
+from covey.plan.check_tasks import MOST_TASKS
 from covey.plan.facts import Facts, LeftOut
 from covey.plan.task_rewards import called
 from covey.types import Prompt
@@ -32,12 +34,23 @@ def with_tasks(
         rows = [p.id + 1 for p in table.entries if not p.task]
         if rows:
             without.append(LeftOut(reason=name, count=len(rows), rows=tuple(rows[:_NAMED_ROWS])))
+    names = {p.task for p in whole.entries}
     return replace(
         facts,
+        task_column_guess=None if names - {""} else _guess(config.task_column, whole),
         tasks={task: counts[task] for task in sorted({p.task for p in whole.entries} - {""})},
         eval_tasks=tuple(sorted({p.task for _, table in sets for p in table.entries} - {""})),
         taskless=tuple(without),
     )
+
+
+def _guess(column: str, table: PromptTable) -> str | None:
+    """The column of a near name that names a task in every row, or None."""
+    for near in difflib.get_close_matches(column, [c for c in table.columns if c != column]):
+        tasks = {task_of(p.columns, near) for p in table.entries}
+        if "" not in tasks and len(tasks) <= MOST_TASKS:
+            return near
+    return None
 
 
 def rows_of(config: Config, entry: str, prompts: PromptTable) -> PromptTable:

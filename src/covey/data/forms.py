@@ -1,0 +1,287 @@
+"""What a row means: its prompt, system message, tools and gold, in every form that data sets write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from covey.data.errors import RowFault
+from covey.data.messages import Message, messages_of, parsed, tools_of, written_messages
+from covey.data.plain import is_encodable, plain_columns
+
+# Where a prompt is looked for, in this order.
+PROMPT_COLUMNS = (
+    *("prompt", "messages", "conversations", "conversation"),
+    *("query", "question", "problem", "instruction", "input"),
+)
+_LISTS = ("messages", "conversations", "conversation")
+_SYSTEM = ("system", "system_prompt")
+GOLDS = ("solution", "answer")
+# What holds the answer of a conversation; it is the gold where no column is.
+RESPONSES = ("response", "output", "completion", "targets", "target", "answers", "answer_key")
+MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
+
+_KNOWN = (
+    *PROMPT_COLUMNS,
+    *_SYSTEM,
+    *GOLDS,
+    *RESPONSES,
+    *MEDIA_COLUMNS,
+    *("history", "tools", "chat_template_kwargs", "reward_model", "chosen", "rejected", "label"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRow:
+    """What a row holds.
+
+    `text` is a prompt that no template touches; else `messages` go through the template, with `tools` and
+    `template_kwargs`. `columns` goes to the rewards. `read_as` says what was read from elsewhere than where
+    covey's own form has it. `reason` is why there is no prompt, a key of `plan/reasons.py`, and `detail` what
+    stands there; `media` names the columns with images, sound or video, `unread` those with bytes, `unused`
+    those that a prompt through the template would have and a `prompt` string has not.
+    """
+
+    columns: Mapping[str, Any]
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Message, ...] = ()
+    template_kwargs: Mapping[str, Any] | None = None
+    read_as: tuple[str, ...] = ()
+    reason: str = ""
+    detail: str = ""
+    media: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+def standard_names(columns: Iterable[str]) -> Mapping[str, str]:
+    """The columns that have a meaning, by the name covey knows them by: `{"question": "Question "}`.
+
+    A name is the same in capitals and with spaces around it. The exact name comes first; two others that are
+    the same name stand for nothing.
+    """
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        found.setdefault("_".join(column.lower().split()), []).append(column)
+    names = {}
+    for name in _KNOWN:
+        same = found.get(name, [])
+        if name in same:
+            names[name] = name
+        elif len(same) == 1:
+            names[name] = same[0]
+    return names
+
+
+def names_a_prompt(columns: Sequence[str]) -> bool:
+    """Whether one of the columns is where a prompt is looked for."""
+    return any(name in standard_names(columns) for name in PROMPT_COLUMNS)
+
+
+def are_pairs(columns: Sequence[str]) -> bool:
+    """Whether the columns are a better and a worse answer, as preference training takes them."""
+    names = standard_names(columns)
+    return "chosen" in names and "rejected" in names
+
+
+def read_row(row: Mapping[str, Any], *, system: str | None, is_raw: bool) -> ReadRow:
+    """Read a row; a `prompt` string stays as it is when `is_raw`."""
+    names = standard_names(row)
+    media = tuple(names[n] for n in MEDIA_COLUMNS if n in names and row[names[n]])
+    if media:
+        return ReadRow(columns=row, reason="media", media=media)
+    columns, unread = plain_columns(row)
+    reading = _Reading(columns, names)
+    try:
+        read = reading.read(system=system, is_raw=is_raw)
+    except RowFault as fault:
+        in_column = (reading.column,) if fault.reason == "media" else ()
+        reason, detail = fault.reason, fault.detail
+        return ReadRow(columns=columns, reason=reason, detail=detail, media=in_column, unread=tuple(unread))
+    if not is_encodable(columns) or not is_encodable([read.text, *read.messages]):
+        # The messages may hold what the columns no longer do.
+        return ReadRow(columns=columns, reason="surrogate", unread=tuple(unread))
+    return replace(read, unread=tuple(unread)) if unread else read
+
+
+class _Reading:
+    """One row while it is read."""
+
+    def __init__(self, columns: dict[str, Any], names: Mapping[str, str]) -> None:
+        self._columns = columns
+        self._names = names
+        self._used: set[str] = set()
+        self._read_as: list[str] = []
+        self.column = ""
+
+    def read(self, *, system: str | None, is_raw: bool) -> ReadRow:
+        """Its prompt, and what is left for the rewards."""
+        name = next((n for n in PROMPT_COLUMNS if not _is_empty(self._value(n))), None)
+        if name is None:
+            raise RowFault("no_prompt")
+        self.column = self._names[name]
+        self._use(name)
+        value = self._value(name)
+        history = self._history()
+        turns = written_messages(value) if isinstance(value, str) else None
+        if turns is not None:
+            self._say(f"prompts: the column {self.column}, a text that is a list of messages")
+            value = turns
+        if isinstance(value, str) and (name in _LISTS or "<image>" in value):
+            raise RowFault("wrong_type" if name in _LISTS else "media")
+        if isinstance(value, str) and name == "prompt" and is_raw and not history:
+            self._others()
+            return self._done(text=value)
+        if isinstance(value, str):
+            content = self._with_input(name, value)
+            if name in ("instruction", "input") or self.column != name:
+                self._say(f"prompts: {self._used_in_words()}")
+            messages = [*history, {"role": "user", "content": content}]
+        else:
+            messages = messages_of(value)
+            if name.startswith("conversation") or self.column != name:
+                self._say(f"prompts: the column {self.column}")
+        self._others()
+        return self._conversation(messages, system)
+
+    def _conversation(self, messages: list[dict[str, Any]], system: str | None) -> ReadRow:
+        """A prompt that goes through the template."""
+        if any("<image>" in (m["content"] or "") for m in messages):
+            raise RowFault("media")
+        # Data of other tools ends with the gold assistant turn; the policy writes that turn itself.
+        answer = None
+        while messages and messages[-1]["role"] == "assistant":
+            answer = messages.pop()["content"]
+        asked = [m for m in messages if m["role"] not in ("system", "developer")]
+        if not asked or not (asked[-1]["content"] or "").strip():
+            raise RowFault("no_prompt")
+        own = self._system()
+        if messages[0]["role"] not in ("system", "developer"):
+            content = own if own is not None else system
+            if own is not None:
+                self._use(*(n for n in _SYSTEM if self._value(n) == own))
+            if content:
+                messages.insert(0, {"role": "system", "content": content})
+        elif own is not None and own != messages[0]["content"]:
+            self._say("the system message of the messages is used, not that of the column system")
+        elif system and own is None and system != messages[0]["content"]:
+            self._say("the system message of the messages is used, not --system")
+        return self._done(messages=tuple(messages), answer=answer)
+
+    def _done(
+        self, *, text: str | None = None, messages: tuple[Message, ...] = (), answer: str | None = None
+    ) -> ReadRow:
+        tools: tuple[Message, ...] = ()
+        if text is None and not _is_empty(given := self._value("tools")):
+            tools = tuple(tools_of(given))
+        kwargs = self._value("chat_template_kwargs") if text is None else None
+        columns = {n: v for n, v in self._columns.items() if n not in self._used}
+        columns.update(self._golds(answer))
+        return ReadRow(
+            columns=columns,
+            text=text,
+            messages=messages,
+            tools=tools,
+            template_kwargs=kwargs if isinstance(kwargs, Mapping) else None,
+            read_as=tuple(self._read_as),
+            unused=() if text is None else self._of_templates(),
+        )
+
+    def _golds(self, answer: str | None) -> dict[str, Any]:
+        """The gold where covey looks for it, if the row has it elsewhere."""
+        named = next((n for n in GOLDS if n in self._names), None)
+        if named is not None:
+            if self._names[named] == named:
+                return {}
+            self._say(f"gold answers: the column {self._names[named]}")
+            return {named: self._value(named)}
+        if isinstance(self._value("label"), bool):  # a verdict on the answer, which may be a wrong one
+            return {}
+        where, value = self._response() or ("the last turn of the assistant", _behind_thoughts(answer))
+        if value is None or value == "":
+            return {}
+        self._say(f"gold answers: {where}")
+        return {"solution": value}
+
+    def _response(self) -> tuple[str, Any] | None:
+        model = self._value("reward_model")
+        model = parsed(model) if isinstance(model, str) else model
+        if isinstance(model, Mapping) and model.get("ground_truth") is not None:
+            return f"ground_truth in the column {self._names['reward_model']}", model["ground_truth"]
+        there = [n for n in RESPONSES if not _is_empty(self._value(n))]
+        if len(there) != 1:
+            return None
+        value = self._value(there[0])
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0].get("content") if isinstance(value[0], Mapping) else value[0]
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            return None
+        return f"the column {self._names[there[0]]}", _behind_thoughts(value)
+
+    def _history(self) -> list[dict[str, Any]]:
+        """The turns before a prompt that is one text."""
+        value = self._value("history")
+        if _is_empty(value) or not isinstance(self._columns[self.column], str):
+            return []
+        self._use("history")
+        value = parsed(value) if isinstance(value, str) else value
+        if not isinstance(value, list):
+            raise RowFault("history")
+        if value and all(isinstance(turn, Mapping) for turn in value):
+            return messages_of(value)
+        messages = []
+        for pair in value:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise RowFault("history")
+            turns = zip(("user", "assistant"), pair, strict=True)
+            messages += [{"role": role, "content": said} for role, said in turns if said is not None]
+        self._say(f"prompts: the columns {self._names['history']} and {self.column}")
+        return messages_of(messages)
+
+    def _with_input(self, name: str, value: str) -> str:
+        """An instruction with its input on the line below, as Alpaca's are."""
+        given = self._value("input")
+        if name != "instruction" or not isinstance(given, str) or not given.strip():
+            return value
+        self._use("input")
+        return f"{value}\n{given}"
+
+    def _system(self) -> str | None:
+        values = (self._value(name) for name in _SYSTEM)
+        return next((v for v in values if isinstance(v, str) and v.strip()), None)
+
+    def _others(self) -> None:
+        """Say it where a column that is not used looks like a prompt, too."""
+        there = (n for n in (*PROMPT_COLUMNS, "history") if not _is_empty(self._value(n)))
+        others = [self._names[n] for n in there if self._names[n] not in self._used]
+        if others:
+            self._say(f"prompts: {self._used_in_words()}; not used for them: {', '.join(others)}")
+
+    def _of_templates(self) -> tuple[str, ...]:
+        """The columns that only a template could write."""
+        there = (n for n in (*_SYSTEM, "tools", "chat_template_kwargs") if not _is_empty(self._value(n)))
+        return tuple(self._names[n] for n in there)
+
+    def _used_in_words(self) -> str:
+        used = [column for column in self._columns if column in self._used]
+        return f"the column{'s' if len(used) > 1 else ''} {' and '.join(used)}"
+
+    def _value(self, name: str) -> Any:
+        return self._columns.get(self._names[name]) if name in self._names else None
+
+    def _use(self, *names: str) -> None:
+        self._used.update(self._names[n] for n in names)
+
+    def _say(self, words: str) -> None:
+        self._read_as.append(words)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip()) or value in ([], {})
+
+
+def _behind_thoughts(answer: Any) -> Any:
+    """An answer without the thoughts in front of it."""
+    return answer.rpartition("</think>")[2].strip() if isinstance(answer, str) else answer

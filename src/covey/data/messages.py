@@ -1,0 +1,218 @@
+"""Messages as chat templates take them, from every form in which data sets write them."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.data.errors import RowFault
+
+Message = Mapping[str, Any]
+
+# The roles that a message may have, and what other tools call them.
+_USER = ("user", "human")
+_ASSISTANT = ("assistant", "gpt", "bot")
+_TOOL = ("tool", "function_response", "observation", "observations", "tool_response")
+_CALL = ("function_call", "tool_call")
+_AS_THEY_ARE = ("system", "developer", "function", "ipython")
+ROLES: Mapping[str, str] = {
+    **dict.fromkeys(_USER, "user"),
+    **dict.fromkeys(_ASSISTANT, "assistant"),
+    **dict.fromkeys(_TOOL, "tool"),
+    **dict.fromkeys(_CALL, "call"),
+    **{role: role for role in _AS_THEY_ARE},
+}
+
+_MEDIA_PARTS = ("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio")
+
+
+def messages_of(value: Any) -> list[dict[str, Any]]:
+    """The messages of a list in any known form, each with a known role and a text.
+
+    Known are `role`/`content`, ShareGPT's `from`/`value`, and pairs as `{"human": …, "assistant": …}`. A turn
+    that calls a tool becomes an assistant's turn with `tool_calls`. RowFault says what: `wrong_type`,
+    `role` or `media`.
+
+    >>> messages_of([{"from": "human", "value": "Hi"}])
+    [{'role': 'user', 'content': 'Hi'}]
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise RowFault("wrong_type")
+    messages: list[dict[str, Any]] = []
+    for turn in value:
+        if not isinstance(turn, Mapping):
+            raise RowFault("wrong_type")
+        messages += _pair(turn) or [_message(turn)]
+    return _merged(messages)
+
+
+def parsed(text: str) -> Any:
+    """What a text of JSON, or of a Python list or dict, stands for; None where it is neither.
+
+    A table in CSV holds lists as such a text.
+    """
+    if text.lstrip()[:1] not in ("[", "{"):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+
+
+def written_messages(text: str) -> list[Any] | None:
+    """The list of messages that a text stands for, or None where it is any other text."""
+    value = parsed(text)
+    is_list = isinstance(value, list) and value and all(isinstance(turn, Mapping) for turn in value)
+    return value if is_list and all(_key(turn, "role", "from") or _pair(turn) for turn in value) else None
+
+
+def tools_of(value: Any) -> list[dict[str, Any]]:
+    """The tools of a row as templates take them: a list of `{"type": "function", "function": {…}}`.
+
+    They may be JSON text, whole or one by one, and bare functions. Fields without a value, which tables add
+    to all of them, are dropped.
+    """
+    value = _decoded(value)
+    tools = [_decoded(tool) for tool in (value if isinstance(value, list) else [value])]
+    if not all(isinstance(tool, Mapping) for tool in tools):
+        raise RowFault("tools")
+    return [_tool(without_padding(tool)) for tool in tools]
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """The name of a tool, or of a call of one."""
+    inner = tool.get("function")
+    return str((inner if isinstance(inner, Mapping) else tool).get("name") or "")
+
+
+def without_padding(value: Any) -> Any:
+    """A value without the fields that a table added because other rows have them."""
+    if isinstance(value, Mapping):
+        # None is a value of its own where a schema says what a value may be.
+        return {
+            k: v if k in ("default", "const", "enum", "examples") else without_padding(v)
+            for k, v in value.items()
+            if v is not None
+        }
+    return [without_padding(item) for item in value] if isinstance(value, list) else value
+
+
+def _decoded(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return parsed(value)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    is_bare = "type" not in tool and "function" not in tool
+    wrapped = {"type": "function", "function": tool} if is_bare else tool
+    if not tool_name(wrapped):
+        raise RowFault("tools")
+    return wrapped
+
+
+def _key(turn: Mapping[str, Any], *names: str) -> str | None:
+    return next((name for name in names if turn.get(name) is not None), None)
+
+
+def _pair(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The two messages of `{"human": …, "assistant": …}`, or none."""
+    if any(name in turn for name in ("role", "from", "content", "value")):
+        return []
+    asked, said = _key(turn, *_USER), _key(turn, *_ASSISTANT)
+    if asked is None:
+        return []
+    pair = [{"role": "user", "content": turn[asked]}]
+    if said is not None:
+        pair.append({"role": "assistant", "content": turn[said]})
+    return [_message(message) for message in pair]
+
+
+def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn with a known role, whose content is one string."""
+    role_key, content_key = _key(turn, "role", "from"), _key(turn, "content", "value")
+    written = turn.get(role_key) if role_key else None
+    if not isinstance(written, str):
+        raise RowFault("wrong_type")
+    role = ROLES.get(written.strip().lower().replace("-", "_"))
+    if role is None:
+        raise RowFault("role", written)
+    content = turn.get(content_key) if content_key else None
+    if role == "call":
+        return {"role": "assistant", "content": None, "tool_calls": _calls(content)}
+    fields = {
+        name: value
+        for name, value in turn.items()
+        if value is not None and name not in (role_key, content_key, "role", "from", "content", "value")
+    }
+    message = {"role": role, "content": _text(content), **fields}
+    if fields.get("tool_calls"):
+        message["tool_calls"] = [_call(call) for call in _listed(fields["tool_calls"])]
+    elif message["content"] is None:
+        if role == "user":
+            raise RowFault("wrong_type")
+        message["content"] = ""
+    return message
+
+
+def _text(content: Any) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise RowFault("wrong_type")
+    return "".join(_part(part) for part in content)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        if isinstance(part.get("text"), str):
+            return str(part["text"])
+        if part.get("type") in _MEDIA_PARTS or any(part.get(name) is not None for name in _MEDIA_PARTS):
+            raise RowFault("media")
+    raise RowFault("wrong_type")
+
+
+def _listed(value: Any) -> list[Any]:
+    value = _decoded(value)
+    return value if isinstance(value, list) else [value]
+
+
+def _calls(content: Any) -> list[dict[str, Any]]:
+    return [_call(call) for call in _listed(content)]
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """A call as templates take it: its arguments are a mapping, not JSON text."""
+    if not isinstance(call, Mapping) or not tool_name(call):
+        raise RowFault("wrong_type")
+    call = without_padding(call)
+    is_bare = not isinstance(call.get("function"), Mapping)
+    function = dict(call if is_bare else call["function"])
+    arguments = function.get("arguments", function.pop("parameters", None) if is_bare else None)
+    if isinstance(arguments, str):
+        decoded = parsed(arguments)
+        arguments = decoded if isinstance(decoded, Mapping) else arguments
+    function["arguments"] = {} if arguments is None else arguments
+    return {"type": "function", "function": function} if is_bare else {**call, "function": function}
+
+
+def _merged(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a call, written as a turn of its own, in the assistant's turn before it."""
+    merged: list[dict[str, Any]] = []
+    for message in messages:
+        before = merged[-1] if merged else None
+        is_call = message["content"] is None and set(message) == {"role", "content", "tool_calls"}
+        if is_call and before is not None and before["role"] == "assistant":
+            calls = [*before.get("tool_calls", ()), *message["tool_calls"]]
+            merged[-1] = {**before, "tool_calls": calls}
+        else:
+            merged.append(message)
+    return merged

@@ -1,0 +1,139 @@
+"""Facts about the columns of the data: which are there, which lack, and what a renamed one would give."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from covey.config.schema import Config
+from covey.data.forms import GOLDS, PROMPT_COLUMNS, RESPONSES, are_pairs, names_a_prompt, read_row
+from covey.data.mix import rename_columns
+from covey.plan.facts import Facts, MissingColumn
+from covey.rewards.builtin import BuiltIn, built_in_of
+from covey.rewards.golds import check_golds
+
+Rows = Sequence[Mapping[str, Any]]
+
+_TRIED = 200
+_GOLD_BUDGET_S = 1.0
+_FEW_BAD = 0.05
+# What other data sets call the two columns, beside names that are merely near.
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "question": ("text", "task", "user", "user_input", "input_text", "content", "题目", "问题"),
+    "solution": (
+        *("ground_truth", "gold", "label", "final_answer", "correct_answer", "expected", "reference"),
+        *RESPONSES,
+        *("final", "result", "答案", "参考答案"),
+    ),
+}
+# A column of this ending speaks of another one, and is not it.
+_ABOUT = ("type", "id", "idx", "index", "format", "length", "len", "source", "start", "count", "level")
+
+
+def with_columns(facts: Facts, config: Config, rows: Rows, sets: Sequence[tuple[str, Rows]]) -> Facts:
+    """The facts with the names of the columns and of those that the prompts or rewards lack."""
+    columns = {name for row in rows for name in row}
+    made = _made(rows, columns)
+    missing = _missing(config, columns, made)
+    if missing and are_pairs(sorted(columns)):
+        facts = replace(facts, preference_pairs=True)
+    tried = _Trial(rows, config)
+    found = tuple(tried.with_rename(m) for m in missing)
+    if config.task_rewards is None:
+        for name, held in sets:
+            there = {column for row in held for column in row}
+            lacking = [] if missing else _missing(config, there, _made(held, there))
+            found += tuple(replace(m, where=name) for m in lacking)
+    return replace(
+        facts,
+        columns=tuple(sorted(columns | made)),
+        made_columns=tuple(sorted(made)),
+        missing_columns=found,
+    )
+
+
+def _made(rows: Rows, columns: set[str]) -> set[str]:
+    """The gold columns that reading the rows makes of others."""
+    read = (read_row(row, system=None, is_raw=True) for row in rows[:_TRIED])
+    return {name for row in read for name in GOLDS if name in row.columns} - columns
+
+
+def _missing(config: Config, columns: set[str], made: set[str]) -> list[MissingColumn]:
+    if not columns:
+        return []
+    missing = []
+    if not names_a_prompt(sorted(columns)):
+        missing.append(MissingColumn(column=" or ".join(PROMPT_COLUMNS), needed_by="every prompt"))
+    lacking: dict[str, str] = {}
+    for name in config.reward_funcs:
+        built_in = built_in_of(name)
+        if built_in is not None and built_in.golds and not (columns | made) & set(built_in.golds):
+            lacking.setdefault(" or ".join(built_in.golds), f"the reward {name}")
+    return [*missing, *(MissingColumn(column=column, needed_by=who) for column, who in lacking.items())]
+
+
+class _Trial:
+    """Columns renamed as a user might, one after the other, and read by the code that reads the data."""
+
+    def __init__(self, rows: Rows, config: Config) -> None:
+        self._rows: Rows = rows[:_TRIED]
+        self._readers = [b for n in config.reward_funcs if (b := built_in_of(n)) is not None and b.golds]
+
+    def with_rename(self, missing: MissingColumn) -> MissingColumn:
+        """What lacks, with the first column that works under its name; the next trial has it renamed."""
+        wanted = missing.column.split(" or ")
+        is_prompt = missing.needed_by == "every prompt"
+        target = "question" if is_prompt else wanted[0]
+        for old in self._candidates(target, wanted, is_prompt=is_prompt):
+            renamed = [dict(row) for row in rename_columns(self._rows, {old: target})]
+            is_known = _plain(old) in _ELSEWHERE.get(target, ())
+            works = (
+                _are_prompts(renamed, may_repeat=is_known)
+                if is_prompt
+                else _are_golds(renamed, target, self._readers)
+            )
+            if works:
+                self._rows = renamed
+                return replace(missing, rename=(old, target))
+        return missing
+
+    def _candidates(self, target: str, wanted: Sequence[str], *, is_prompt: bool) -> Iterator[str]:
+        """The columns that may be meant, the likeliest first."""
+        columns = list({name: None for row in self._rows for name in row})
+        if is_prompt:
+            free = [c for c in columns if _plain(c) not in (*GOLDS, *RESPONSES)]
+        else:
+            unused = [set(read_row(row, system=None, is_raw=True).columns) for row in self._rows]
+            free = [c for c in columns if any(c in names for names in unused)]
+        free = [c for c in free if c != target and not _plain(c).endswith(tuple(f"_{end}" for end in _ABOUT))]
+        known = (*_ELSEWHERE.get(target, ()), *(GOLDS if not is_prompt else ()))
+        ranked = [c for name in known for c in free if _plain(c) == name]
+        ranked += [c for c in free if any(name in _plain(c).split("_") for name in wanted)]
+        for name in wanted:
+            ranked += difflib.get_close_matches(name, free, n=2)
+        yield from dict.fromkeys(ranked)
+
+
+def _plain(column: str) -> str:
+    return "_".join(column.lower().split())
+
+
+def _are_prompts(rows: Rows, *, may_repeat: bool) -> bool:
+    """Whether nearly all rows have a prompt, and mostly one of their own."""
+    read = [read_row(row, system=None, is_raw=True) for row in rows]
+    usable = [repr(row.messages or row.text) for row in read if not row.reason]
+    differ = may_repeat or len(rows) < 3 or len(set(usable)) > len(rows) / 2
+    return differ and len(usable) >= (1 - _FEW_BAD) * len(rows)
+
+
+def _are_golds(rows: Rows, target: str, readers: Sequence[BuiltIn]) -> bool:
+    """Whether nearly all rows have an answer that the rewards can read."""
+    if not all(reader.parses_gold for reader in readers if target in reader.golds):
+        return False
+    golds = [read_row(row, system=None, is_raw=True).columns.get(target) for row in rows]
+    if any(isinstance(gold, bool) for gold in golds):
+        return False
+    report = check_golds(golds, budget_s=_GOLD_BUDGET_S)
+    return len(report.bad) + golds.count(None) <= _FEW_BAD * len(golds)
