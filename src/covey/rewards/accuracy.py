@@ -4,17 +4,13 @@ None where no gold can be compared."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from covey.rewards.algebra import ALGEBRA
+from covey.rewards.answers import extract_answer, extract_gold, find_answer, last_boxed
 from covey.rewards.equal import is_equal
-from covey.rewards.golds import (
-    column_text,
-    extract_answer,
-    extract_gold,
-    find_answer,
-    gold_problem,
-    last_boxed,
-)
+from covey.rewards.golds import column_text, gold_problem
 
 __all__ = ["accuracy", "extract_answer", "extract_gold", "is_equal", "last_boxed", "reasoning_accuracy"]
 
@@ -30,8 +26,8 @@ def accuracy(
 ) -> list[float | None]:
     """Compare each completion's answer with the gold of its row's `solution` (else `answer`) column.
 
-    `log_extra("parsed_by", …)` is told how each answer was found: `answer_tag`, `boxed`, `last_expression` or
-    `none`. A row whose gold is None or cannot be read scores None.
+    `log_extra("parsed_by", …)` is told how each answer was found, by a name of `covey.rewards.answers`. A row
+    whose gold is None or cannot be read scores None.
     """
     found = [find_answer(text) for text in completions]
     if log_extra is not None:
@@ -39,7 +35,15 @@ def accuracy(
     golds = solution if solution is not None else answer
     if golds is None:
         return [None] * len(completions)
-    return [_score(gold, text) for (text, _), gold in zip(found, golds, strict=True)]
+    pairs = [
+        (None if gold is None else column_text(gold), text)
+        for (text, _), gold in zip(found, golds, strict=True)
+    ]
+    # Each pair once, and as many at a time as there are processes that compare formulas.
+    different = list(dict.fromkeys(pairs))
+    with ThreadPoolExecutor(ALGEBRA.num_children, "accuracy") as threads:
+        scores = dict(zip(different, threads.map(_score, different), strict=True))
+    return [scores[pair] for pair in pairs]
 
 
 def reasoning_accuracy(
@@ -55,10 +59,8 @@ def reasoning_accuracy(
     return accuracy(completions=ends, solution=solution, answer=answer, log_extra=log_extra)
 
 
-def _score(gold: Any, answer: str | None) -> float | None:
-    if gold is None:
+def _score(pair: tuple[str | None, str | None]) -> float | None:
+    gold, answer = pair
+    if gold is None or gold_problem(gold) is not None:
         return None
-    text = column_text(gold)
-    if gold_problem(text) is not None:
-        return None
-    return float(is_equal(extract_gold(text), answer))
+    return float(is_equal(extract_gold(gold), answer))

@@ -1,9 +1,9 @@
-"""Questions to math-verify, asked of a child process: is this LaTeX read, do these two mean the same?
+"""Questions to math-verify, asked of child processes: is this LaTeX read, do these two mean the same?
 
 math-verify limits its time by an alarm signal, which only a main thread has, and which no power of a million
 digits heeds. A child has a main thread of its own, and the kernel ends it when an answer takes too long; the
 next question starts another. So a reward may run on any thread, and no text that a policy writes can hold up
-or fill the trainer.
+or fill the trainer. As many threads as there are children ask side by side.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import atexit
 import contextlib
 import json
 import math
+import os
+import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import IO
 
@@ -24,6 +25,7 @@ LONGEST_FORMULA = 1000
 _DEEPEST = 24
 _LARGEST_POWER = 1_000_000
 _MOST_REMEMBERED = 100_000
+_MOST_CHILDREN = 8
 _CHILD_BYTES = 8 << 30
 # What math-verify may take for one step of its work, and the child's processor time for one question.
 _PATIENCE_S = 2
@@ -73,117 +75,128 @@ def _exponents(latex: str) -> Iterator[str]:
 
 
 class Algebra:
-    """The child and what it said of golds before."""
+    """Up to `num_children` children, and what they said before."""
 
-    def __init__(self) -> None:
-        self._child: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()
-        self._parses: dict[str, bool] = {}
+    def __init__(self, num_children: int = 1) -> None:
+        self.num_children = num_children
+        # A place for each child: None where it has not started or has ended.
+        self._places: queue.LifoQueue[subprocess.Popen[str] | None] = queue.LifoQueue()
+        for _ in range(num_children):
+            self._places.put(None)
+        self._running: set[subprocess.Popen[str]] = set()
+        self._said: dict[tuple[str, str | None], bool] = {}
+        atexit.register(self.close)
 
     def parses(self, gold: str) -> bool:
         """Whether math-verify reads something in a gold."""
-        known = self._parses.get(gold)
-        if known is not None:
-            return known
-        reply = self._ask(gold, None) if is_bounded(gold) else "no"
-        # A child that ended has said nothing of the gold.
-        if reply:
-            if len(self._parses) >= _MOST_REMEMBERED:
-                self._parses.clear()
-            self._parses[gold] = reply == "yes"
-        return reply == "yes"
+        return self._ask(gold, None)
 
     def equal(self, gold: str, answer: str) -> bool:
         """Whether math-verify finds the answer equal to the gold; what it does not read in time is not."""
-        return is_bounded(gold) and is_bounded(answer) and self._ask(gold, answer) == "yes"
+        return self._ask(gold, answer)
 
     def close(self) -> None:
-        """End the child, if there is one."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                # What was not yet sent to a child that has ended goes nowhere.
-                with contextlib.suppress(BrokenPipeError):
-                    if pipe is not None:
-                        pipe.close()
+        """End the children that run; a question in progress is answered with no."""
+        for child in list(self._running):
+            self._end(child)
 
-    def _ask(self, gold: str, answer: str | None) -> str:
-        """The child's yes or no; nothing where it ended over the question."""
-        with self._lock:
-            child = self._child if self._child is not None and self._child.poll() is None else self._start()
+    def _ask(self, gold: str, answer: str | None) -> bool:
+        known = self._said.get((gold, answer))
+        if known is not None:
+            return known
+        is_asked = is_bounded(gold) and (answer is None or is_bounded(answer))
+        reply = self._reply(gold, answer) if is_asked else "no"
+        # A child that ended has said nothing of the gold, but an answer that ended it is never asked again.
+        if reply or answer is not None:
+            if len(self._said) >= _MOST_REMEMBERED:
+                self._said.clear()
+            self._said[gold, answer] = reply == "yes"
+        return reply == "yes"
+
+    def _reply(self, gold: str, answer: str | None) -> str:
+        """A child's yes or no; nothing where it ended over the question."""
+        child = self._places.get()
+        try:
+            if child is None or child.poll() is not None:
+                if child is not None:
+                    self._end(child)
+                child = self._start()
             assert child.stdin is not None and child.stdout is not None
             try:
                 child.stdin.write(json.dumps([gold, answer]) + "\n")
                 child.stdin.flush()
-                reply = child.stdout.readline()
-            except BrokenPipeError:
+                reply = child.stdout.readline().strip()
+            except (BrokenPipeError, ValueError):
+                # It ended, or another thread has closed it.
                 reply = ""
-            except BaseException:
-                # A reply that nobody has read would be taken for the next question's.
-                self.close()
-                raise
             if not reply:
-                self.close()
-            return reply.strip()
+                self._end(child)
+                child = None
+            return reply
+        except BaseException:
+            # A reply that nobody has read would be taken for the next question's.
+            if child is not None:
+                self._end(child)
+            child = None
+            raise
+        finally:
+            self._places.put(child)
 
     def _start(self) -> subprocess.Popen[str]:
-        self.close()
-        atexit.unregister(self.close)
-        atexit.register(self.close)
-        self._child = subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        assert self._child.stdout is not None
-        if self._child.stdout.readline().strip() != "ready":
-            self.close()
+        self._running.add(child)
+        assert child.stdout is not None
+        if child.stdout.readline().strip() != "ready":
+            self._end(child)
             raise RuntimeError("the process that compares formulas did not start: is math-verify installed?")
-        return self._child
+        return child
+
+    def _end(self, child: subprocess.Popen[str]) -> None:
+        self._running.discard(child)
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            # What was not yet sent to a child that has ended goes nowhere.
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
 
 
-ALGEBRA = Algebra()
+def _num_children() -> int:
+    """This process's share of the cores, at most eight."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, min(_MOST_CHILDREN, cores // max(int(ranks) if ranks.isdecimal() else 1, 1)))
+
+
+ALGEBRA = Algebra(_num_children())
 
 
 def _serve(questions: IO[str], replies: IO[str]) -> None:
     """Answer yes or no, a line to a line, until the questions end."""
     import resource
 
-    from math_verify import LatexExtractionConfig, parse, verify
+    from covey.rewards.formulas import Formulas
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     limit = _CHILD_BYTES if most == resource.RLIM_INFINITY else min(_CHILD_BYTES, most)
     resource.setrlimit(resource.RLIMIT_AS, (limit, most))
-    # Only its LaTeX reader: the reader of plain expressions evaluates Python.
-    reader = [LatexExtractionConfig()]
-
-    def read(text: str) -> list[object]:
-        latex = text.replace("°", r"^\circ ")
-        return list(parse(f"${latex}$", reader, fallback_mode="no_fallback", parsing_timeout=_PATIENCE_S))
-
+    formulas = Formulas(_PATIENCE_S)
     # The first formula takes the longest: its grammar is built then.
-    verify(read("x+1"), read("1+x"), timeout_seconds=None)
+    formulas.equal("x+1", "1+x")
     replies.write("ready\n")
     replies.flush()
-    gold_text, gold = "", list[object]()
     for line in questions:
         signal.setitimer(signal.ITIMER_PROF, _HARD_LIMIT_S)
-        wanted, answer = json.loads(line)
-        try:
-            if wanted != gold_text:
-                gold_text, gold = wanted, read(wanted)
-            found = read(answer) if gold and answer is not None else []
-            yes = bool(gold) and (
-                answer is None or (bool(found) and verify(gold, found, timeout_seconds=_PATIENCE_S))
-            )
-        # Whatever the reader of LaTeX does with a text that nobody chose, the text is then not read.
-        except Exception:  # noqa: BLE001 - a fault in sympy is no fault of the trainer
-            gold_text, yes = "", False
+        gold, answer = json.loads(line)
+        yes = formulas.read(gold) != [] if answer is None else formulas.equal(gold, answer)
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write("yes\n" if yes else "no\n")
         replies.flush()

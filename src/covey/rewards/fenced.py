@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from covey.rewards.tags import answer_tag
+
 _PYTHON = ("python", "python3", "py")
 
 
@@ -10,7 +12,7 @@ def program_of(text: str) -> str | None:
 
     Where the text has an `<answer>`, the last of them is searched and nothing else.
     """
-    blocks = _blocks(_answer(text))
+    blocks = _blocks(answer_tag(text) or text)
     named = [code for tag, code in blocks if tag in _PYTHON]
     found = named or [code for tag, code in blocks if not tag]
     return found[-1] if found else None
@@ -18,13 +20,7 @@ def program_of(text: str) -> str | None:
 
 def has_named_program(text: str) -> bool:
     """Whether there is a closed block that says it is Python, at the same place."""
-    return any(tag in _PYTHON for tag, _ in _blocks(_answer(text)))
-
-
-def _answer(text: str) -> str:
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, max(end, 0))
-    return text[start + len("<answer>") : end] if start >= 0 else text
+    return any(tag in _PYTHON for tag, _ in _blocks(answer_tag(text) or text))
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:

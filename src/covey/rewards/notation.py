@@ -8,10 +8,21 @@ from __future__ import annotations
 import re
 import unicodedata
 
+# How an answer is announced, at the start of a gold and within a completion.
+OPENING = (
+    r"(?:(?:so|thus|hence|therefore|所以|因此|故|综上)[, :]*)?(?:(?:the|my|our)\s+)?"
+    r"(?:(?:final|correct|right|best)\s+)?(?:最终|最后|正确)?的?"
+)
+ANSWER = r"\b(?:answers?|options?|choices?)\b"
+COPULA = r"(?:\b(?:is|are|was|be|(?:should|must|would|will|has to) be|comes out (?:to|as)|equals?)\b|[:=])"
+ANSWER_CHINESE = r"(?:答案|应?[选選][择项]?)"
+COPULA_CHINESE = r"(?:应该?|就)?(?:[是为:=]|等于)"
+
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
 _BEFORE = {
     **{c: f" {a}/{b} " for c, a, b in ("½12", "⅓13", "⅔23", "¼14", "¾34", "⅕15", "⅖25", "⅛18", "⅜38")},
+    "，": ", ",
     "…": r"\ldots ",
     "℃": "°C",
     "℉": "°F",
@@ -22,6 +33,7 @@ _AFTER = {
     **dict.fromkeys("‘’", "'"),
     **{"。": ".", "、": ", ", "⁄": "/", "∕": "/", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot "},
     **{"≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp "},
+    **{"≈": r"\approx ", "≃": r"\approx ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}"},
     **{"∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "π": r"\pi "},
     **{"θ": r"\theta ", "∠": r"\angle ", "º": "°", "【": "[", "】": "]", "《": "", "》": ""},
 }
@@ -32,8 +44,8 @@ _TAG = re.compile(
     r"</?(?:answer|think|solution|final_answer|final|b|i|p|br|strong|em)\s*/?>|<\|[^|<>]{1,40}\|>", re.I
 )
 _LEAD_IN = re.compile(
-    r"^\W*(?:(?:so|thus|hence|therefore)[, ]+)?(?:(?:the|my|our)\s+)?(?:final\s+|correct\s+)?"
-    r"(?:answers?|option|choice)\s*(?:is|are|:|=)?\s*:?\s+|^\s*(?:所以|因此|故)?(?:最终|正确)?(?:答案|选项?)\s*(?:是|为|:)*\s*",
+    rf"^\W*{OPENING}{ANSWER}(?:(?:\s*{COPULA})+\s*|\s+)"
+    rf"|^\s*{OPENING}{ANSWER_CHINESE}\s*(?:{COPULA_CHINESE}\s*)*",
     re.IGNORECASE,
 )
 _REWRITES = tuple(
@@ -44,6 +56,14 @@ _REWRITES = tuple(
         (r"(?<!\\)\\[!,;: ]|(?<!\\)~|\\q?quad(?![a-zA-Z])", " "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:text|mathrm|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}", ", "),
+        (r"\\(?:mathrm|text|rm)\s*\{\s*([ei])\s*\}", r" \1 "),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\(?:mid|vert)(?![a-zA-Z])", "|"),
+        (r"\^\s*(?:\\prime|\{\s*\\prime\s*\})", "'"),
+        (r"^\s*(?:\\approx(?![a-zA-Z])|=)", ""),
         (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", "°"),
         (r"\\degree(?:s)?(?![a-zA-Z])", "°"),
         (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
@@ -84,10 +104,10 @@ def tidy(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    r"""The tidied text without the spaces, braces and case that mean nothing: `x^{2} + Y` is `x^2+y`."""
+    r"""The tidied text without the spaces and braces that mean nothing: `x^{2} + Y` is `x^2+Y`."""
     text = re.sub(r"(?<!\w)\s+|\s+(?!\w)", "", text)
     text = re.sub(r"(?<=[_^])\{(\w)\}", r"\1", text)
-    return re.sub(r"(?:^|(?<=[(\[{,=]))\+", "", text).casefold().rstrip(".")
+    return re.sub(r"(?:^|(?<=[(\[{,=]))\+", "", text).rstrip(".")
 
 
 def without_text_commands(text: str) -> str:

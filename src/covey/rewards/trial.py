@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from covey.rewards.golds import extract_gold
+from covey.rewards.answers import extract_gold
 from covey.rewards.protocol import JudgedRow, RewardFault, Scored, TrainerState
 from covey.rewards.registry import total
 from covey.rewards.reward_set import RewardSet

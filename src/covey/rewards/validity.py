@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 from xml.parsers import expat
 
+from covey.rewards.tags import answer_tag
+
 _FENCE = re.compile(r"```\w*[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 
 
@@ -24,8 +26,9 @@ def xml_valid(*, completions: Sequence[str]) -> list[float | None]:
 def payload(text: str) -> str:
     """The answer of a completion: in the last `<answer>`, else what follows the last `</think>`, else all;
     without a Markdown fence around it."""
-    if "</answer>" in text and "<answer>" in text:
-        text = text.rpartition("</answer>")[0].rpartition("<answer>")[2]
+    tagged = answer_tag(text)
+    if tagged is not None:
+        text = tagged
     elif "</think>" in text:
         text = text.rpartition("</think>")[2]
     fenced = _FENCE.fullmatch(text.strip())

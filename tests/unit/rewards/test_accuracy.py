@@ -21,7 +21,10 @@ from covey.rewards.accuracy import accuracy, extract_answer, extract_gold, last_
         (r"Thus \boxed{3} and \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         # In this order: the tag, then the marks, then the box.
         (r"<answer>1</answer> #### 2 \boxed{3}", "1"),
-        (r"#### 2 \boxed{3}", r"2 \boxed{3}"),
+        # Marks nest.
+        (r"#### 2 \boxed{3}", "3"),
+        (r"<answer>\boxed{\boxed{3}}</answer>", "3"),
+        ("<answer>so\n#### 3</answer>", "3"),
         ("<answer>1</answer><answer>2</answer>", "2"),
         ("Sunday", "Sunday"),
     ],
@@ -49,7 +52,7 @@ def test_the_gold_of_a_solution(text, gold):
         ("well <answer> 12", "12"),
         ("It is $x+1$.", "x+1"),
         (r"It is \(x+1\).", "x+1"),
-        ("It costs $18 and then $20.", "20"),
+        ("It costs $18 and then $20.", "$20"),
         (r"That is \frac{\sqrt{3}}{2}", r"\frac{\sqrt{3}}{2}"),
         ("It is 50% of 3, so 50%.", "50%"),
         ("The answer is (B).", "B"),
@@ -126,14 +129,15 @@ RIGHT = [
     ("True", "<answer>true</answer>"),
     ("1, 2, 3", "<answer>1, 2, 3</answer>"),
     ("1, 2, 3", "<answer>1,2,3</answer>"),
+    ("72", "<answer>72 apples</answer>"),
 ]
 
 WRONG = [
     ("72", "<answer>71</answer>"),
     ("72", "<answer>720</answer>"),
     ("72", "<answer>-72</answer>"),
-    # In a tag or a box the answer stands alone; words around it are no answer.
-    ("72", "<answer>72 apples</answer>"),
+    # A noun may stand behind the number; other words around it are no answer.
+    ("72", "<answer>72x</answer>"),
     ("72", "<answer>7 2 apples</answer>"),
     ("72", "nothing to see"),
     ("72", ""),

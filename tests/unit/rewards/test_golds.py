@@ -214,21 +214,24 @@ def test_no_latex_raises(gold, text):
 def test_a_child_that_ended_is_started_again():
     algebra = Algebra()
     assert algebra.equal("x+1", "1+x")
-    algebra._child.kill()
-    algebra._child.wait()
-    assert algebra.equal("x+1", "1+x")
+    (child,) = algebra._running
+    child.kill()
+    child.wait()
+    assert algebra.equal("x+2", "2+x")
     assert not algebra.equal("x+1", "2+x")
+    assert len(algebra._running) == 1
     algebra.close()
     algebra.close()
     assert algebra.parses("x+1")
     algebra.close()
 
 
-def test_many_threads_ask_one_child():
+def test_many_threads_ask_few_children():
     found = {}
+    algebra = Algebra(2)
 
     def ask(n):
-        found[n] = ALGEBRA.equal(f"x+{n}", f"{n}+x"), ALGEBRA.equal(f"x+{n}", f"{n + 1}+x")
+        found[n] = algebra.equal(f"x+{n}", f"{n}+x"), algebra.equal(f"x+{n}", f"{n + 1}+x")
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -236,6 +239,9 @@ def test_many_threads_ask_one_child():
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(8), (True, False))
+    assert 1 <= len(algebra._running) <= 2
+    algebra.close()
+    assert not algebra._running
 
 
 @pytest.mark.parametrize(

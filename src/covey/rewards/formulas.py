@@ -1,0 +1,100 @@
+"""Formulas in LaTeX, read into sympy and compared by math-verify; runs in a child of `algebra` alone."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import signal
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from math_verify import verify
+from math_verify.grader import should_treat_as_complex
+
+T = TypeVar("T")
+# R and r are two names.
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_MOST_READ = 4096
+# Numbers that differ by more are not equal, whatever is simplified; six digits of a decimal agree with it.
+_TOLERANCE = 2e-6
+
+
+class Formulas:
+    """The formulas that were read, each once; a step of the work takes at most `patience_s` seconds."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self.read = functools.lru_cache(_MOST_READ)(self._read)
+
+    def equal(self, gold: str, answer: str) -> bool:
+        """Whether both are read and mean the same."""
+        wanted, found = self.read(gold), self.read(answer)
+        if not wanted or not found or self._within(lambda: _are_different(wanted[0], found[0])):
+            return False
+        return bool(self._within(lambda: verify(wanted, found, timeout_seconds=None)))
+
+    def _read(self, latex: str) -> list[Any]:
+        """The formula in a list, or an empty list."""
+        text = normalize_latex(latex.replace("°", r"^\circ "), config=_NORMALIZATION)
+        is_percent = text.endswith(r"\%")
+        found = self._within(
+            lambda: latex2sympy(
+                text.removesuffix(r"\%"),
+                is_real=not should_treat_as_complex(text),
+                convert_degrees=False,
+                normalization_config=None,
+                conversion_config=_CONVERSION,
+            )
+        )
+        if found is None:
+            return []
+        return [found / 100 if is_percent and isinstance(found, sympy.Expr) else found]
+
+    def _within(self, work: Callable[[], T]) -> T | None:
+        """What the work gives; None where it raises or takes too long."""
+        signal.signal(signal.SIGALRM, _late)
+        signal.setitimer(signal.ITIMER_REAL, self._patience_s)
+        try:
+            return work()
+        # Whatever sympy does with a text that nobody chose, the text is then not read.
+        except Exception:  # noqa: BLE001 - a fault in sympy is no fault of the trainer
+            return None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _late(number: int, frame: object) -> None:
+    raise TimeoutError
+
+
+def _are_different(gold: Any, answer: Any) -> bool:
+    """Whether two expressions have different values where their symbols have some fixed ones.
+
+    It spares the search for a form in which they are equal, and tells numbers that are both nearly 0.
+    """
+    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
+        return gold.shape != answer.shape or any(map(_are_different, gold, answer))
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+        return False
+    symbols = gold.free_symbols | answer.free_symbols
+    # Of one symbol alone math-verify compares the name: `even` is read as a product of four.
+    if isinstance(gold, sympy.Symbol) or isinstance(answer, sympy.Symbol):
+        return False
+    values = {s: _value_of(str(s)) for s in symbols}
+    try:
+        a, b = (complex(e.subs(values).evalf(20)) for e in (gold, answer))
+    except (TypeError, ValueError, ArithmeticError, OverflowError):
+        return False
+    size = max(abs(a), abs(b))
+    return 0 < size < float("inf") and abs(a - b) > _TOLERANCE * size
+
+
+def _value_of(name: str) -> sympy.Rational:
+    """A number between 1 and 2 that belongs to a name."""
+    return sympy.Rational(int(hashlib.sha256(name.encode()).hexdigest()[:6], 16) | 1, 1 << 24) + 1

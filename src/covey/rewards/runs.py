@@ -1,0 +1,228 @@
+r"""Mathematics within prose: each number or formula of a text from its first sign to its last.
+
+In `It is 2x + 1, or $\frac{1}{2}$ of 5π (see 3).` these are `2x + 1`, `$\frac{1}{2}$`, `5π` and `3`. What
+borders on more mathematics is part of it, so the tail of a formula is never found as an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from covey.rewards.quantities import FUNCTIONS
+
+NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,4}(?!\w))?"
+DELIMITED = (
+    r"\$\$[^$]{1,400}\$\$|\$(?![\s$])[^$\n]{0,400}[^\s$]\$(?!\d)"
+    r"|\\\((?s:.{1,400}?)\\\)|\\\[(?s:.{1,400}?)\\\]"
+)
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,40}\}){0,60}\}){0,80}\}"
+_TOKEN = re.compile(
+    rf"(?P<delimited>{DELIMITED})"
+    rf"|(?P<environment>\\begin\{{(\w+\*?)\}}(?s:.{{1,800}}?)\\end\{{\w+\*?\}})"
+    rf"|(?P<number>\d+(?:\s?:\s?\d+)+(?!\d)|\d{{1,4}}(?P<dash>[-/])\d{{1,2}}(?P=dash)\d{{1,4}}(?!\d)|{NUMBER}(?:\s?\\?[%‰])?)"
+    rf"|(?P<command>\\(?:[a-zA-Z]+|[{{}}])\s*(?:\[[^\]]{{0,20}}\])?(?:{_GROUP}){{0,2}})"
+    rf"|(?P<braced>{_GROUP})"
+    r"|(?P<symbol>[πθφαβγλμσω∞∅°′√ℝℤℕ]|'(?=\s*[=(]))"
+    r"|(?P<word>[^\W\d_πθφαβγλμσω]+(?:'[a-z]+)?)"
+    r"|(?P<operator>(?:[-+*/^_=<>≤≥≠≈×÷·∙⋅±∓∪∩∈−–|]|:=)+)"
+    r"|(?P<open>[(\[])|(?P<close>[)\]])|(?P<comma>[,;、])|(?P<space>[ \t]+)|(?P<other>.|\n)"
+)
+# Commands that stand around text.
+_OF_TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|emph|underline|section|item|quad|qquad|ldots|dots|,)")
+_COIN = re.compile(r"\\?[$€£¥₹]\s?$")
+_ARTICLES = frozenset("aAI")
+_MATHS = frozenset(("delimited", "environment", "number", "command", "braced", "letter", "symbol", "close"))
+_DASHES = re.compile(r"[-−–]+")
+_BULLET = re.compile(r"(?:^|\n)[ \t]*(?:\(?\d{1,2}[.)]|[-*+•])[ \t]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A place of a text that holds mathematics, without the spaces around it."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    start: int
+    end: int
+    text: str
+
+
+def runs(text: str) -> list[Run]:
+    """The numbers and formulas of a text that stand by themselves, in their order."""
+    tokens = _tokens(text)
+    found = []
+    i = 0
+    while i < len(tokens):
+        end = _end_of_run(tokens, i)
+        if end == i:
+            i += 1
+            continue
+        run = _trimmed(text, tokens, i, end)
+        if run is not None:
+            found.append(run)
+        i = end
+    return found
+
+
+def _tokens(text: str) -> list[_Token]:
+    return [
+        _Token(_kind(str(m.lastgroup), m[0], text, m.start(), m.end()), m.start(), m.end(), m[0])
+        for m in _TOKEN.finditer(text)
+    ]
+
+
+def _kind(group: str, token: str, text: str, start: int, end: int) -> str:
+    """The kind of a token as its neighbours make it."""
+    if group == "command" and _OF_TEXT.match(token):
+        return "word"
+    if group != "word":
+        return group
+    if token in FUNCTIONS:
+        return "letter"
+    touches = (text[start - 1 : start], text[end : end + 1])
+    if len(token) == 1 and token.isascii():
+        is_bound = any(t and (t.isdigit() or t in "^_+-*/=()") for t in touches)
+        return "letter" if token not in _ARTICLES or is_bound else "word"
+    # 2xy and ab/2 are products, 5cm and 3rd are none.
+    is_product = len(token) <= 3 and token.isascii() and token.islower() and token[0] in "abcnkmpqrtuvwxyz"
+    return "letter" if is_product and text[end : end + 1] in tuple("^_") else "word"
+
+
+def _end_of_run(tokens: list[_Token], begin: int) -> int:
+    """The token behind the run that begins here; `begin` itself where none does."""
+    if tokens[begin].kind not in ("open", "operator") and tokens[begin].kind not in _MATHS - {"close"}:
+        return begin
+    end = i = begin
+    opened: list[int] = []
+    while i < len(tokens):
+        token = tokens[i]
+        if token.kind == "open":
+            opened.append(i)
+        elif token.kind == "close":
+            if not opened:
+                break
+            opened.pop()
+        elif token.kind == "comma":
+            if not opened:
+                break
+        elif token.kind == "space":
+            if not _goes_on(tokens, begin, i, is_within=bool(opened)):
+                break
+        elif token.kind not in _MATHS and token.kind != "operator":
+            break
+        i += 1
+        if not opened:
+            end = i
+    # A bracket around words is no mathematics; what stands before it is, and then what is within.
+    if opened and end <= opened[0]:
+        return max(end, begin)
+    return end
+
+
+def _goes_on(tokens: list[_Token], begin: int, i: int, *, is_within: bool) -> bool:
+    """Whether the mathematics goes on behind a space."""
+    if i + 1 >= len(tokens) or i == begin:
+        return False
+    before, after = tokens[i - 1], tokens[i + 1]
+    if after.kind in ("word", "other", "space"):
+        return False
+    if is_within:
+        return True
+    # A dash between words is punctuation; a minus has a space on both sides or on none, or begins a number.
+    if before.kind == "operator":
+        return i - 1 > begin or not _DASHES.fullmatch(before.text)
+    if after.kind == "operator":
+        behind = tokens[i + 2] if i + 2 < len(tokens) else None
+        return behind is not None and behind.kind not in ("word", "other")
+    if after.kind == "open":
+        return before.kind in ("letter", "command", "symbol") and before.text in FUNCTIONS
+    if {before.kind, after.kind} & {"command", "symbol"}:
+        return "word" not in (before.kind, after.kind) and "delimited" not in (before.kind, after.kind)
+    return _is_mixed(tokens, i)
+
+
+def _is_mixed(tokens: list[_Token], i: int) -> bool:
+    """Whether the space stands in a mixed number such as `2 1/3`."""
+    kinds = [t.kind for t in tokens[i - 1 : i + 4]]
+    return kinds == ["number", "space", "number", "operator", "number"] and tokens[i + 2].text == "/"
+
+
+def _trimmed(text: str, tokens: list[_Token], begin: int, end: int) -> Run | None:
+    """The run without signs of prose at its ends; None where it borders on what is missing."""
+    own = tokens[begin:end]
+    while own and own[-1].kind in ("space", "comma"):
+        own.pop()
+    # `= 5` and a dash before a number are of the sentence, a sign is of the number.
+    while own and (own[0].kind == "space" or own[0].text in ("=", "≈", ":=", "|", "*", "–")):
+        own.pop(0)
+    if (
+        own
+        and own[-1].kind == "operator"
+        and _DASHES.fullmatch(own[-1].text)
+        and _is_prose_dash(text, own[-1])
+    ):
+        own.pop()
+    if not own or not any(t.kind in _MATHS for t in own):
+        return None
+    start, stop = own[0].start, own[-1].end
+    body = text[start:stop]
+    if own[0].kind == "operator" and not re.fullmatch(r"[-+−±]|[<>≤≥]", own[0].text):
+        return None
+    if own[-1].kind == "operator" or _touches_word(text, start, stop, own):
+        return None
+    if not _says_something(own):
+        return None
+    coin = _COIN.search(text, max(0, start - 3), start)
+    if coin and own[0].kind == "number":
+        start = coin.start()
+        body = text[start:stop]
+    return Run(start, stop, body)
+
+
+def _is_prose_dash(text: str, dash: _Token) -> bool:
+    return text[dash.end : dash.end + 1].isspace() or dash.end == len(text)
+
+
+def _touches_word(text: str, start: int, stop: int, own: list[_Token]) -> bool:
+    """Whether a letter stands right before or behind: `3rd`, `GPT4`, `x_max`."""
+    before, behind = text[start - 1 : start], text[stop : stop + 1]
+    if own[0].kind == "delimited" or own[-1].kind == "delimited":
+        return False
+    is_word = before.isascii() and (before.isalnum() or before in ("_", "\\"))
+    return is_word or (behind.isascii() and (behind.isalnum() or behind == "_") and not _is_unit(text, stop))
+
+
+def _is_unit(text: str, stop: int) -> bool:
+    return (
+        re.match(
+            r"(?:cm|mm|km|m|kg|g|mg|ml|l|s|h|min|ft|in|mph|rad|K|C|F)(?:\^?[23²³])?(?![\w])", text[stop:]
+        )
+        is not None
+    )
+
+
+def _says_something(own: list[_Token]) -> bool:
+    """Whether there is a number, a formula or an operation, and not a letter alone."""
+    kinds = {t.kind for t in own}
+    if kinds & {"number", "delimited", "environment", "symbol"}:
+        return True
+    if "command" in kinds:
+        return True
+    return "letter" in kinds and "operator" in kinds and len(own) > 2
+
+
+def is_list_mark(text: str, run: Run) -> bool:
+    """Whether a run only numbers a line: `3. Then …`, `(2) So …`."""
+    behind = text[run.end : run.end + 2]
+    if not re.fullmatch(r"\(?\d{1,2}\)?", run.text):
+        return False
+    line = text.rfind("\n", 0, run.start) + 1
+    alone = not text[line : run.start].strip(" \t(#*")
+    return alone and re.match(r"[.):、]\s?\S|\s*\S", behind) is not None and behind[:1] in tuple(".):、")
