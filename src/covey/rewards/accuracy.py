@@ -8,13 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from covey.rewards.algebra import ALGEBRA
-from covey.rewards.answers import extract_answer, extract_gold, find_answer, last_boxed
+from covey.rewards.answers import (
+    column_text,
+    extract_answer,
+    extract_gold,
+    find_answer,
+    last_boxed,
+    last_words,
+    without_thoughts,
+)
 from covey.rewards.equal import is_equal
-from covey.rewards.golds import column_text, gold_problem
+from covey.rewards.golds import gold_problem
+from covey.rewards.values import Kind, read
 
 __all__ = ["accuracy", "extract_answer", "extract_gold", "is_equal", "last_boxed", "reasoning_accuracy"]
 
 _END_OF_THOUGHT = "</think>"
+_MARKED = ("answer_tag", "boxed", "hashes")
 
 
 def accuracy(
@@ -29,16 +39,12 @@ def accuracy(
     `log_extra("parsed_by", …)` is told how each answer was found, by a name of `covey.rewards.answers`. A row
     whose gold is None or cannot be read scores None.
     """
-    found = [find_answer(text) for text in completions]
+    golds = solution if solution is not None else answer
+    texts = [None if gold is None else column_text(gold) for gold in golds or [None] * len(completions)]
+    found = [_found(text, gold) for text, gold in zip(completions, texts, strict=True)]
     if log_extra is not None:
         log_extra("parsed_by", [how for _, how in found])
-    golds = solution if solution is not None else answer
-    if golds is None:
-        return [None] * len(completions)
-    pairs = [
-        (None if gold is None else column_text(gold), text)
-        for (text, _), gold in zip(found, golds, strict=True)
-    ]
+    pairs = [(gold, answer) for gold, (answer, _) in zip(texts, found, strict=True)]
     # Each pair once, and as many at a time as there are processes that compare formulas.
     different = list(dict.fromkeys(pairs))
     with ThreadPoolExecutor(ALGEBRA.num_children, "accuracy") as threads:
@@ -57,6 +63,18 @@ def reasoning_accuracy(
     hold."""
     ends = [text.rpartition(_END_OF_THOUGHT)[2] if _END_OF_THOUGHT in text else "" for text in completions]
     return accuracy(completions=ends, solution=solution, answer=answer, log_extra=log_extra)
+
+
+def _found(completion: str, gold: str | None) -> tuple[str | None, str]:
+    """The answer and how it was found; where nothing is marked and the gold is in words, its words."""
+    found, how = find_answer(completion)
+    if gold is None or how in _MARKED:
+        return found, how
+    wanted = extract_gold(gold)
+    if read(wanted).kind is not Kind.WORDS or not any(c.isalpha() for c in wanted):
+        return found, how
+    words = last_words(without_thoughts(completion), wanted)
+    return (found, how) if not words else (words, "last_words")
 
 
 def _score(pair: tuple[str | None, str | None]) -> float | None:

@@ -31,16 +31,17 @@ _CHILD_BYTES = 8 << 30
 _PATIENCE_S = 2
 _HARD_LIMIT_S = 6.0
 # These ask for a calculation that is not done: not an answer, and without a bound on its time.
-_UNDONE = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf)(?![a-zA-Z])")
+_UNDONE = r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf)(?![a-zA-Z])"
+# Nor is a power of a power of a number worked out, or a factorial of a factorial.
+_NEVER = re.compile(_UNDONE + r"|\^\s*\{?[\s\d]+\}?\s*\^|!\s*[)}\]]+\s*!")
 _POWER = re.compile(r"[\d)}\]!]\s*\^\s*")
-_TOWER = re.compile(r"\^\s*\{?[\s\d]+\}?\s*\^")
 _FACTORIAL = re.compile(r"(\d*)\s*([)}\]]?)\s*!(\s*!)?")
 _BINOMIAL = re.compile(r"\\[dt]?binom")
 
 
 def is_bounded(latex: str) -> bool:
     """Whether a formula is short, shallow, and holds no power or factorial that fills a computer."""
-    if len(latex) > LONGEST_FORMULA or _UNDONE.search(latex) or _TOWER.search(latex):
+    if len(latex) > LONGEST_FORMULA or _NEVER.search(latex):
         return False
     depth = deepest = 0
     for character in latex:

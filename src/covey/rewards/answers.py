@@ -13,10 +13,11 @@ candidates are, in this order:
 
 from __future__ import annotations
 
+import json
 import re
-import unicodedata
+from typing import Any
 
-from covey.rewards.notation import ANSWER, ANSWER_CHINESE, COPULA, COPULA_CHINESE
+from covey.rewards.notation import ANSWER, ANSWER_CHINESE, COPULA, COPULA_CHINESE, half_width
 from covey.rewards.runs import Run, is_list_mark, runs
 from covey.rewards.tags import answer_tag
 from covey.rewards.values import Kind, Value, read
@@ -25,6 +26,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s+|(?=\d))([^\s{}$\\]+)")
 _DEEPEST = 4
 _LONGEST_WORDS = 60
+_SENTENCE_WORDS = 4
 _LONGEST_WORD = 30
 # The places of a text that are searched for a last expression: an answer stands at the end.
 _TAIL = 4000
@@ -41,8 +43,11 @@ _CHOICE_HERE = re.compile(
     rf"(?:\\(?:text|textbf|mathrm|mathbf)\s*\{{)?({_LETTERS})\}}?(?=[\s*$}}]*(?:$|[.,:;)。、!?]|选项|项|\s[a-z(]|[\u4e00-\u9fff]))"
 )
 _SAID = re.compile(
-    rf"(?P<said>{ANSWER}(?:\s*\([^()\n]{{1,20}}\))?[\s*]*(?:{COPULA}[\s*]*)+|{ANSWER_CHINESE}\s*(?:{COPULA_CHINESE}\s*)+)"
-    rf"|(?P<chosen>(?:故|应|因此|所以|则|答案|综上|本题|此题|,|\.|^)\s*[选選][择項项]?\s*:?\s*(?=[(]?[A-J]))"
+    rf"(?P<said>{ANSWER}(?:\s*\([^()\n]{{1,20}}\))?[\s*]*(?:{COPULA}[\s*]*)+"
+    rf"|{ANSWER_CHINESE}\s*(?:{COPULA_CHINESE}\s*)+|【答案】)"
+    r"|(?P<chosen>(?:故|应|因此|所以|则|答案|综上|本题|此题|,|\.|^)\s*[选選][择項项]?\s*:?\s*(?=[(]?[A-J])"
+    r"|\b(?:choose|pick|select|go with|matche?s?)\s+(?:(?:option|choice)\s*)?(?=\(?[A-J]\b)"
+    r"|\b(?:so|thus|hence|therefore),?\s+(?:it is\s+)?(?=\([A-J]\)))"
     rf"|\b(?P<right>{_LETTERS})\s*\)?\s*(?:is|are)\s+(?:the\s+)?(?:correct|right|best|true)(?!\s+(?:only|if))"
     rf"|(?P<right2>{_LETTERS})\s*(?:选项|项)?\s*(?:是|为)?\s*正确",
     re.IGNORECASE | re.MULTILINE,
@@ -53,53 +58,25 @@ _SENTENCE = re.compile(r"[^\n。!?]*?(?=\.(?:\s|$)|[\n。!?]|$)")
 _MORE = re.compile(
     r"\s*(?:,|、|;)?\s*(?:(?:\b(?:and|or)\b|和|或者?|与)\s*(?:maybe|perhaps|possibly|也许|可能)?\s*)?"
 )
+# A bound is no value, and 25 less than 51 is not 25.
+_BOUND = re.compile(
+    r"(?:\b(?:more|less|fewer|greater|larger|smaller|higher|lower) than|\bat (?:least|most)|大于|小于|超过"
+    r"|不足|至少|至多|多于|少于)\s*(?:或?等于\s*)?[\s$*]*\Z"
+)
+_MORE_THAN = re.compile(r"\s*(?:less|more|fewer|times)\s+(?:than|as)\b")
+_QUESTION = re.compile(r"[^.!?。！？\n]*[?？]")
+_NAMED = re.compile(r"\$?\s*[a-zA-Z](?:_\{?\w\}?)?\s*(?:[=<>≤≥≠]|\\(?:le|ge|ne)q?(?![a-z]))")
+_AND = re.compile(r"\s*(?:,|;|\band\b|和|且)\s*")
 _EITHER = re.compile(r"\s*,?\s*(?:\bor\b|或者?)\s*(?:maybe|perhaps|possibly|也许|可能)?\s*(?:\w+\s+){0,2}")
 _ANY = re.compile(rf"{_EITHER.pattern}|\s*,\s*")
 # What is said of an answer, and is none.
 _NO_ANSWERS = frozenset(
-    [
-        "correct",
-        "right",
-        "wrong",
-        "incorrect",
-        "reasonable",
-        "consistent",
-        "valid",
-        "clear",
-        "obvious",
-        "below",
-        "above",
-        "found",
-        "given",
-        "unknown",
-        "unclear",
-        "fine",
-        "complete",
-        "done",
-        "final",
-    ]
-)
-_NOT_FIRST = frozenset(
-    [
-        "the",
-        "a",
-        "an",
-        "what",
-        "that",
-        "as",
-        "in",
-        "to",
-        "given",
-        "found",
-        "obtained",
-        "this",
-        "their",
-        "its",
-        "it",
-        "not",
-        "we",
-        "all",
-    ]
+    (
+        *("correct", "right", "wrong", "incorrect", "reasonable", "consistent", "valid", "clear", "obvious"),
+        *("below", "above", "found", "given", "unknown", "unclear", "fine", "complete", "done", "final"),
+        *("the", "a", "an", "what", "that", "as", "in", "to", "obtained", "this", "their", "its", "it"),
+        *("not", "we"),
+    )
 )
 
 
@@ -114,20 +91,47 @@ def extract_gold(text: str) -> str:
 def find_answer(text: str) -> tuple[str | None, str]:
     """The answer of a completion and how it was found, by one of the names above; `none` without any.
 
-    What follows the last `</think>` is searched first, and the thoughts only where it holds no answer.
+    What follows the last `</think>` is searched first. Of thoughts, closed or not, marks alone count.
     """
-    said = text.rpartition("</think>")[2]
-    found = _find(said)
-    return found if found[0] is not None or said == text else _find(text)
+    found = _find(without_thoughts(text))
+    return found if found[0] is not None else _marked(text) or found
+
+
+def without_thoughts(text: str) -> str:
+    """A completion without what it thinks."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def last_words(text: str, gold: str) -> str | None:
+    """What a completion without marks says in words, where its gold is in words: all that follows the last
+    "the answer is" up to the end of its sentence, else as much of the end of the text as the gold is long.
+    """
+    text = _plain(text).strip(" \n\t.。!！*_\"'")
+    said = [m for m in _SAID.finditer(text) if m["said"]]
+    if said:
+        filled = _FILLERS.match(text, said[-1].end())
+        return text[filled.end() if filled else said[-1].end() :].split("\n")[0].strip()
+    text = text.rpartition("\n")[2].removesuffix("的")
+    if not gold.isascii():
+        before = text[: -len(gold)]
+        is_part = len(gold) == 1 and re.search(r"[^\W是为]\Z", before)
+        return None if is_part or re.search(r"不\Z|非\Z|没有\Z", before) else text[-len(gold) :]
+    words = text.split()
+    count = len(gold.split())
+    first = re.match(r"\W*(\w+)\W*,", text)
+    if first is not None and count == 1 and first[1].casefold() in ("yes", "no"):
+        return first[1]
+    is_denied = words[:-count] and re.search(r"\b(?:not|no|never|or)\b|n't\b", " ".join(words[:-count]))
+    return None if is_denied else " ".join(words[-count:])
 
 
 def _find(text: str) -> tuple[str | None, str]:
-    tagged = answer_tag(text, is_closed=False)
-    if tagged is not None:
-        return _within(tagged.strip()), "answer_tag"
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return _within(boxed.strip()), "boxed"
+    marked = _marked(text)
+    if marked is not None:
+        return marked
+    only = _only_value(text)
+    if only is not None:
+        return only, "last_line"
     prose = _plain(text)
     for find, name in (
         (_after_hashes, "hashes"),
@@ -165,24 +169,58 @@ def last_boxed(text: str) -> str | None:
 
 
 def _within(text: str) -> str:
-    """The innermost mark of what a mark holds."""
+    """The innermost mark of what a mark holds, the one value of an object, the number of a sentence."""
     for _ in range(_DEEPEST):
-        boxed = last_boxed(text)
+        boxed, only = last_boxed(text), _only_value(text)
         if boxed is not None:
             text = boxed.strip()
         elif _MARK in text:
             text = text.rpartition(_MARK)[2].strip()
+        elif only is not None:
+            text = only
         else:
             break
+    if len(text.split()) >= _SENTENCE_WORDS and read(text).kind is Kind.WORDS:
+        prose = _plain(text)
+        return _said(prose) or _last_expression(prose) or text
     return text
+
+
+def _marked(text: str) -> tuple[str, str] | None:
+    tagged = answer_tag(text, is_closed=False)
+    if tagged is not None:
+        return _within(re.sub(r"</\w{0,6}$", "", tagged.strip())), "answer_tag"
+    boxed = last_boxed(text)
+    return None if boxed is None else (_within(boxed.strip()), "boxed")
+
+
+def _only_value(text: str) -> str | None:
+    """The value of a JSON object that has one key; else None."""
+    text = text.strip()
+    if not (text.startswith('{"') and text.endswith("}") and len(text) <= _TAIL):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return column_text(found) if isinstance(found, dict) and len(found) == 1 else None
+
+
+def column_text(column: Any) -> str:
+    """A gold column's value as text: the members of a list make a comma list, an object of one key is its
+    value."""
+    if isinstance(column, dict) and len(column) == 1:
+        return column_text(next(iter(column.values())))
+    if isinstance(column, list | tuple):
+        return ", ".join(column_text(c) for c in column)
+    return str(column)
 
 
 def _plain(text: str) -> str:
     """The end of a completion in half-width characters, without special tokens and bold type."""
-    text = text[-_TAIL:].translate({ord("，"): ", ", ord("；"): "; "})
-    text = re.sub(r"<\|[^|<>]{1,40}\|>|</?(?:think|answer|b|i|p|br|strong|em)\s*/?>", " ", text)
-    text = re.sub(r"(?<![\w)}])\*\*|\*\*(?![\w({\\])", "", text)
-    return unicodedata.normalize("NFKC", text)
+    text = re.sub(r"<\|[^|<>]{1,40}\|>|</?(?:think|answer|b|i|p|br|strong|em)\s*/?>", " ", text[-_TAIL:])
+    text = re.sub(r"(?<![\w)}])(?:\*\*|__)|(?:\*\*|__)(?![\w({\\])", "", text)
+    return half_width(text)
 
 
 def _after_hashes(text: str) -> str | None:
@@ -196,6 +234,9 @@ def _after_hashes(text: str) -> str | None:
             is_words = value.kind is Kind.WORDS or any(i.kind is Kind.WORDS for i in value.items)
             if not is_words or not below.strip():
                 return _within(line)
+            own = runs(line)
+            if own and own[0].start == 0 and not is_list_mark(line, own[0]):
+                return _listed(line, own)
         head, mark, behind = head.rpartition(_MARK)
     return None
 
@@ -226,33 +267,31 @@ def _value_at(text: str, start: int) -> str | None:
     if choice and not (choice[1] == "I" and text[choice.end() :][:1] == " "):
         return re.sub(r"^\(([A-J])\)$", r"\1", choice[1])
     here = text[start : start + _NEAR]
-    own = [r for r in runs(here) if not _NOT.search(text, start - 20, start + r.start)]
+    own = [r for r in runs(here) if _counts(here, r, is_said=True)]
     if own and own[0].start == 0:
         return _listed(here, own)
     for part in (rest.strip(" *:"), re.split(r"[,，]", rest)[0].strip(" *:")):
         if _is_said(part):
             return part
     own = [r for r in own if r.end <= len(rest)]
-    if own:
-        return _result(own[-1].text)
-    return None
+    return _whole(here, own[-1], own[-1]) if own else None
 
 
 def _listed(text: str, own: list[Run]) -> str:
     """The first of these and what is named in a row with it: `1, 2 and 3`."""
-    end = 0
-    for n, run in enumerate(own):
-        between = text[own[n - 1].end : run.start] if n else ""
-        if n and not (between.strip() and _MORE.fullmatch(between)):
+    last = own[0]
+    for run in own[1:]:
+        between = text[last.end : run.start]
+        if not (between.strip() and _MORE.fullmatch(between)) and not _is_span(text, last, run):
             break
-        end = run.end
-    return _result(text[own[0].start : end]) if end == own[0].end else text[own[0].start : end]
+        last = run
+    return _whole(text, own[0], last)
 
 
 def _is_said(part: str) -> bool:
     """Whether what follows "the answer is" is a whole answer: a word or a few, a tuple, a list of such."""
     words = part.lower().split()
-    if not words or len(part) > _LONGEST_WORDS or words[0] in _NOT_FIRST or words[0] in _NO_ANSWERS:
+    if not words or len(part) > _LONGEST_WORDS or words[0] in _NO_ANSWERS:
         return False
     return len(words) <= 6 and _is_short(read(part))
 
@@ -260,8 +299,13 @@ def _is_said(part: str) -> bool:
 def _is_short(value: Value) -> bool:
     if value.kind is Kind.LIST:
         return all(i.kind is not Kind.WORDS or _is_short(i) for i in value.items)
-    return value.kind is Kind.TUPLE or (
-        value.kind is Kind.WORDS and len(value.text) <= _LONGEST_WORD and not re.search(r"\d", value.text)
+    is_named_set = value.kind is Kind.MATHS and value.text.startswith(("\\mathbb", "\\emptyset"))
+    return (
+        value.kind in (Kind.TUPLE, Kind.NUMBER)
+        or is_named_set
+        or (
+            value.kind is Kind.WORDS and len(value.text) <= _LONGEST_WORD and not re.search(r"\d", value.text)
+        )
     )
 
 
@@ -273,9 +317,12 @@ def _last_line(text: str) -> str | None:
     if value is not None and (value.kind is Kind.CHOICE or _are(value, Kind.CHOICE)):
         is_whole = line == whole or line.strip("()[].*$ ").isupper() or re.match(r"\(?[A-J][).:]", line)
         return line if is_whole else None
-    if value is None or line != whole:
+    if value is None or line != whole or "=" in line:
         return None
-    return line if _are(value, Kind.NUMBER) or not re.search(r"\s", line) else None
+    if _are(value, Kind.NUMBER):
+        return line
+    is_word = value.kind is Kind.WORDS and not re.search(r"[\s\d]", line) and len(line) <= _LONGEST_WORD
+    return line if is_word else None
 
 
 def _are(value: Value, kind: Kind) -> bool:
@@ -290,25 +337,49 @@ def _last_expression(text: str) -> str | None:
         if not found:
             continue
         first = last = found[-1]
-        # 3 or 4 are two answers, though the last of them is a number.
+        # 3 or 4 are two answers, though the last of them is a number, and x = 2 and y = 3 are one.
         for before in reversed(found[:-1]):
             between = piece[before.end : first.start]
-            if not (_EITHER if first is last else _ANY).fullmatch(between):
+            is_joined = (_EITHER if first is last else _ANY).fullmatch(between) or (
+                _AND.fullmatch(between) and _NAMED.match(before.text) and _NAMED.match(first.text)
+            )
+            if not is_joined and not _is_span(piece, before, first):
                 break
             first = before
         if first.start > _NEAR // 4 or piece == text:
-            return _result(last.text) if first is last else piece[first.start : last.end]
+            return _whole(piece, first, last)
     return None
 
 
-def _counts(text: str, run: Run) -> bool:
-    """Whether a formula can be an answer: it numbers no line, and the text does not say that it is wrong."""
-    return not is_list_mark(text, run) and not _NOT.search(text, run.start - 20, run.start)
+def _counts(text: str, run: Run, *, is_said: bool = False) -> bool:
+    """Whether a formula can be an answer: no number of a line, no bound, not asked for and not denied."""
+    before = run.start - 20
+    return not (
+        (not is_said and is_list_mark(text, run))
+        or _NOT.search(text, before, run.start)
+        or _BOUND.search(text, before, run.start)
+        or _MORE_THAN.match(text, run.end)
+        or _QUESTION.match(text, run.end)
+    )
+
+
+def _is_span(text: str, before: Run, after: Run) -> bool:
+    """Whether two numbers with their units are one: `1 hour and 45 minutes`."""
+    between = text[before.end : after.start]
+    has_units = before.text[-1].isalpha() and after.text[-1].isalpha() and after.text[0].isdigit()
+    return has_units and re.fullmatch(r"\s*(?:and|,)?\s*", between) is not None
+
+
+def _whole(text: str, first: Run, last: Run) -> str:
+    """The text of a run, or from one to another."""
+    if first is last:
+        return _result(last.text)
+    return re.sub(r"\$([^$]+)\$", r"\1", text[first.start : last.end])
 
 
 def _result(text: str) -> str:
     """A formula without the marks around it; of `48+24 = 72` the reader of values takes the result."""
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if len(text) > 2 * len(opening) and text.startswith(opening) and text.endswith(closing):
-            return text[len(opening) : -len(closing)].strip()
+            return text[len(opening) : -len(closing)].strip(" .,;\n")
     return text

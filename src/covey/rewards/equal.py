@@ -40,13 +40,20 @@ def is_equal(gold: str, answer: str | None) -> bool:
     wanted, found = read(gold), read(answer)
     if Kind.NOTHING in (wanted.kind, found.kind):
         return False
+    ends = time.monotonic() + _PATIENCE_S
     if wanted.kind is Kind.CHOICE:
-        return wanted.text == choice_of(without_text_commands(tidy(answer)))
-    return _same(wanted, found, time.monotonic() + _PATIENCE_S)
+        # `(B) 12` names its text as well.
+        is_option = (
+            bool(wanted.items) and found.kind is not Kind.CHOICE and _same(wanted.items[0], found, ends)
+        )
+        return is_option or wanted.text == choice_of(without_text_commands(tidy(answer)))
+    if found.kind is Kind.WORDS and wanted.items and all(i.kind is Kind.CHOICE for i in wanted.items):
+        return sorted(found.text.upper()) == sorted(i.text for i in wanted.items)
+    return _same(wanted, found, ends)
 
 
 def _same(gold: Value, answer: Value, ends: float) -> bool:
-    if gold.name and answer.name and gold.name.casefold() != answer.name.casefold():
+    if gold.name and answer.name and not _is_same_name(gold.name, answer.name):
         return False
     if gold.text == answer.text and gold.unit == answer.unit:
         return True
@@ -55,21 +62,49 @@ def _same(gold: Value, answer: Value, ends: float) -> bool:
         return False
     if kinds == {Kind.NUMBER}:
         return _same_number(gold, answer)
+    if kinds == {Kind.LIST, Kind.MATHS} and "cup" in (gold.brackets, answer.brackets):
+        return ALGEBRA.equal(gold.text, answer.text)
     if Kind.LIST in kinds:
         return _same_list(gold, answer, ends)
     if kinds == {Kind.TUPLE}:
         return gold.brackets == answer.brackets and _in_order(gold.items, answer.items, ends)
+    if kinds == {Kind.WORDS, Kind.NUMBER}:
+        return _is_ratio(gold, answer) or _is_ratio(answer, gold)
     if kinds & {Kind.WORDS, Kind.CHOICE}:
         return False
     if Kind.TUPLE in kinds and not RELATION.search(gold.text + answer.text):
         return False
     if time.monotonic() > ends:
         return False
+    if (
+        "=" in answer.text
+        and "=" not in gold.text
+        and not (answer.name or gold.name)
+        and not RELATION.search(gold.text)
+    ):
+        # Of an equation the right side is the answer where none is asked for.
+        side = read(answer.text.rpartition("=")[2])
+        return "=" not in side.text and side.kind is not Kind.NOTHING and _same(gold, side, ends)
     if gold.kind is Kind.NUMBER and (not _CLOSED.fullmatch(answer.text) or _WORK.search(answer.text)):
         return False
     if bool(gold.name) != bool(answer.name) and "=" in gold.text + answer.text:
         return ALGEBRA.equal(_equation(gold), _equation(answer))
     return ALGEBRA.equal(gold.text, answer.text)
+
+
+def _is_same_name(gold: str, answer: str) -> bool:
+    """Whether two names are one, apart from their case and from the numbers of roots: x and x_1."""
+    return gold.casefold() == answer.casefold() or (
+        "_" not in gold and re.fullmatch(re.escape(gold) + r"_\{?\d\}?", answer) is not None
+    )
+
+
+def _is_ratio(words: Value, number: Value) -> bool:
+    """Whether a ratio `1:2` and a number written as a fraction are the same."""
+    sides = re.fullmatch(r"(\d{1,9}):(\d{1,9})", words.text)
+    if sides is None or number.unit or not re.search(r"/|\\frac", number.text) or int(sides[2]) == 0:
+        return False
+    return number.number == Fraction(int(sides[1]), int(sides[2]))
 
 
 def _equation(value: Value) -> str:

@@ -37,7 +37,7 @@ class Formulas:
         wanted, found = self.read(gold), self.read(answer)
         if not wanted or not found or self._within(lambda: _are_different(wanted[0], found[0])):
             return False
-        return bool(self._within(lambda: verify(wanted, found, timeout_seconds=None)))
+        return bool(self._within(lambda: _are_same(wanted, found)))
 
     def _read(self, latex: str) -> list[Any]:
         """The formula in a list, or an empty list."""
@@ -54,6 +54,10 @@ class Formulas:
         )
         if found is None:
             return []
+        if isinstance(found, sympy.Expr):
+            # math-verify takes i for a name.
+            names = [s for s in found.free_symbols if str(s) == "i"]
+            found = found.subs(dict.fromkeys(names, sympy.I)) if len(names) else found
         return [found / 100 if is_percent and isinstance(found, sympy.Expr) else found]
 
     def _within(self, work: Callable[[], T]) -> T | None:
@@ -71,6 +75,17 @@ class Formulas:
 
 def _late(number: int, frame: object) -> None:
     raise TimeoutError
+
+
+def _are_same(wanted: list[Any], found: list[Any]) -> bool:
+    gold, answer = wanted[0], found[0]
+    if isinstance(gold, sympy.Set) and isinstance(answer, sympy.Set) and _is_same_set(gold, answer):
+        return True
+    return bool(verify(wanted, found, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def _is_same_set(gold: sympy.Set, answer: sympy.Set) -> bool:
+    return (gold - answer).is_empty is True and (answer - gold).is_empty is True
 
 
 def _are_different(gold: Any, answer: Any) -> bool:

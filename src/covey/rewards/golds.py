@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.rewards.algebra import ALGEBRA, LONGEST_FORMULA
-from covey.rewards.answers import extract_gold
+from covey.rewards.answers import column_text, extract_gold
 from covey.rewards.values import Kind, Value, read
 
 _LONGEST_PROSE = 200
+_SENTENCES = re.compile(r"\w[.。]\s*[A-Z\u4e00-\u9fff].*\s.*\w[.。]?\s*$", re.DOTALL)
+_NO_GOLDS = frozenset(
+    ("proof", "see proof", "proof omitted", "see solution", "略", "证明略", "见证明", "见解析")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +74,16 @@ def check_golds(golds: Iterable[Any], budget_s: float = 5.0) -> GoldReport:
     return GoldReport(num_golds=num_golds, num_checked=num_checked, bad=sorted(bad))
 
 
-def column_text(column: Any) -> str:
-    """A gold column's value as text; the members of a list make a comma list."""
-    if isinstance(column, list | tuple):
-        return ", ".join(str(c) for c in column)
-    return str(column)
-
-
 def _plain_problem(gold: str, value: Value) -> str | None:
     """What is wrong with a gold that can be seen without math-verify."""
     if not gold:
         return "it is empty"
-    if len(gold) > LONGEST_FORMULA or (value.kind is Kind.WORDS and len(gold) > _LONGEST_PROSE):
+    is_words = value.kind is Kind.WORDS or all(i.kind is Kind.WORDS for i in value.items or [value])
+    is_prose = is_words and (len(gold) > _LONGEST_PROSE or _SENTENCES.search(gold))
+    if len(gold) > LONGEST_FORMULA or is_prose:
         return f"it is {len(gold)} characters of text, in which no answer is marked"
+    if gold.strip(" .。").casefold() in _NO_GOLDS:
+        return "it says that there is a proof and gives no answer"
     if value.kind is Kind.NOTHING or any(i.kind is Kind.NOTHING for i in value.items):
         return "it holds no letter or digit"
     if value.text in ("nan", "null"):

@@ -15,14 +15,17 @@ OPENING = (
 )
 ANSWER = r"\b(?:answers?|options?|choices?)\b"
 COPULA = r"(?:\b(?:is|are|was|be|(?:should|must|would|will|has to) be|comes out (?:to|as)|equals?)\b|[:=])"
-ANSWER_CHINESE = r"(?:答案|应?[选選][择项]?)"
-COPULA_CHINESE = r"(?:应该?|就)?(?:[是为:=]|等于)"
+ANSWER_CHINESE = r"(?:[【\[]?(?:答案|解答)[】\]]?|应?[选選][择项]?)"
+COPULA_CHINESE = r"(?:应该?|就)?(?:[是为有:=]|等于)"
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _BEFORE = {
     **{c: f" {a}/{b} " for c, a, b in ("½12", "⅓13", "⅔23", "¼14", "¾34", "⅕15", "⅖25", "⅛18", "⅜38")},
     "，": ", ",
+    "∶": ":",
     "…": r"\ldots ",
     "℃": "°C",
     "℉": "°F",
@@ -35,7 +38,7 @@ _AFTER = {
     **{"≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp "},
     **{"≈": r"\approx ", "≃": r"\approx ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}"},
     **{"∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "π": r"\pi "},
-    **{"θ": r"\theta ", "∠": r"\angle ", "º": "°", "【": "[", "】": "]", "《": "", "》": ""},
+    **{"θ": r"\theta ", "∠": r"\angle ", "≡": r"\equiv ", "º": "°", "【": "[", "】": "]", "《": "", "》": ""},
 }
 _BEFORE_TABLE = {ord(c): text for c, text in _BEFORE.items()}
 _AFTER_TABLE = {ord(c): text for c, text in _AFTER.items()}
@@ -75,6 +78,12 @@ _REWRITES = tuple(
         (r"\{,\}", ","),
         (r"\\%", "%"),
         (r"\*\*", "^"),
+        (r"\(\s*mod\s*([^()]*)\)", r"\\pmod{\1}"),
+        (r"\b([ap])\.m\b\.?", r"\1m"),
+        (
+            r"(?:\\text\s*\{\s*)?\b(?:all|the)\s+real\s+numbers(?:\s*\})?|(?:全体|所有|一切)?实数集?|\(-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)",
+            r"\\mathbb{R}",
+        ),
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
@@ -86,21 +95,27 @@ _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mbox|operatorname|rm|bf)\s*\{([^{}]*)\}"
 )
 _JOINED = re.compile(
-    r",?\s+(?:and|or)\s+|(?<=[\w)}\]])\s*(?:或者?|和)\s*(?=[\d\\({\[-]|[A-Za-z])",
+    r",?\s+(?:and|or)\s+|(?<=[\w)}\]])\s*(?:或者?|和|且)\s*(?=[\d\\({\[-]|[A-Za-z])",
 )
 _OPEN, _CLOSE = "([{", ")]}"
 
 
 def tidy(text: str) -> str:
     """A gold or answer without tags, delimiters, lead-in and closing point, in plain characters."""
-    text = _SUPERSCRIPT.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
-    text = unicodedata.normalize("NFKC", text.translate(_BEFORE_TABLE)).translate(_AFTER_TABLE)
+    text = half_width(text).translate(_AFTER_TABLE)
     text = re.sub(r"(\d),\\!\s*(\d{3})", r"\1,\2", _TAG.sub(" ", text))
     text = _LEAD_IN.sub("", _undelimited(text))
     text = _undelimited(text)
     for pattern, new in _REWRITES:
         text = pattern.sub(new, text)
     return re.sub(r"\s+", " ", text).strip()
+
+
+def half_width(text: str) -> str:
+    """A text with full-width characters, superscripts and subscripts written in plain ones."""
+    text = _SUPERSCRIPT.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
+    text = _SUBSCRIPT.sub(lambda m: "_{" + m[0].translate(_SUBSCRIPTS) + "}", text)
+    return unicodedata.normalize("NFKC", text.translate(_BEFORE_TABLE))
 
 
 def squeeze(text: str) -> str:
@@ -152,7 +167,8 @@ def _undelimited(text: str) -> str:
     """Without the marks around all of it: markdown, paired dollar signs, LaTeX brackets, a point."""
     for _ in range(4):
         before = text
-        text = re.sub(r"[\s.,;:!?]+$", "", text.strip())
+        # 6! is a factorial.
+        text = re.sub(r"[\s.,;:?]+$|(?<![\w)}])!$|(?<=[^\W\d]{2})!$", "", text.strip())
         if len(text) > 1 and text[-1] == "\\":
             text = text[:-1].rstrip()
         for mark in ("**", "__", "$$", "$", "`", '"'):

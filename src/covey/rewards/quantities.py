@@ -85,7 +85,6 @@ _KNOWN_UNITS = {
         "week 周",
         "month 月",
         "year 年",
-        "mph",
         "unit",
         "squareunit unit^2",
         "cubicunit unit^3",
@@ -96,13 +95,20 @@ _KNOWN_UNITS = {
         "inch^2 squareinch squareinche",
         "cm^3 cubiccm cubiccentimeter 立方厘米",
         "m^3 cubicmeter cubicmetre 立方米",
-        "km/h kmh kph",
-        "m/s",
+        "km/hour kmh kph",
+        "mile/hour mph",
+        "角",
+        "分",
         "rad radian",
     )
     for name in names.split()
 }
 
+_PROSE_UNIT = re.compile(
+    rf"\s?({'|'.join(sorted((n for n in _KNOWN_UNITS if not n.isascii()), key=len, reverse=True))}"
+    r"|(?:square |cubic )?[a-zA-Z°]+(?:\^\{?[23]\}?)?(?:\s?/\s?[a-zA-Z]+|\s+per\s+[a-z]+)?(?!\w))"
+)
+_WORDS_TOO = frozenset(("in", "a", "r", "unit", "units", "min", "sec", "bucks"))
 # They count things, and say no more than the number.
 _COUNTERS = re.compile("^[个只人本名种次棵张页支辆件条位岁](?!方)")
 
@@ -123,16 +129,33 @@ def quantity(text: str) -> Quantity | None:
         return None
     number = _number(match["number"])
     words, scale = match["unit"] or "", 1
-    scaled = _SCALE.match(words)
+    scaled = _SCALE.match(without_text_commands(words))
     if scaled is not None:
         scale = _SCALES[scaled[0].lower().removesuffix("s")]
-        words = words[scaled.end() :].strip()
+        words = without_text_commands(words)[scaled.end() :].strip()
     unit = _unit(words, bool(match["space"]) or scaled is not None)
     if number is None or unit is None:
         return None
     if "-" in (match["sign"], match["sign2"]):
         number = -number
     return Quantity(number * scale, unit or _KNOWN_UNITS.get(match["coin"].strip("\\"), ""))
+
+
+def unit_end(text: str, start: int) -> int:
+    """Where a scale and a unit of the table end that stand behind a number in prose; `start` without any.
+
+    Letters that are words too, such as in and a, are left out.
+    """
+    end = start
+    scaled = re.compile(rf"\s?(?:{_SCALE.pattern})", re.I).match(text, start)
+    if scaled is not None:
+        end = scaled.end()
+    words = _PROSE_UNIT.match(text, end)
+    if words is not None and words[1].casefold() not in _WORDS_TOO:
+        parts = re.split(r"\s?/\s?|\s+per\s+", words[1].casefold())
+        if all(_known_unit(re.sub(r"\^\{?([23])\}?$", r"^\1", p), may_be_short=True) for p in parts):
+            return words.end()
+    return end
 
 
 def _unit(text: str, is_apart: bool) -> str | None:
@@ -143,16 +166,25 @@ def _unit(text: str, is_apart: bool) -> str | None:
         return "percent"
     is_text = text.startswith("\\")
     plain = without_text_commands(text).replace("{", "").replace("}", "").casefold()
-    name = "".join(plain.split())
-    for form in (name, name.removesuffix("s"), name.removesuffix("."), "".join(plain.split(" of ")[:1])):
-        if form in _KNOWN_UNITS and (is_apart or is_text or len(form) > 1 or not form.isascii()):
-            return _KNOWN_UNITS[form]
+    name = "".join(plain.replace(" per ", "/").split(" of ")[0].split())
+    parts = [_known_unit(part, may_be_short=is_apart or is_text or "/" in name) for part in name.split("/")]
+    if all(parts):
+        joined = "/".join(parts)
+        return _KNOWN_UNITS.get(joined, joined)
     words = set(_WORD.findall(plain))
     if words & _NO_NOUNS or words & FUNCTIONS:
         return None
     if not (is_text or not plain.isascii() or (is_apart and max(map(len, words)) > 2)):
         return None
     return _COUNTERS.sub("", name).removesuffix("s")
+
+
+def _known_unit(name: str, *, may_be_short: bool) -> str:
+    """A unit of the table by its one name, or nothing."""
+    for form in (name, name.removesuffix("s"), name.removesuffix(".")):
+        if form in _KNOWN_UNITS and (may_be_short or len(form) > 1 or not form.isascii()):
+            return _KNOWN_UNITS[form]
+    return ""
 
 
 def _number(text: str) -> Fraction | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from covey.rewards.quantities import FUNCTIONS
+from covey.rewards.quantities import FUNCTIONS, unit_end
 
 NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,4}(?!\w))?"
 DELIMITED = (
@@ -23,14 +23,15 @@ _TOKEN = re.compile(
     rf"|(?P<number>\d+(?:\s?:\s?\d+)+(?!\d)|\d{{1,4}}(?P<dash>[-/])\d{{1,2}}(?P=dash)\d{{1,4}}(?!\d)|{NUMBER}(?:\s?\\?[%‰])?)"
     rf"|(?P<command>\\(?:[a-zA-Z]+|[{{}}])\s*(?:\[[^\]]{{0,20}}\])?(?:{_GROUP}){{0,2}})"
     rf"|(?P<braced>{_GROUP})"
+    r"|(?P<operator>(?:[-+*/^_=<>≤≥≠≈≡×÷·∙⋅±∓∪∩∈−–|]|:=)+)"
     r"|(?P<symbol>[πθφαβγλμσω∞∅°′√ℝℤℕ]|'(?=\s*[=(]))"
-    r"|(?P<word>[^\W\d_πθφαβγλμσω]+(?:'[a-z]+)?)"
-    r"|(?P<operator>(?:[-+*/^_=<>≤≥≠≈×÷·∙⋅±∓∪∩∈−–|]|:=)+)"
+    r"|(?P<word>[A-Za-z\u00c0-\u024f]+(?:'[a-z]+)?|[^\W\d_πθφαβγλμσωA-Za-z]+)"
     r"|(?P<open>[(\[])|(?P<close>[)\]])|(?P<comma>[,;、])|(?P<space>[ \t]+)|(?P<other>.|\n)"
 )
 # Commands that stand around text.
 _OF_TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|emph|underline|section|item|quad|qquad|ldots|dots|,)")
-_COIN = re.compile(r"\\?[$€£¥₹]\s?$")
+_COIN = re.compile(r"[-−]?\\?[$€£¥₹]\s?$")
+_BESIDE = re.compile(r" [=<>≤≥+*/^≠]")
 _ARTICLES = frozenset("aAI")
 _MATHS = frozenset(("delimited", "environment", "number", "command", "braced", "letter", "symbol", "close"))
 _DASHES = re.compile(r"[-−–]+")
@@ -72,10 +73,14 @@ def runs(text: str) -> list[Run]:
 
 
 def _tokens(text: str) -> list[_Token]:
-    return [
-        _Token(_kind(str(m.lastgroup), m[0], text, m.start(), m.end()), m.start(), m.end(), m[0])
-        for m in _TOKEN.finditer(text)
-    ]
+    tokens = []
+    end = 0
+    while m := _TOKEN.match(text, end):
+        start, end = m.span()
+        if m.lastgroup == "number":
+            end = unit_end(text, end)
+        tokens.append(_Token(_kind(str(m.lastgroup), m[0], text, start, end), start, end, text[start:end]))
+    return tokens
 
 
 def _kind(group: str, token: str, text: str, start: int, end: int) -> str:
@@ -88,7 +93,9 @@ def _kind(group: str, token: str, text: str, start: int, end: int) -> str:
         return "letter"
     touches = (text[start - 1 : start], text[end : end + 1])
     if len(token) == 1 and token.isascii():
-        is_bound = any(t and (t.isdigit() or t in "^_+-*/=()") for t in touches)
+        is_bound = any(t and (t.isdigit() or t in "^_+-*/=()") for t in touches) or (
+            _BESIDE.match(text, end) is not None
+        )
         return "letter" if token not in _ARTICLES or is_bound else "word"
     # 2xy and ab/2 are products, 5cm and 3rd are none.
     is_product = len(token) <= 3 and token.isascii() and token.islower() and token[0] in "abcnkmpqrtuvwxyz"
@@ -142,7 +149,8 @@ def _goes_on(tokens: list[_Token], begin: int, i: int, *, is_within: bool) -> bo
         behind = tokens[i + 2] if i + 2 < len(tokens) else None
         return behind is not None and behind.kind not in ("word", "other")
     if after.kind == "open":
-        return before.kind in ("letter", "command", "symbol") and before.text in FUNCTIONS
+        is_modulus = i + 2 < len(tokens) and tokens[i + 2].text == "mod"
+        return is_modulus or (before.kind == "letter" and before.text in FUNCTIONS)
     if {before.kind, after.kind} & {"command", "symbol"}:
         return "word" not in (before.kind, after.kind) and "delimited" not in (before.kind, after.kind)
     return _is_mixed(tokens, i)
@@ -179,7 +187,7 @@ def _trimmed(text: str, tokens: list[_Token], begin: int, end: int) -> Run | Non
         return None
     if not _says_something(own):
         return None
-    coin = _COIN.search(text, max(0, start - 3), start)
+    coin = _COIN.search(text, max(0, start - 4), start)
     if coin and own[0].kind == "number":
         start = coin.start()
         body = text[start:stop]
@@ -196,24 +204,15 @@ def _touches_word(text: str, start: int, stop: int, own: list[_Token]) -> bool:
     if own[0].kind == "delimited" or own[-1].kind == "delimited":
         return False
     is_word = before.isascii() and (before.isalnum() or before in ("_", "\\"))
-    return is_word or (behind.isascii() and (behind.isalnum() or behind == "_") and not _is_unit(text, stop))
-
-
-def _is_unit(text: str, stop: int) -> bool:
-    return (
-        re.match(
-            r"(?:cm|mm|km|m|kg|g|mg|ml|l|s|h|min|ft|in|mph|rad|K|C|F)(?:\^?[23²³])?(?![\w])", text[stop:]
-        )
-        is not None
-    )
+    return is_word or (behind.isascii() and (behind.isalnum() or behind == "_"))
 
 
 def _says_something(own: list[_Token]) -> bool:
     """Whether there is a number, a formula or an operation, and not a letter alone."""
     kinds = {t.kind for t in own}
-    if kinds & {"number", "delimited", "environment", "symbol"}:
+    if kinds & {"number", "delimited", "environment", "symbol", "command"}:
         return True
-    if "command" in kinds:
+    if "braced" in kinds and any(re.search(r"[|<>=\d]", t.text) for t in own):
         return True
     return "letter" in kinds and "operator" in kinds and len(own) > 2
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-OPEN, CLOSE = "<answer>", "</answer>"
+import re
+
+_OPEN = re.compile("<answer>", re.IGNORECASE)
+_CLOSE = re.compile("</answer>", re.IGNORECASE)
 
 
 def answer_tag(text: str, *, is_closed: bool = True) -> str | None:
@@ -10,10 +13,9 @@ def answer_tag(text: str, *, is_closed: bool = True) -> str | None:
 
     With `is_closed` False, what follows the last `<answer>` counts too, where no tag is closed.
     """
-    end = text.rfind(CLOSE)
-    start = text.rfind(OPEN, 0, max(end, 0))
-    if start >= 0:
-        return text[start + len(OPEN) :].split(CLOSE, 1)[0]
-    if is_closed or OPEN not in text:
-        return None
-    return text.rpartition(OPEN)[2]
+    closed = [m.start() for m in _CLOSE.finditer(text)]
+    opened = [m.end() for m in _OPEN.finditer(text)]
+    before = [end for end in opened if closed and end <= closed[-1]]
+    if before:
+        return text[before[-1] : next(start for start in closed if start >= before[-1])]
+    return text[opened[-1] :] if opened and not is_closed else None

@@ -15,8 +15,8 @@ BOX = r"\boxed{\frac{1}{3}}"
         (rf"<think>a</think> The final answer is {BOX}", r"\frac{1}{3}", 1.0, 1.0),
         (r"<think>a</think> The final answer is \boxed{\frac{1}{2}}", r"\frac{1}{3}", 0.0, 0.0),
         (rf"<think>partial {BOX} but no final answer", r"\frac{1}{3}", 0.0, 1.0),
-        ("<think>72</think> I do not know", "72", 0.0, 1.0),
-        (f"<think>a</think> {BOX} </think> no", r"\frac{1}{3}", 0.0, 1.0),  # the last end counts
+        ("<think>72</think> I do not know", "72", 0.0, 0.0),  # in thoughts only marks count
+        (f"<think>a</think> {BOX} </think> I cannot tell", r"\frac{1}{3}", 0.0, 1.0),  # the last end counts
         ("<think>71</think><answer>72</answer>", "72", 1.0, 1.0),
         ("a</think>72", "72", 1.0, 1.0),  # a prompt that ends with <think>
         ("", "72", 0.0, 0.0),

@@ -1,0 +1,42 @@
+"""A table of gold, completion and the value that a teacher gives, fixed before any scorer saw it.
+
+Where a line of the table and `accuracy` differ, the difference is meant and stands here with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from covey.rewards.accuracy import accuracy
+
+TABLE = Path(__file__).parents[2] / "golden" / "accuracy_pairs.jsonl"
+ROWS = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
+# Gold and completion: what accuracy gives, and why.
+MEANT = {
+    ("10^{100}", "\\boxed{(10^{50})^2}"): (0.0, "a power of a power is work that is not done"),
+    ("x>1且x≠2", "\\boxed{(1,2)\\cup(2,+\\infty)}"): (0.0, "two conditions are not solved for their set"),
+    ("-2；3", "\\boxed{3；-2}"): (1.0, "a list has no order, whatever stands between its members"),
+    ("33", "<think>3*11 = 33. The answer is \\boxed{33}.</think>"): (
+        1.0,
+        "marks count in thoughts, too; reasoning_accuracy takes none of them",
+    ),
+    ("March 5", "<answer>5 March</answer>"): (0.0, "dates are compared as they are written"),
+    ("March 5", "<answer>March 5th</answer>"): (0.0, "dates are compared as they are written"),
+}
+
+
+def test_the_table_is_large_and_mixed():
+    values = [row["accuracy"] for row in ROWS]
+    assert len(ROWS) > 1500 and len({row["source"] for row in ROWS}) >= 12
+    assert min(values.count(1.0), values.count(0.0)) > 700 and values.count(None) >= 10
+
+
+def test_every_pair_has_its_value_but_for_those_that_are_meant():
+    given = accuracy(completions=[r["completion"] for r in ROWS], solution=[r["gold"] for r in ROWS])
+    differ = {
+        (str(row["gold"]), row["completion"]): value
+        for row, value in zip(ROWS, given, strict=True)
+        if value != row["accuracy"]
+    }
+    assert differ == {pair: value for pair, (value, _) in MEANT.items()}
