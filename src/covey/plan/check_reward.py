@@ -287,6 +287,16 @@ def _blind(found: BlindReward) -> Problem:
             Fix(text="a larger weight for the reward that reads the gold answers"),
             skip,
         )
+    if found.form:
+        return warning(
+            "W116",
+            "reward_funcs",
+            f"{found.name} does not read {found.form}, where GOLD is the answer in {found.column}: on "
+            f"{missed} of {rows} rows it scores no more than an empty completion.",
+            "",
+            Fix(text=f"ask for another form in the prompts, or shorten the answers in {found.column}"),
+            skip,
+        )
     seen = (
         f"{found.name} gives the gold answers of {found.column} no more than {than}, on {missed} of {rows} "
         "rows, each tried in several forms."

@@ -55,7 +55,8 @@ class FaultyReward:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlindReward:
     """A reward ("": the weighted total) that, on all but `num_told` of `num_rows` rows, gives the gold of
-    `column` no more than what it is compared with; `constant` is the one value that it gives, or None."""
+    `column` no more than what it is compared with; `constant` is the one value that it gives, or None, and
+    `form` the form of the gold of which that holds, "" for all."""
 
     name: str
     column: str
@@ -63,6 +64,7 @@ class BlindReward:
     num_rows: int
     num_told: int
     constant: float | None = None
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@ that cannot tell a right answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,7 +23,16 @@ _FORMS: tuple[Callable[[str, str], str], ...] = (
     lambda whole, gold: f"The answer is $\\boxed{{{gold}}}$.\n#### {gold}",
     lambda whole, gold: f"```python\n{whole}\n```",
 )
-NUM_FORMS = len(_FORMS)
+_THOUGHT = "<think>\n</think>\n"
+# What a reward that reads golds as answers says that it reads: each has to score.
+_CLAIMED: dict[str, Callable[[str], str]] = {
+    "<answer>GOLD</answer>": lambda gold: f"{_THOUGHT}<answer>{gold}</answer>",
+    "\\boxed{GOLD}": lambda gold: f"{_THOUGHT}So it is $\\boxed{{{gold}}}$.",
+    "<answer>\\boxed{GOLD}</answer>": lambda gold: f"{_THOUGHT}<answer>\\boxed{{{gold}}}</answer>",
+    "#### GOLD": lambda gold: f"{_THOUGHT}We add them.\n#### {gold}",
+    "The answer is GOLD.": lambda gold: f"{_THOUGHT}The answer is {gold}.",
+}
+NUM_FORMS = len(_FORMS) + len(_CLAIMED)
 _ROWS = 6
 _FEWEST_ROWS = 3
 # A reward that draws its values tells more rows than this but for once in 10^5.
@@ -35,7 +44,8 @@ class Blind:
     """A reward that gives gold answers no more than what they are compared `with`.
 
     So on `num_rows` - `num_told` of `num_rows` rows. `reward` "" is the weighted total. `constant` is the one
-    value that it gives to everything, or None.
+    value that it gives to everything, or None; `form` is the one of several forms in which it is, "" where it
+    is in all.
     """
 
     reward: str
@@ -44,6 +54,7 @@ class Blind:
     num_rows: int
     num_told: int
     constant: float | None = None
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +98,16 @@ def answered(prompt: Prompt, text: str, sibling: int) -> Scored:
     return Scored(prompt=replace(prompt, opened=""), trajectory=trajectory)
 
 
-def blind(rewards: RewardSet, weights: Sequence[float], prompts: Sequence[Prompt]) -> list[Blind]:
+def blind(
+    rewards: RewardSet, weights: Sequence[float], prompts: Sequence[Prompt], claims: Collection[int] = ()
+) -> list[Blind]:
     """The rewards that name a gold column and, called once on some rows, do not see it.
 
     Each row is answered with nothing, with its gold and with the gold of another row, both in several forms.
     Where no form of the gold scores more (times its weight) than the other, the row is not told apart. A row
     that scores None or fails is not judged, nor is a gold that is no plain text, nor a weight of 0. Where
-    every single reward sees it, the weighted total has to score the gold above nothing.
+    every single reward sees it, the weighted total has to score the gold above nothing. The rewards numbered
+    in `claims` read golds as answers, and have to see each form that they say they read.
     """
     columns = [c for c in GOLD_COLUMNS if any(c in p.columns for p in prompts)]
     readers = {
@@ -111,7 +125,10 @@ def blind(rewards: RewardSet, weights: Sequence[float], prompts: Sequence[Prompt
         said = [[next(judged) for _ in rows] for rows in tries]
         for i in (i for i, name in readers.items() if name == column):
             values = [[_value(row, i, weights[i]) for row in rows] for rows in said]
-            found += _judged(values, rewards.names[i], column, weights[i])
+            seen = _judged(values, rewards.names[i], column, weights[i])
+            if i in claims and not seen:
+                seen = _unread_forms(values, rewards.names[i], column)
+            found += seen
         if not found:
             totals = [[total(row.parts, weights).total for row in rows] for rows in said]
             found += [b for b in _judged(totals, "", column, 1.0) if b.compared == "empty"]
@@ -147,6 +164,24 @@ def _judged(values: Sequence[Sequence[float | None]], reward: str, column: str, 
     return []
 
 
+def _unread_forms(values: Sequence[Sequence[float | None]], reward: str, column: str) -> list[Blind]:
+    """The first claimed form of the gold that scores no more than nothing on half of the rows."""
+    for place, form in enumerate(_CLAIMED, start=1 + len(_FORMS)):
+        told = [row[place] > row[0] for row in values if None not in (row[place], row[0])]  # type: ignore[operator]
+        if len(told) >= _FEWEST_ROWS and 2 * sum(told) <= len(told):
+            return [
+                Blind(
+                    reward=reward,
+                    column=column,
+                    compared="empty",
+                    num_rows=len(told),
+                    num_told=sum(told),
+                    form=form,
+                )
+            ]
+    return []
+
+
 def _value(row: JudgedRow, i: int, weight: float) -> float | None:
     part = row.parts[i]
     return None if part.status is not Status.OK or part.value is None else weight * part.value
@@ -166,7 +201,8 @@ def _tries(prompts: Sequence[Prompt], column: str) -> list[list[Scored]]:
 
 
 def _forms(whole: str) -> list[str]:
-    return [form(whole, extract_gold(whole)) for form in _FORMS]
+    gold = extract_gold(whole)
+    return [*(form(whole, gold) for form in _FORMS), *(form(gold) for form in _CLAIMED.values())]
 
 
 def _plain(value: Any) -> str | None:

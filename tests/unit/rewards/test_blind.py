@@ -171,3 +171,13 @@ def test_a_total_that_pays_for_saying_nothing(scored, tmp_path):
 )
 def test_golds_that_no_answer_spells_out_are_not_judged(golds, scored, tmp_path):
     assert looked_at(scored, tmp_path, FAULTY, ["swallowed"], golds=golds) == []
+
+
+def test_each_form_that_a_reward_claims_to_read_is_tried(scored, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(HEALTHY)
+    prompts = [scored("", number=n, solution=gold).prompt for n, gold in enumerate(GOLDS)]
+    with RewardSet.start(["accuracy", f"{path}:tagged"], workers=1) as rewards:
+        assert blind(rewards, [1.0, 1.0], prompts, claims=[0]) == []
+        (found,) = blind(rewards, [1.0, 1.0], prompts, claims=[0, 1])
+    assert (found.reward, found.form, found.num_told) == ("tagged", "\\boxed{GOLD}", 0)

@@ -158,6 +158,8 @@ def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[B
     weights = config.reward_weights or [1.0] * len(rewards.names)
     if len(weights) != len(rewards.names):
         return ()
+    entries = list(dict.fromkeys(config.rewards))
+    claims = [i for i, e in enumerate(entries) if (known := built_in_of(e)) is not None and known.parses_gold]
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts.entries:
         by_task.setdefault(prompt.task if config.task_rewards is not None else "", []).append(prompt)
@@ -166,7 +168,7 @@ def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[B
         own = rewards.tasks.get(task, rewards.names)
         # A weight of 0 is judged by nobody, and so is a reward that does not score the task.
         asked_for = [w if n in own else 0.0 for n, w in zip(rewards.names, weights, strict=True)]
-        found += blind(rewards, asked_for, rows)
+        found += blind(rewards, asked_for, rows, claims)
     return tuple(
         BlindReward(
             name=_typed(b.reward, config) if b.reward else "",
@@ -175,6 +177,7 @@ def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[B
             num_rows=b.num_rows,
             num_told=b.num_told,
             constant=b.constant,
+            form=b.form,
         )
         for b in {b.reward: b for b in reversed(found)}.values()
     )
