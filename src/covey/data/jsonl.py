@@ -1,7 +1,8 @@
-"""JSON lines, plain or gzipped, read one at a time with the number of the line at fault."""
+"""JSON: lines, plain or gzipped, read one at a time with the number of the line at fault, and whole lists."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -24,6 +25,50 @@ def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                     yield _row(path, number, line)
     except (EOFError, zlib.error, OSError) as error:
         raise DataError(f"{path} could not be read after line {number}: {error}") from error
+
+
+def iter_json(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a file that is one list of objects, or objects one after the other."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} could not be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text: {error}") from error
+    number = 0
+    try:
+        for number, row in enumerate(_values(text), start=1):
+            if not isinstance(row, dict):
+                raise DataError(f"{path}, row {number}: a row is a JSON object, not {type(row).__name__}")
+            yield row
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {error.lineno}: {error.msg}") from error
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The items of a list, or values that only spaces part."""
+    if text.lstrip()[:1] == "[":
+        yield from json.loads(text)
+        return
+    decoder, place = json.JSONDecoder(), 0
+    while (place := _behind_spaces(text, place)) < len(text):
+        value, place = decoder.raw_decode(text, place)
+        yield value
+
+
+def _behind_spaces(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+def other_encoding(path: Path) -> str | None:
+    """The encoding that the first bytes of a text file name, where it is not UTF-8."""
+    with _opened(path) as file:
+        first = file.read(4)
+    if first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "UTF-32"
+    return "UTF-16" if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
 
 
 def _opened(path: Path) -> IO[bytes]:

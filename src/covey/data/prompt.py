@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.data.errors import DataError, RowFault, TemplateError
+from covey.data.errors import DataError, RowFault
 from covey.data.forms import PROMPT_COLUMNS as PROMPT_COLUMNS
 from covey.data.forms import ReadRow, read_row
 from covey.data.kept import KeptCheck
@@ -72,8 +72,6 @@ def render(
         return Rendered(row=read, text=read.text)
     kwargs = read.template_kwargs or {}
     text = codec.render(read.messages, tools=read.tools, kwargs=kwargs)
-    if not is_encodable(text):
-        raise TemplateError("the chat template writes half of a surrogate pair, which no tokenizer reads")
     try:
         check.check(text, read.messages, read.tools, kwargs)
     except RowFault as fault:

@@ -16,6 +16,7 @@ from covey.data import jsonl, modelscope, tables
 from covey.data.errors import DataError
 
 _FILE_SUFFIXES = (*jsonl.SUFFIXES, *tables.FORMATS)
+_TEXTS = (".jsonl", ".gz", ".json", ".csv")
 _PATH_STARTS = ("./", "../", "/", "~")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
@@ -185,9 +186,15 @@ def _local_table(path: Path, subset: str | None, split: str | None) -> tables.Ta
     if path.is_dir():
         return tables.load_directory(path, subset, split, called=str(path))
     _check_file(path, subset, split)
+    rows = _of_json(path)
+    return tables.load_file(path) if rows is None else list(rows)
+
+
+def _of_json(path: Path) -> Iterator[dict[str, Any]] | None:
+    """Rows of a JSON file; None for other formats, which `datasets` reads."""
     if path.name.endswith(jsonl.SUFFIXES):
-        return list(jsonl.iter_jsonl(path))
-    return tables.load_file(path)
+        return jsonl.iter_jsonl(path)
+    return jsonl.iter_json(path) if path.suffix == ".json" else None
 
 
 def _check_file(path: Path, subset: str | None, split: str | None) -> None:
@@ -198,6 +205,13 @@ def _check_file(path: Path, subset: str | None, split: str | None) -> None:
         raise DataError(f"{path} is one file, which has no subsets or splits: leave {typed} out")
     if not path.name.endswith(_FILE_SUFFIXES):
         raise DataError(f"{path} is none of the formats that this version reads: {', '.join(_FILE_SUFFIXES)}")
+    if path.suffix in _TEXTS:
+        try:
+            encoding = jsonl.other_encoding(path)
+        except (EOFError, OSError) as error:
+            raise DataError(f"{path} could not be read: {error}") from error
+        if encoding is not None:
+            raise DataError(f"{path} is {encoding} text, not UTF-8")
 
 
 def _stream(source: DataSource, *, use_hf: bool, offline: bool) -> Iterator[dict[str, Any]]:
@@ -206,8 +220,8 @@ def _stream(source: DataSource, *, use_hf: bool, offline: bool) -> Iterator[dict
         if path.is_dir():
             return tables.stream_directory(path, source.subset, source.split, called=str(path))
         _check_file(path, source.subset, source.split)
-        is_lines = path.name.endswith(jsonl.SUFFIXES)
-        return jsonl.iter_jsonl(path) if is_lines else tables.stream_file(path)
+        rows = _of_json(path)
+        return tables.stream_file(path) if rows is None else rows
     if _is_hf(source, use_hf):
         return tables.stream_hub(source.path, source.subset, source.split, offline=offline)
     directory = modelscope.dataset_directory(source.path, offline=offline)

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,7 +116,9 @@ def _named(path: str, subset: str | None, split: str | None) -> dict[str, Any]:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    return {"path": FORMATS[path.suffix], "data_files": str(path), "split": "train"}
+    options = {"path": FORMATS[path.suffix], "data_files": str(path), "split": "train"}
+    # An answer may be the word None or NA; only a cell without text is none.
+    return options | ({"keep_default_na": False, "na_values": [""]} if path.suffix == ".csv" else {})
 
 
 def _load(datasets: Any, **options: Any) -> Any:
@@ -141,6 +144,8 @@ def _read(called: str, subset: str | None, split: str | None, load: Callable[[An
     import datasets
 
     datasets.disable_progress_bars()
+    # What it says of a file that it cannot read is in the error, too.
+    datasets.logging.set_verbosity(logging.CRITICAL)
     try:
         return load(datasets)
     except DataError:
@@ -200,6 +205,8 @@ def _no_network() -> Iterator[None]:
 def _explained(error: Exception, called: str, subset: str | None, split: str | None) -> str:
     words = one_line(error)
     there = re.findall(r"['\"]([^'\"]+)['\"]", words.partition("[")[2])
+    if kind := re.search(r"Arrow type (.+) does not have a datasets dtype", words):
+        return f"{called} cannot be read: {_column_of(kind[1], Path(called))} the Arrow type {kind[1]}"
     if "Unknown split" in words or "Bad split" in words:
         return _no_split(called, split, there)
     if "Config name is missing" in words:
@@ -209,8 +216,28 @@ def _explained(error: Exception, called: str, subset: str | None, split: str | N
         return f"{called} has no subset {subset}{nearest(subset, there)}; there are: {', '.join(there)}"
     if "gated dataset" in words:
         return f"{called} is gated: ask for access on its page, then log in with `hf auth login` or HF_TOKEN"
+    if isinstance(error.__cause__, UnicodeDecodeError) or isinstance(error, UnicodeDecodeError):
+        return f"{called} is no UTF-8 text: {one_line(error.__cause__ or error)}"
     cause = one_line(error.__cause__) if error.__cause__ is not None else ""
     return f"{called} could not be read: {words}{f' ({cause})' if cause and cause not in words else ''}"
+
+
+def _column_of(kind: str, path: Path) -> str:
+    """The column of a file that has an Arrow type, as the beginning of a sentence."""
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = None
+    try:
+        if path.suffix == ".parquet":
+            schema = pyarrow.parquet.read_schema(path)
+        elif path.suffix == ".arrow":
+            with pyarrow.OSFile(str(path)) as file:
+                schema = pyarrow.ipc.open_stream(file).schema
+    except (OSError, pyarrow.ArrowInvalid):
+        return "a column has"
+    name = next((field.name for field in schema or () if kind in str(field.type)), None)
+    return "a column has" if name is None else f"the column {name} has"
 
 
 def _no_split(called: str, split: str | None, there: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from covey.data.errors import TemplateError as TemplateError
 from covey.data.model_files import model_context as model_context
 from covey.data.model_files import model_problem as model_problem
 from covey.data.model_files import read_json
+from covey.data.plain import is_encodable
 from covey.data.template import compiled, typed_template
 
 # What a template is given on every rendering, which chat_template_kwargs may not replace.
@@ -68,7 +69,7 @@ class TextCodec:
                 "the model has no chat template: give one with --chat_template FILE or --chat_template chatml"
             )
         try:
-            return self.chat_template.render(
+            text = self.chat_template.render(
                 messages=[dict(m) for m in messages],
                 add_generation_prompt=add_generation_prompt,
                 **{
@@ -78,6 +79,9 @@ class TextCodec:
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TemplateError(f"the chat template refused the messages: {error}") from error
+        if not is_encodable(text):
+            raise TemplateError("the chat template writes half of a surrogate pair, which no tokenizer reads")
+        return text
 
     def _of_conversation(
         self, tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]

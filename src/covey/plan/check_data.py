@@ -62,6 +62,9 @@ def _mend(facts: Facts) -> str:
     reasons = {found.reason for found in facts.left_out if not found.where}
     if reasons == {"surrogate"}:
         return "write the text anew: an emoji was cut in two, as in \\ud83d without its \\ude00"
+    if facts.unread_columns:
+        names = ", ".join(facts.unread_columns)
+        return f"a prompt is text, and {names} holds bytes: write it as text (a string column) into the file"
     return 'each row needs a prompt: {"question": "What is 1+1?", "solution": "2"}'
 
 
@@ -78,18 +81,21 @@ def _unreadable(config: Config, file: UnreadableFile) -> Problem:
     if plain.startswith(f"{os.path.normpath(file.path)} "):
         seen = plain
     line = re.match(r"line (\d+)", plain)
-    if line is not None:
-        cause = "A file cut short, or one that has no JSON object on each line."
+    if "UTF-8" in plain:
+        encoding = "UTF-16" if "UTF-16" in plain else "ENCODING"
+        convert = f"iconv -f {encoding} -t UTF-8 {shlex.quote(file.path)} > NEW"
+        fixes = (Fix(text=f"`{convert}` writes it as UTF-8"),)
+    elif line is not None:
         show = f"sed -n {line[1]}p {shlex.quote(file.path)}"
         fixes = (Fix(text=f"`{show}` shows the line; mend it, or take it out"),)
     elif "no subsets or splits" in plain:
-        cause = "Subsets and splits belong to directories and to data sets on a hub."
         typed = [_without_parts(text, file.path) for text in getattr(config, option)]
         fixes = (Fix(text="the whole file", edits={option: typed}),)
+    elif "Arrow type" in plain:
+        fixes = (Fix(text="write this column as text or numbers, or leave it out of the file"),)
     else:
-        cause = "A file cut short, or of another format."
         fixes = (Fix(text="write it anew as .jsonl: one JSON object on each line"),)
-    return problem("E302", option, seen, cause, *fixes)
+    return problem("E302", option, seen, "", *fixes)
 
 
 def _without_parts(text: str, path: str) -> str:
@@ -99,22 +105,13 @@ def _without_parts(text: str, path: str) -> str:
     return f"{before}{path}{mark}{limit}" if there else text
 
 
-_CAUSES: Mapping[str, tuple[str, str]] = {
-    "columns": (
-        "A slip of the hand, or the columns of another data set.",
-        'the name in the data comes first: --columns \'{"NAME": "question"}\'',
-    ),
-    "system": ("A misspelt path, or one relative to another directory.", "the words themselves, or a file"),
-    "split_dataset_ratio": ("A share of very few rows.", "a set of its own: --val_dataset FILE"),
-    "streaming": ("The built-in task lies in memory already.", "read all rows before the run"),
-    "val_dataset": (
-        "A set made for another tool, or one whose prompts are all longer than the limit.",
-        "another set: --val_dataset FILE",
-    ),
-    "dataset": (
-        "A name or a number that does not fit what the data set holds.",
-        "as in openai/gsm8k:main@train#100: subset main, split train, 100 of its rows",
-    ),
+_ADVICE: Mapping[str, str] = {
+    "columns": 'the name in the data comes first: --columns \'{"NAME": "question"}\'',
+    "system": "the words themselves, or a file of UTF-8 text",
+    "split_dataset_ratio": "a set of its own: --val_dataset FILE",
+    "streaming": "read all rows before the run",
+    "val_dataset": "another set: --val_dataset FILE",
+    "dataset": "as in openai/gsm8k:main@train#100: subset main, split train, 100 of its rows",
 }
 
 
@@ -125,16 +122,15 @@ def _mixed(config: Config, facts: Facts) -> list[Problem]:
     # What is wrong with the probabilities is said of the option itself.
     if facts.data_problem is not None and not facts.data_problem.startswith("interleave_prob"):
         option = _option_in(config, facts.data_problem)
-        cause, advice = _CAUSES[option]
-        fix = Fix(text=advice, edits={"streaming": False} if option == "streaming" else {})
-        problems.append(problem("E302", option, facts.data_problem, cause, fix))
+        fix = Fix(text=_ADVICE[option], edits={"streaming": False} if option == "streaming" else {})
+        problems.append(problem("E302", option, facts.data_problem, "", fix))
     return problems
 
 
 def _option_in(config: Config, words: str) -> str:
     """Return the option that the words about the rows speak of."""
     first = words.partition(" ")[0]
-    if first in _CAUSES:
+    if first in _ADVICE:
         return first
     if "--streaming" in words:
         return "streaming"

@@ -82,9 +82,8 @@ def _refused(config: Config, found: LeftOut) -> Problem:
             Fix(text="train on these prompts without their tools", edits={"columns": renamed}),
         )
     if found.reason == "role":
-        seen = (
-            f"Unknown role {found.detail!r} in {first}; {rows} {'has' if found.count == 1 else 'have'} one."
-        )
+        others = "" if found.count == 1 else f"; {rows} have an unknown role"
+        seen = f"{first.capitalize()}{whose} has a message of the unknown role {found.detail!r}{others}."
         fix = Fix(text=f"change the role in the data; the roles are {_ROLES}")
         return problem(code, option, seen, "", fix)
     seen = f"The column tools of {rows} holds no list of functions with names."
@@ -103,7 +102,7 @@ def _left_out(facts: Facts) -> list[Problem]:
     problems = []
     for where in sets:
         shown = left_words(facts, where)
-        if not shown or not (facts.num_prompts or where):
+        if not shown or (facts.num_prompts == 0 and not where):
             continue
         problems.append(
             warning(

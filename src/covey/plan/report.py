@@ -144,7 +144,7 @@ def _data(config: Config, facts: Facts) -> list[str]:
     if config.replay_rollouts is not None:
         return [f"rollouts of {config.replay_rollouts}; nothing is sampled"]
     if config.streaming:
-        return ["read as it is needed; longer prompts are left out as they come"]
+        return ["read as it is needed; longer prompts are left out as they come", *facts.data_notes]
     rows = "" if facts.num_rows is None else f"{counted(facts.num_rows, 'row')}, "
     lines = [f"{rows}{counted(facts.num_prompts or 0, 'prompt')} used"]
     if facts.longest_prompt:

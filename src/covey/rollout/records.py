@@ -6,7 +6,10 @@ Floats survive exactly: a float32 is a Python float, whose repr reads back to th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -60,6 +63,7 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "message": score.message,
         "extras": dict(score.extras),
         "columns": dict(prompt.columns),
+        **_non_finite_places(prompt.columns),
         "prompt_ids": list(prompt.token_ids),
         "completion_ids": list(trajectory.completion_ids),
         "trained_mask": [int(s.trained) for s in completion for _ in s.token_ids],
@@ -69,6 +73,32 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "sources": [[str(s.source), len(s.token_ids), int(s.trained), len(s.logprobs)] for s in completion],
         "seconds": trajectory.seconds,
     }
+
+
+def _non_finite_places(columns: Mapping[str, Any]) -> Record:
+    """Where columns hold NaN or infinities, which JSON has as words: `{"non_finite": [["scores", 0]]}`."""
+
+    def places(value: Any, path: tuple[str | int, ...]) -> Iterator[list[str | int]]:
+        if isinstance(value, float) and not math.isfinite(value):
+            yield [*path]
+        elif isinstance(value, Mapping | list | tuple):
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, item in inner:
+                yield from places(item, (*path, key))
+
+    found = list(places(columns, ()))
+    return {"non_finite": found} if found else {}
+
+
+def _columns_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The columns of a record, with the numbers that were written as words."""
+    if "non_finite" not in record:
+        return dict(record["columns"])
+    columns = copy.deepcopy(record["columns"])
+    for *path, last in record["non_finite"]:
+        inner = functools.reduce(lambda value, key: value[key], path, columns)
+        inner[last] = float(inner[last])
+    return dict(columns)
 
 
 def _part_record(part: ScorePart) -> Record:
@@ -156,7 +186,7 @@ def prompt_of(record: Mapping[str, Any]) -> Prompt:
         messages=None,
         text=record["prompt"],
         token_ids=tuple(record["prompt_ids"]),
-        columns=record["columns"],
+        columns=_columns_of(record),
         opened=record.get("opened", ""),
         task=record.get("task", ""),
         checksum=record.get("checksum", ""),

@@ -196,5 +196,29 @@ def test_an_unknown_format_is_refused_by_name(tmp_path):
 
 
 def test_a_broken_file_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match="could not be read"):
+    with pytest.raises(DataError, match="line 1"):
         read_rows(write(tmp_path / "x.json", "{]"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[{"a": 1},\n {"a": 2}]', '{"a": 1}\n{"a": 2}\n', '{\n"a": 1}\n{\n"a":\n2}', '\ufeff {"a": 1} {"a": 2}'],
+)
+def test_json_is_a_list_or_objects_in_a_row(text, tmp_path):
+    assert read_rows(write(tmp_path / "x.json", text)) == [{"a": 1}, {"a": 2}]
+
+
+def test_json_keeps_what_a_table_would_change(tmp_path):
+    rows = [{"a": {"b": 1}, "t": "\ud83d"}, {"a": {"c": None}, "n": 2**70}]
+    assert read_rows(write(tmp_path / "x.json", json.dumps(rows))) == rows
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv"])
+def test_another_encoding_is_named(name, tmp_path):
+    for encoding in ("utf-16", "utf-32"):
+        (tmp_path / name).write_bytes("question,solution\na,b\n".encode(encoding))
+        with pytest.raises(DataError, match=f"is {encoding.upper()} text, not UTF-8"):
+            read_rows(tmp_path / name)
+    (tmp_path / name).write_bytes('{"question": "ä"}\nä'.encode("gb18030"))
+    with pytest.raises(DataError, match="UTF-8"):
+        read_rows(tmp_path / name)

@@ -19,6 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 _TRIED = 200
 _GOLD_BUDGET_S = 1.0
 _FEW_BAD = 0.05
+_FEW = 5
 # What other data sets call the two columns, beside names that are merely near.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "question": ("text", "task", "user", "user_input", "input_text", "content", "题目", "问题"),
@@ -107,6 +108,9 @@ class _Trial:
         else:
             unused = [set(read_row(row, system=None, is_raw=True).columns) for row in self._rows]
             free = [c for c in columns if any(c in names for names in unused)]
+        if any(isinstance(row.get("label"), bool) for row in self._rows):
+            # A verdict on the answer of the row, which may be a wrong one.
+            free = [c for c in free if _plain(c) not in RESPONSES]
         free = [c for c in free if c != target and not _plain(c).endswith(tuple(f"_{end}" for end in _ABOUT))]
         known = (*_ELSEWHERE.get(target, ()), *(GOLDS if not is_prompt else ()))
         ranked = [c for name in known for c in free if _plain(c) == name]
@@ -129,11 +133,13 @@ def _are_prompts(rows: Rows, *, may_repeat: bool) -> bool:
 
 
 def _are_golds(rows: Rows, target: str, readers: Sequence[BuiltIn]) -> bool:
-    """Whether nearly all rows have an answer that the rewards can read."""
+    """Whether nearly all rows have an answer that the rewards can read, and not all the same one."""
     if not all(reader.parses_gold for reader in readers if target in reader.golds):
         return False
     golds = [read_row(row, system=None, is_raw=True).columns.get(target) for row in rows]
     if any(isinstance(gold, bool) for gold in golds):
+        return False
+    if len(golds) > _FEW and all(gold == golds[0] for gold in golds):
         return False
     report = check_golds(golds, budget_s=_GOLD_BUDGET_S)
     return len(report.bad) + golds.count(None) <= _FEW_BAD * len(golds)

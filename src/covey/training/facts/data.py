@@ -20,6 +20,7 @@ from covey.data.sources import DataSource, eval_name, load_source, parse_source,
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
 from covey.plan.facts import EvalSet, Facts, LeftOut, UnreadableFile
+from covey.plan.reasons import REFUSED
 from covey.quickstart import task
 from covey.rewards.builtin import GOLD_COLUMNS
 from covey.training.facts.columns import with_columns
@@ -190,6 +191,9 @@ def _rendered(
         return replace(facts, data_problem=str(error)), Data()
     empty = [name for name, found in tables if not found.entries]
     if empty:
+        facts = _of_sets(facts, tables)
+        if any(found.reason in REFUSED for found in facts.left_out):
+            return facts, Data()
         words = f"the set to evaluate on, {empty[0]}, has no usable prompt"
         return replace(facts, data_problem=words), Data()
     used, measured = with_pass_rates(config, table)
@@ -285,9 +289,13 @@ def _streamed(
     except (DataError, TemplateError) as error:
         raise _Unusable(replace(facts, data_problem=str(error))) from error
     facts = with_columns(facts, config, first, sets)
+    if facts.missing_columns:
+        return facts, Data()
     facts, data = _rendered(facts, config, codec, (), sets)
     longest = limit if limit is not None else block.longest
-    facts = replace(_of_table(facts, block, block), num_prompts=None, longest_prompt=longest)
+    facts = replace(_of_table(facts, block, block), longest_prompt=longest)
+    # How many there are is not known, but for a beginning without any.
+    facts = replace(facts, num_prompts=None) if block.entries else replace(facts, num_rows=len(first))
     facts = _of_sets(facts, data.eval_sets)
     return facts, replace(data, prompts=None, stream=stream, sample=block)
 
