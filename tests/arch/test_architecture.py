@@ -23,7 +23,7 @@ REPOSITORY = ROOT.parent.parent
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
     ("types", "chinese"),
-    ("errors", "codes", "exits", "place", "environment"),
+    ("errors", "codes", "exits", "place", "environment", "weight_files"),
     ("comm", "config"),
     ("plan", "algorithm"),
     ("models", "data", "rewards", "quickstart"),
@@ -46,6 +46,7 @@ TORCH_FREE = (
     "exits",
     "place",
     "environment",
+    "weight_files",
     "config",
     "plan",
     "data",

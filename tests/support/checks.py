@@ -137,7 +137,7 @@ def gathered_anew(given: Facts, before: Config, after: Config) -> Facts:
     }
     source = ("model", "chat_template", "trust_remote_code")
     if any(getattr(after, name) != getattr(before, name) for name in source):
-        changed |= {"model_problem": None, "model_fault": None}
+        changed |= {"model_problem": None, "model_fault": None, "template_problem": None}
     if after.streaming != before.streaming:
         changed["data_problem"] = None
     if after.system == "r1":

@@ -39,6 +39,11 @@ START: tuple[tuple[str, str, str], ...] = (
         "there is no run.",
     ),
     (
+        "W151",
+        "Tensors that are not loaded",
+        "The model that config.json describes has no place for them, so they take no part in the training.",
+    ),
+    (
         "W150",
         "Forecast ignored",
         "The forecast is an estimate. If it is right, the run ends out of memory or with a full disk.",

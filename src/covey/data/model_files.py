@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.data.errors import nearest
+from covey.weight_files import INDEX, WHOLE, DamagedFileError, stored_tensors, weight_files
 
 _OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
 _SLOW_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
@@ -39,8 +40,9 @@ def model_problem(directory: Path, *, with_weights: bool = True) -> ModelProblem
     """Why a directory is no model that can be trained, or None.
 
     Kinds: not_a_directory, adapter, no_config, bad_config, remote_code, unknown_model_type, vision,
-    encoder_decoder, not_causal, slow_tokenizer, no_tokenizer, missing_shards, pickled_weights, no_weights.
-    With `with_weights` false, as for a model located on a hub, the last three are not asked.
+    encoder_decoder, not_causal, quantized, slow_tokenizer, no_tokenizer, missing_shards, damaged,
+    pickled_weights, no_weights. With `with_weights` false, as for a model located on a hub, the last four are
+    not asked.
     """
     return _problem(directory, _architecture_problem, with_weights=with_weights)
 
@@ -78,6 +80,13 @@ def model_context(directory: Path) -> int | None:
     config = read_json(directory / "config.json")
     config = config.get("text_config") or config
     value = config.get("max_position_embeddings", config.get("n_positions"))
+    return value if isinstance(value, int) else None
+
+
+def vocabulary_of(directory: Path) -> int | None:
+    """Rows of the model's embedding, from its config.json; None where it does not say."""
+    config = read_json(directory / "config.json")
+    value = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
     return value if isinstance(value, int) else None
 
 
@@ -159,6 +168,27 @@ def _architecture_problem(directory: Path, config: Mapping[str, Any]) -> ModelPr
             words=f"{directory} is a {names[0]}, which writes no text: a model that can be trained is a "
             "…ForCausalLM",
         )
+    method = quantization(config)
+    if method is not None:
+        words = f"{directory} holds quantized weights: config.json has a quantization_config of {method}"
+        return ModelProblem(kind="quantized", words=words)
+    return None
+
+
+def quantization(config: Mapping[str, Any]) -> str | None:
+    """The method by which the weights of a model are quantized, by its config.json; None where they are
+    not."""
+    text = config.get("text_config")
+    parts = [config, text] if isinstance(text, Mapping) else [config]
+    for part in parts:
+        for key in ("quantization_config", "compression_config"):
+            said = part.get(key)
+            if isinstance(said, Mapping) and said:
+                widths = [n.removeprefix("load_in_") for n in ("load_in_4bit", "load_in_8bit") if said.get(n)]
+                bits = said.get("bits")
+                widths += [f"{bits} bits"] if isinstance(bits, int) else []
+                method = str(said.get("quant_method") or "an unnamed method")
+                return f"{method} ({', '.join(widths)})" if widths else method
     return None
 
 
@@ -197,12 +227,21 @@ def _tokenizer_problem(directory: Path) -> ModelProblem | None:
 
 
 def _weights_problem(directory: Path) -> ModelProblem | None:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file() and not (directory / "model.safetensors").is_file():
-        return _shards_problem(directory, index)
+    try:
+        files = weight_files(directory)
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            return _missing_shards(directory, missing, len(files))
+        if files:
+            stored_tensors(directory)
+            return None
+    except DamagedFileError as error:
+        return ModelProblem(kind="damaged", words=f"the weights of {directory} are damaged: {error}")
+    return _without_weights(directory)
+
+
+def _without_weights(directory: Path) -> ModelProblem:
     # An adapter beside a config.json is no model's weights.
-    if any(not p.name.startswith("adapter_model") for p in directory.glob("*.safetensors")):
-        return None
     if (directory / "adapter_config.json").is_file():
         return _without_config(directory)
     pickled = sorted(p.name for pattern in _PICKLES for p in directory.glob(pattern))
@@ -213,23 +252,21 @@ def _weights_problem(directory: Path) -> ModelProblem | None:
             f"read; convert to safetensors: AutoModelForCausalLM.from_pretrained('{directory}')"
             f".save_pretrained('{directory}')",
         )
+    others = sorted(p.name for pattern in ("*.safetensors", "*.gguf") for p in directory.glob(pattern))
+    if others:
+        return ModelProblem(
+            kind="no_weights",
+            words=f"{directory} has neither {WHOLE} nor {INDEX}, and what it has is not read: {others[0]}",
+        )
     return ModelProblem(
         kind="no_weights",
         words=f"{directory} has no .safetensors file, the only format of weights that is read",
     )
 
 
-def _shards_problem(directory: Path, index: Path) -> ModelProblem | None:
-    try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ModelProblem(kind="missing_shards", words=f"{index} names no files of weights")
-    missing = sorted(name for name in shards if not (directory / name).is_file())
-    if not missing:
-        return None
+def _missing_shards(directory: Path, missing: list[str], count: int) -> ModelProblem:
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return ModelProblem(
         kind="missing_shards",
-        words=f"{directory} lacks {len(missing)} of {len(shards)} files of weights: "
-        f"{', '.join(missing[:3])}{more}",
+        words=f"{directory} lacks {len(missing)} of {count} files of weights: {', '.join(missing[:3])}{more}",
     )

@@ -32,6 +32,8 @@ _OWN_ARGUMENTS = ("messages", "add_generation_prompt")
 _CLOSED = "covey asks how a turn ends"
 # What looks like an end token, as `<|im_end|>` or `</s>`, and may be none.
 _MARK = re.compile(r"<[^\s<>]{1,40}>")
+# Of tokenizer_config.json: image_token, boi_token (begin of image) and such.
+_MEDIA_TOKEN = re.compile(r"image|audio|video|vision|^[be]o[iav]_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,16 @@ class TextCodec:
             except Exception:  # noqa: BLE001
                 return None
         return list(accumulate(len(p) for p in parts)) if text.startswith("".join(parts)) else None
+
+    def tokens_beyond(self, rows: int | None) -> tuple[tuple[str, int], ...]:
+        """Tokens, with their ids, that an embedding of so many rows has none for; those of images and sound,
+        which no text has, aside."""
+        if rows is None:
+            return ()
+        media = {token for name, token in self.special_tokens.items() if _MEDIA_TOKEN.search(name)}
+        ids = self.tokenizer.get_vocab(with_added_tokens=True)
+        beyond = [(i, token) for token, i in ids.items() if i >= rows and token not in media]
+        return tuple((token, i) for i, token in sorted(beyond))
 
     def written_out(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""

@@ -15,13 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from covey.errors import CheckpointError
+from covey.weight_files import stored_tensors
 
 ALL_LINEAR = "all-linear"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-_EMBEDDING_LEAVES = ("embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "embed_positions")
-_HEAD_LEAVES = ("lm_head", "embed_out")
+TOKEN_LEAVES = ("embed_tokens", "wte", "embed_in", "word_embeddings")
+"""What models call the embedding of their tokens."""
+
+HEAD_LEAVES = ("lm_head", "embed_out")
+"""What models call their head."""
+
+_EMBEDDING_LEAVES = (*TOKEN_LEAVES, "wpe", "embed_positions")
 # peft reads these names, on a model with experts, as the experts' fused tensors, wherever the module lies.
 _EXPERT_LEAVES = ("w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate", "router")
 
@@ -93,20 +99,21 @@ def lora_facts(directory: Path, settings: LoraSettings) -> LoraFacts:
 
 
 def read_shapes(directory: Path) -> ModelShapes:
-    """Names and shapes of a model's tensors. ValueError names a weight file that has no header."""
-    tensors: dict[str, tuple[int, ...]] = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 0 < length < file.stat().st_size:
-                raise ValueError(f"{file.name} has no header")
-            header = json.loads(stream.read(length))
-        tensors |= {n: tuple(e["shape"]) for n, e in header.items() if n != "__metadata__"}
+    """Names and shapes of a model's tensors. ValueError names a weight file that is damaged."""
+    tensors = {name: tensor.shape for name, tensor in stored_tensors(directory).items()}
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    vocab_size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    text = config.get("text_config") or {}
+    heads = [name for name in tensors if _leaf(_module(name)) in HEAD_LEAVES]
+    if config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is True:
+        # A copy of the embedding, which some programs save beside it.
+        tensors = {name: shape for name, shape in tensors.items() if name not in heads}
+        heads = []
     # A head that is no tensor of its own is the embedding, whatever the config says or leaves unsaid.
-    tied = bool(tensors) and not any(_leaf(_module(n)) in _HEAD_LEAVES for n in tensors)
-    return ModelShapes(tensors=tensors, vocab_size=vocab_size, tied=tied)
+    return ModelShapes(
+        tensors=tensors,
+        vocab_size=config.get("vocab_size", text.get("vocab_size")),
+        tied=bool(tensors) and not heads,
+    )
 
 
 def facts_of(shapes: ModelShapes, settings: LoraSettings) -> LoraFacts:
@@ -232,7 +239,7 @@ def _has_experts(shapes: ModelShapes) -> bool:
 
 def _is_vocab(shapes: ModelShapes, module: str) -> bool:
     """Embeddings, of tokens or positions, and the head."""
-    if _leaf(module) in (*_EMBEDDING_LEAVES, *_HEAD_LEAVES):
+    if _leaf(module) in (*_EMBEDDING_LEAVES, *HEAD_LEAVES):
         return True
     shape = shapes.tensors.get(f"{module}.weight", ())
     return len(shape) == 2 and shape[0] == shapes.vocab_size

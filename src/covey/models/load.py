@@ -8,16 +8,20 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, ConfigError
 from covey.models.adapter_shapes import ADAPTER_CONFIG, LoraSettings, adapter_settings
 from covey.models.dropout import silence
+from covey.models.fit import unfit_words
 from covey.models.layouts import AttentionKind, automatic
 from covey.models.liger import use_liger, wants_liger
 from covey.models.linear import use_fast_products
 from covey.models.lora import add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
+from covey.plan.problem import problem
+from covey.types import Fix
 
 
 def load_policy(
@@ -86,15 +90,41 @@ def base_directory(adapter: Path, base: Path) -> Path:
 
 
 def _read(directory: Path, trust_remote_code: bool) -> Policy:
-    transformers.utils.logging.disable_progress_bar()
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=torch.float32,
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=trust_remote_code,
-    )
+    """The model of a directory in float32; ConfigError (E372) where its files do not hold all of it.
+
+    What transformers does not find it starts from random numbers, and says so in its log alone.
+    """
+    logging = transformers.utils.logging
+    logging.disable_progress_bar()
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    auto: Any = transformers.AutoModelForCausalLM
+    try:
+        model, report = auto.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    # A config.json or a file of weights that its checks let through; transformers raises errors of any kind.
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        raise _unfit(directory, f"transformers cannot load it: {type(error).__name__}: {error}") from error
+    finally:
+        logging.set_verbosity(before)
+    name = type(model).__name__
+    words = unfit_words(name, report["missing_keys"], sorted(report["mismatched_keys"]))
+    if words is not None:
+        raise _unfit(directory, words)
     return Policy(model, stream="padded")
+
+
+def _unfit(directory: Path, words: str) -> ConfigError:
+    again = Fix(text="fetch or save the model again; config.json and weights have to come from one save")
+    return ConfigError([problem("E372", "model", f"{directory}: {words}", "", again)])
 
 
 def _ready(

@@ -182,6 +182,7 @@ def save_adapter(policy: Policy, target: Path, *, base: str) -> None:
 def load_adapter(policy: Policy, directory: Path) -> None:
     """Restore what `save_adapter` wrote, bit for bit, onto an adapter of the same settings."""
     from peft import set_peft_model_state_dict
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     assert policy.adapter is not None
@@ -191,7 +192,10 @@ def load_adapter(policy: Policy, directory: Path) -> None:
             f"the adapter of {directory} has scaling {settings.scaling:g}, "
             f"this one {policy.adapter.settings.scaling:g}"
         )
-    tensors = load_file(str(directory / ADAPTER_WEIGHTS))
+    try:
+        tensors = load_file(str(directory / ADAPTER_WEIGHTS))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} cannot be read: {error}") from error
     own = {n: t.shape for n, t in _state(policy.adapter).items()}
     held = {n: t.shape for n, t in tensors.items()}
     if own != held:

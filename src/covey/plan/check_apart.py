@@ -39,6 +39,11 @@ _FAULTS: Mapping[str, tuple[str, str]] = {
         "The weights were saved alone.",
         "save the tokenizer beside them: AutoTokenizer.from_pretrained(ID).save_pretrained(DIR)",
     ),
+    "weights": (
+        "config.json and weights of two saves, or a model that was saved in part.",
+        "fetch or save the reward model again",
+    ),
+    "damaged": ("A download or a copy that was cut short.", "fetch or copy the file again"),
 }
 _MAIN = "main"
 _OTHERS = ("A misspelt path or id, or files that were not copied.", "`ls DIR` shows what is there")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from covey.config.schema import Config
 from covey.plan.facts import Facts, ModelFault
 from covey.plan.problem import problem, warning
+from covey.plan.shape import counted
 from covey.types import Fix, Problem
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -48,6 +49,16 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
         "No network from here, a name that is misspelt, or a model that asks for a login.",
         (Fix(text="for a gated or private model: accept its terms on its page, then `hf auth login`"),),
     ),
+    "weights": (
+        "E372",
+        "",
+        (Fix(text="fetch or save the model again; config.json and weights have to come from one save"),),
+    ),
+    "quantized": (
+        "E373",
+        "",
+        (Fix(text="the model before it was quantized: --model DIR_OR_ID, with LoRA where memory is short"),),
+    ),
     "template": (
         "E313",
         "A base model, whose tokenizer brings no template, or a template for messages of another form.",
@@ -63,6 +74,8 @@ def model_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts say against the model and how it is to be trained."""
     return [
         *_model(config, facts),
+        *_tokens(config, facts),
+        *_unused(config, facts),
         *_remote_code(config, facts),
         *_targets(config, facts),
         *_device(config, facts),
@@ -135,13 +148,16 @@ _SPECIAL: tuple[tuple[str, str, str], ...] = (
 
 
 def _model(config: Config, facts: Facts) -> list[Problem]:
-    if facts.model_problem is None:
-        return []
-    fault, words = facts.model_fault or "missing", facts.model_problem
+    found: list[tuple[ModelFault, str | None]] = [(facts.model_fault or "missing", facts.model_problem)]
+    found.append(("template", facts.template_problem))
+    return [_fault(config, fault, words) for fault, words in found if words is not None]
+
+
+def _fault(config: Config, fault: ModelFault, words: str) -> Problem:
     if fault == "hub" and _looks_local(config.model):
         fault = "missing"
     code, cause, fixes = _FAULTS[fault]
-    for needle, special, advice in _SPECIAL:
+    for needle, special, advice in _SPECIAL if fault not in ("weights", "quantized") else ():
         if needle in words:
             cause = special
             first = Fix(text=advice.replace("MODEL", config.model.removeprefix("hf::")))
@@ -159,7 +175,7 @@ def _model(config: Config, facts: Facts) -> list[Problem]:
         fixes = (Fix(text=f"where there is a network `{get}`, then this command again"), *fixes)
     option = "chat_template" if fault == "template" else "model"
     says_whose = any(f"{config.model}{mark}" in words for mark in (" ", "/", ":")) or "chat_template" in words
-    return [problem(code, option, words if says_whose else f"{config.model}: {words}", cause, *fixes)]
+    return problem(code, option, words if says_whose else f"{config.model}: {words}", cause, *fixes)
 
 
 _CONVERT = (
@@ -171,6 +187,46 @@ _CONVERT = (
 def _looks_local(name: str) -> bool:
     """Return whether a name can only be a path: an id of a hub has one slash at most, and none in front."""
     return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
+
+
+def _tokens(config: Config, facts: Facts) -> list[Problem]:
+    if not facts.tokens_beyond or facts.embedding_rows is None:
+        return []
+    count, rows = len(facts.tokens_beyond), facts.embedding_rows
+    shown = ", ".join(f"{token!r} ({i})" for token, i in facts.tokens_beyond[:3])
+    more = f" and {count - 3} more" if count > 3 else ""
+    highest = facts.tokens_beyond[-1][1]
+    return [
+        problem(
+            "E374",
+            "model",
+            f"The tokenizer of {config.model} has {counted(count, 'token')} beyond the {rows} rows of the "
+            f"embedding (vocab_size of config.json): {shown}{more}.",
+            "",
+            Fix(
+                text="give the embedding a row for each: load the model with transformers, "
+                f"`model.resize_token_embeddings({highest + 1})`, and save it; the new rows are untrained"
+            ),
+            Fix(text="the tokenizer that the model was trained with: copy its tokenizer.json"),
+        )
+    ]
+
+
+def _unused(config: Config, facts: Facts) -> list[Problem]:
+    if not facts.unused_tensors or facts.model_problem is not None:
+        return []
+    count = len(facts.unused_tensors)
+    more = f" and {count - 3} more" if count > 3 else ""
+    return [
+        warning(
+            "W151",
+            "model",
+            f"{counted(count, 'tensor')} of {config.model} {'is' if count == 1 else 'are'} not loaded: "
+            f"{', '.join(facts.unused_tensors[:3])}{more}.",
+            "",
+            Fix(text="nothing, where these are the parts of another task, such as a value head"),
+        )
+    ]
 
 
 def _remote_code(config: Config, facts: Facts) -> list[Problem]:

@@ -36,9 +36,10 @@ class UnreadableFile:
     words: str
 
 
-ModelFault = Literal["missing", "kind", "media", "code", "format", "hub", "template"]
+ModelFault = Literal["missing", "kind", "media", "code", "format", "hub", "template", "weights", "quantized"]
 """What is wrong with a model: its files, what it is, that it sees or hears, that it brings code, that its
-weights are not safetensors, that a hub does not give it, or its chat template."""
+weights are not safetensors, that a hub does not give it, its chat template, that its weights are not those of
+its config.json, or that they are quantized."""
 
 RewardFault = Literal["unknown", "load", "signature", "trial"]
 
@@ -267,6 +268,10 @@ class Facts:
     dataset_unreadable     files that exist and cannot be read
     model_problem          why the model cannot be read; None where it can be, or where nobody looked
     model_fault            what kind of fault that is
+    template_problem       why its chat template cannot be used, beside what is wrong with the model
+    unused_tensors         tensors of its files that the model has no use for
+    tokens_beyond          (token, id) of the tokenizer's tokens that the embedding has no row for
+    embedding_rows         rows of the embedding, by config.json
     model_dir              the directory that its files lie in
     model_type             its family, as config.json names it
     num_parameters         weights of the model
@@ -336,6 +341,10 @@ class Facts:
     dataset_unreadable: tuple[UnreadableFile, ...] | None = None
     model_problem: str | None = None
     model_fault: ModelFault | None = None
+    template_problem: str | None = None
+    unused_tensors: tuple[str, ...] = ()
+    tokens_beyond: tuple[tuple[str, int], ...] = ()
+    embedding_rows: int | None = None
     model_dir: str | None = None
     model_type: str | None = None
     model_context: int | None = None

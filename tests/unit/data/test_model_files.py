@@ -18,10 +18,15 @@ def whole(model_dir):
 
     def make(**config):
         directory = model_dir(config=config)
-        (directory / "model.safetensors").touch()
+        no_tensor(directory / "model.safetensors")
         return directory
 
     return make
+
+
+def no_tensor(path):
+    """A file of weights with a header and nothing behind it."""
+    path.write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
 def kind(directory, **options):
@@ -80,12 +85,38 @@ def test_missing_shards_are_named(whole):
     shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     index = directory / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": shards[0], "b": shards[1], "c": shards[1]}}))
-    (directory / shards[0]).touch()
+    no_tensor(directory / shards[0])
     assert str(model_problem(directory)) == f"{directory} lacks 1 of 2 files of weights: {shards[1]}"
-    (directory / shards[1]).touch()
-    assert model_problem(directory) is None
+    no_tensor(directory / shards[1])
+    assert "says that a is in" in str(model_problem(directory))
     index.write_text("{}")
-    assert kind(directory) == "missing_shards"
+    assert kind(directory) == "damaged"
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes (4bit)"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq (4 bits)"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"weights": {}}, "an unnamed method"),
+    ],
+)
+def test_quantized_weights_are_named(whole, key, said, words):
+    found = model_problem(whole(**{key: said}), with_weights=False)
+    assert found.kind == "quantized"
+    assert found.words.endswith(words)
+    assert model_problem(whole(**{key: {}})) is None
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model-q4.gguf"])
+def test_files_that_nothing_loads(whole, name):
+    directory = whole()
+    (directory / "model.safetensors").rename(directory / name)
+    found = model_problem(directory)
+    assert found.kind == "no_weights"
+    assert name in found.words
 
 
 def test_an_adapter_names_its_base(tmp_path, whole):

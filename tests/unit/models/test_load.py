@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from covey.errors import ConfigError
 from covey.models.load import choose_kernels, choose_stream, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
@@ -168,5 +170,18 @@ def test_weights_that_are_not_safetensors_are_refused(tmp_path, tiny_model):
     model = tiny_model("llama")
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match="safetensors"):
+    with pytest.raises(ConfigError, match="safetensors"):
         load(tmp_path)
+
+
+def test_a_weight_that_is_missing_starts_from_no_random_numbers(tmp_path, tiny_model):
+    tiny_model("gemma2").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    lost = next(n for n in tensors if n.endswith("q_proj.weight"))
+    del tensors[lost]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path)
+    (found,) = raised.value.problems
+    assert found.code == "E372"
+    assert lost in found.seen

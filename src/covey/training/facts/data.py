@@ -186,7 +186,7 @@ def _rendered(
             (name, prompt_table(found, codec, max_length=limit, options=options)) for name, found in sets
         )
     except TemplateError as error:
-        return replace(facts, model_problem=str(error), model_fault="template"), Data()
+        return replace(facts, template_problem=str(error)), Data()
     except DataError as error:
         return replace(facts, data_problem=str(error)), Data()
     empty = [name for name, found in tables if not found.entries]

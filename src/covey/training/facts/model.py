@@ -9,17 +9,19 @@ from pathlib import Path
 from covey.config.schema import Config
 from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
-from covey.data.model_files import model_context, model_problem, read_json
+from covey.data.model_files import model_context, model_problem, read_json, vocabulary_of
 from covey.data.text import TextCodec, load_codec, prompt_problem, stop_tokens_in_words
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, facts_of, read_shapes
 from covey.models.config_shapes import FAMILIES, shapes_of_config
+from covey.models.fit import fit_of
 from covey.plan.checks import checks
 from covey.plan.facts import Facts, ModelFault, TargetFacts
 from covey.quickstart import task
 from covey.training.facts.memory import model_sizes
 from covey.training.facts.reward_models import fetch_reward_models
 from covey.training.facts.sizes import checkpoint_sizes
+from covey.weight_files import stored_tensors
 
 QUICKSTART = "quickstart"
 
@@ -39,6 +41,7 @@ _FAULTS: Mapping[str, ModelFault] = {
     "unknown_model_type": "kind",
     "adapter": "kind",
     "pickled_weights": "format",
+    "quantized": "quantized",
 }
 
 
@@ -95,7 +98,8 @@ def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, T
     problem = model_problem(directory, with_weights=is_whole and facts.layout is None)
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
         fault = _FAULTS.get(problem.kind, "missing")
-        return replace(facts, model_problem=str(problem), model_fault=fault), None
+        facts = replace(facts, model_problem=str(problem), model_fault=fault)
+        return _with_codec(facts, config, directory)
     facts = replace(
         facts,
         model_dir=str(directory),
@@ -104,6 +108,8 @@ def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, T
     )
     try:
         facts = _with_sizes(facts, config, directory)
+        if is_whole and problem is None and facts.layout is None:
+            facts = _with_fit(facts, directory)
         if facts.layout is not None and facts.num_parameters is None:
             words = f"{directory} has no weights, and config.json alone says what a model weighs for the "
             words += f"families {', '.join(FAMILIES)} only, not for {facts.model_type}"
@@ -112,6 +118,15 @@ def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, T
         words = f"a .safetensors file of {directory} is damaged: {error}"
         facts = replace(facts, model_problem=words, model_fault="missing")
     return _with_codec(facts, config, directory)
+
+
+def _with_fit(facts: Facts, directory: Path) -> Facts:
+    """Whether the tensors of the files are those of config.json."""
+    fit = fit_of(directory, read_json(directory / "config.json"), stored_tensors(directory))
+    facts = replace(facts, unused_tensors=fit.unused)
+    if fit.problem is None:
+        return facts
+    return replace(facts, model_problem=f"{directory}: {fit.problem}", model_fault="weights")
 
 
 def _located(config: Config, *, offline: bool) -> tuple[Path, bool]:
@@ -123,6 +138,7 @@ def _located(config: Config, *, offline: bool) -> tuple[Path, bool]:
 
 
 def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, TextCodec | None]:
+    """The facts with those of the tokenizer and the chat template, whatever else is wrong with the model."""
     try:
         codec = load_codec(
             directory,
@@ -131,9 +147,13 @@ def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, T
             chat_template_kwargs=config.chat_template_kwargs,
         )
     except TemplateError as error:
-        return replace(facts, model_problem=str(error), model_fault="template"), None
-    except ModelError as error:
-        return replace(facts, model_problem=str(error), model_fault="missing"), None
+        return replace(facts, template_problem=str(error)), None
+    except (ModelError, OSError, ValueError) as error:
+        if facts.model_problem is None:
+            facts = replace(facts, model_problem=str(error), model_fault="missing")
+        return facts, None
+    rows = vocabulary_of(directory)
+    facts = replace(facts, embedding_rows=rows, tokens_beyond=codec.tokens_beyond(rows))
     has_template = codec.chat_template is not None
     facts = replace(
         facts,
@@ -144,6 +164,21 @@ def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, T
         unused_sampling=_unused_sampling(config, directory),
     )
     return facts, codec
+
+
+def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
+    """The built-in tokenizer, to look at data with, under the chat template that was asked for where that can
+    be used; the facts say why where it cannot."""
+    try:
+        return facts, load_codec(
+            task.MODEL_DIR,
+            chat_template=config.chat_template,
+            enable_thinking=config.enable_thinking,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
+    except TemplateError as error:
+        facts = replace(facts, template_problem=facts.template_problem or str(error))
+        return facts, load_codec(task.MODEL_DIR)
 
 
 def _unused_sampling(config: Config, directory: Path) -> tuple[tuple[str, float], ...]:

@@ -13,12 +13,14 @@ from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import classifier_problem, model_context, read_json
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import read_shapes
+from covey.models.fit import CLASSIFIER, fit_of
 from covey.plan.check_apart import judge_problems, reward_model_problems
 from covey.plan.facts import Facts, JudgeFacts, RewardModelFacts
 from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import IN_WORKERS, JUDGE, built_in_name
 from covey.rewards.judge_text import BadPattern, placeholders, reward_pattern, template_text
 from covey.rewards.targets import is_model, model_name
+from covey.weight_files import stored_tensors
 
 _OF_A_ROW = ("prompt", "completion")
 _USUAL_MLP = 4
@@ -108,6 +110,9 @@ def _described(entry: str, revision: str | None, config: Config, offline: bool) 
         words = f"{directory} is called a classifier, and among its weights is no head with one row"
         return replace(facts, problem=words, fault="causal")
     config_json = read_json(directory / "config.json")
+    unfit = fit_of(directory, config_json, stored_tensors(directory), auto=CLASSIFIER).problem
+    if unfit is not None:
+        return replace(facts, problem=f"{directory}: {unfit}", fault="weights")
     hidden = config_json.get("hidden_size") or 0
     return replace(
         facts,

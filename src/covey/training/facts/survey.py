@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from covey.config.schema import Config
@@ -12,8 +12,8 @@ from covey.data.text import TextCodec
 from covey.plan.facts import Facts
 from covey.plan.layout import Layout
 from covey.rewards.reward_set import RewardSet
-from covey.training.facts.data import with_data
-from covey.training.facts.model import with_model
+from covey.training.facts.data import Data, with_data
+from covey.training.facts.model import stand_in_codec, with_model
 from covey.training.facts.pace import with_pace
 from covey.training.facts.rewards import Functions, with_rewards
 from covey.training.facts.run import elsewhere, run_facts, with_replay
@@ -69,7 +69,10 @@ def survey(
     facts, codec = with_model(facts, config, offline=offline)
     if config.replay_rollouts is not None:
         return Survey(facts=with_replay(facts, config, num_processes), codec=codec)
-    facts, data = with_data(facts, config, codec, offline=offline)
+    if codec is None:
+        facts, data = _with_data_alone(facts, config, offline=offline)
+    else:
+        facts, data = with_data(facts, config, codec, offline=offline)
     facts, rewards = with_rewards(facts, config, data.sample, functions or {}, offline=offline)
     return Survey(
         facts=facts,
@@ -79,3 +82,23 @@ def survey(
         eval_sets=data.eval_sets,
         rewards=rewards,
     )
+
+
+def _with_data_alone(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, Data]:
+    """The facts of the data where the model has no tokenizer or no template that could be used: the built-in
+    one takes its place, and nothing is said of lengths and of what prompts look like."""
+    facts, stand_in = stand_in_codec(facts, config)
+    given = facts
+    unlimited = config.model_copy(update={"max_length": None})
+    facts, data = with_data(replace(facts, model_context=None), unlimited, stand_in, offline=offline)
+    facts = replace(
+        facts,
+        model_context=given.model_context,
+        template_problem=given.template_problem,
+        longest_prompt=None,
+        longest_prompt_in_data=None,
+        num_prompts_too_long=None,
+        first_prompt=None,
+        mentions_format=None,
+    )
+    return facts, data

@@ -1,0 +1,133 @@
+"""The safetensors files of a model: which of them are loaded, and what their headers say; reads no weights.
+
+A file is a header's length in 8 bytes, the header as JSON with dtype, shape and place of each tensor, and the
+bytes of the tensors one behind the other (https://huggingface.co/docs/safetensors).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8", "BOOL"), 8),
+}
+# The longest header that the library reads.
+_MAX_HEADER = 100_000_000
+_PIECE = 1 << 20
+_COMPARED = 4 * _PIECE
+
+
+class DamagedFileError(ValueError):
+    """A file of weights that is not what its header or its index says, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file: its dtype by safetensors' name, its shape, and its bytes from `start` to `end`."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that are loaded from a model's directory; none where there are none.
+
+    DamagedFileError where an index names none.
+    """
+    if (directory / WHOLE).is_file():
+        return [directory / WHOLE]
+    if not (directory / INDEX).is_file():
+        return []
+    return [directory / name for name in sorted(set(_weight_map(directory).values()))]
+
+
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the files that are loaded, by name.
+
+    DamagedFileError names the first file that is cut short or is no safetensors, and the first tensor that is
+    not in the file where the index has it.
+    """
+    found: dict[str, StoredTensor] = {}
+    for file in weight_files(directory):
+        for name, tensor in read_header(file).items():
+            if name in found:
+                raise DamagedFileError(f"{name} is in {found[name].file.name} and in {file.name}")
+            found[name] = tensor
+    if not (directory / WHOLE).is_file() and (directory / INDEX).is_file():
+        for name, file_name in _weight_map(directory).items():
+            if name not in found or found[name].file.name != file_name:
+                where = f"it is in {found[name].file.name}" if name in found else "it is not there"
+                raise DamagedFileError(f"{INDEX} says that {name} is in {file_name}, and {where}")
+    return found
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """What a file's header says, held to the length of the file; DamagedFileError where the two differ."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or not 0 < length <= min(size - 8, _MAX_HEADER):
+            raise DamagedFileError(f"{file.name}, {size:,} bytes long, has no header")
+        content = stream.read(length)
+    try:
+        header = json.loads(content)
+        tensors = {name: _tensor(file, e, 8 + length) for name, e in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFileError(f"{file.name} has a header that cannot be read: {error!r}") from error
+    needed = max((t.end for t in tensors.values()), default=8 + length)
+    if needed != size:
+        raise DamagedFileError(f"{file.name} is {size:,} bytes long, and by its header {needed:,}")
+    for name, tensor in tensors.items():
+        bits = _BITS.get(tensor.dtype)
+        if bits is not None and math.prod(tensor.shape) * bits != 8 * (tensor.end - tensor.start):
+            words = f"{name} has {tensor.end - tensor.start:,} bytes in {file.name}, which are not "
+            raise DamagedFileError(f"{words}{tensor.dtype} of shape {tensor.shape}")
+    return tensors
+
+
+def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors begin with the same few MiB and are of one size and dtype."""
+    size = one.end - one.start
+    if (one.dtype, one.shape, size) != (other.dtype, other.shape, other.end - other.start):
+        return False
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.start)
+        second.seek(other.start)
+        left = min(size, _COMPARED)
+        while left > 0:
+            if first.read(min(left, _PIECE)) != second.read(min(left, _PIECE)):
+                return False
+            left -= _PIECE
+    return True
+
+
+def _tensor(file: Path, entry: Mapping[str, Any], begin: int) -> StoredTensor:
+    start, end = entry["data_offsets"]
+    shape = tuple(int(side) for side in entry["shape"])
+    if not 0 <= start <= end:
+        raise ValueError("places that run backwards")
+    return StoredTensor(file, str(entry["dtype"]), shape, begin + start, begin + end)
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    index = directory / INDEX
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if not names or not all(isinstance(name, str) for name in names.values()):
+            raise ValueError("no names")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFileError(f"{index.name} names no files of weights") from error
+    return dict(names)
