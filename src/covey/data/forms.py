@@ -136,7 +136,7 @@ class _Reading:
             return self._done(text=value)
         if isinstance(value, str):
             content = self._with_input(name, value)
-            if name in ("instruction", "input") or self.column != name:
+            if history or name in ("instruction", "input") or self.column != name:
                 self._say(f"prompts: {self._used_in_words()}")
             messages = [*history, {"role": "user", "content": content}]
         else:
@@ -237,7 +237,6 @@ class _Reading:
                 raise RowFault("history")
             turns = zip(("user", "assistant"), pair, strict=True)
             messages += [{"role": role, "content": said} for role, said in turns if said is not None]
-        self._say(f"prompts: the columns {self._names['history']} and {self.column}")
         return messages_of(messages)
 
     def _with_input(self, name: str, value: str) -> str:

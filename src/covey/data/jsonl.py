@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import IO, Any, cast
 
 from covey.data.errors import DataError
 
+# A backslash, a whole pair, or half of one, which is the group.
+_SURROGATES = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)")
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
 
@@ -60,6 +63,16 @@ def _behind_spaces(text: str, place: int) -> int:
     while place < len(text) and text[place].isspace():
         place += 1
     return place
+
+
+def refuse_lone_surrogates(directory: Path) -> None:
+    """Raise for a JSON file of a directory that holds half of a surrogate pair: `datasets` drops it."""
+    for path in sorted(directory.rglob("*.json*")):
+        if path.is_file() and path.suffix != ".gz":
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if any(half for half in _SURROGATES.findall(line)):
+                        raise DataError(f"{path}, line {number}: holds half of a surrogate pair")
 
 
 def other_encoding(path: Path) -> str | None:

@@ -44,8 +44,16 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
     for turn in value:
         if not isinstance(turn, Mapping):
             raise RowFault("wrong_type")
-        messages += _pair(turn) or [_message(turn)]
-    return _merged(messages)
+        calls = _calls_alone(turn)
+        if calls and messages and messages[-1]["role"] == "assistant":
+            # Templates have the calls in the turn that speaks before them.
+            calls = [*messages[-1].get("tool_calls", ()), *calls]
+            messages[-1] = {**messages[-1], "tool_calls": calls}
+        elif calls:
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+        else:
+            messages += _pair(turn) or [_message(turn)]
+    return messages
 
 
 def parsed(text: str) -> Any:
@@ -134,18 +142,30 @@ def _pair(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [_message(message) for message in pair]
 
 
+def _calls_alone(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls of a turn that is nothing else, or none."""
+    if _role(turn) != "call":
+        return []
+    return [_call(call) for call in _listed(turn.get(_key(turn, "content", "value") or ""))]
+
+
+def _role(turn: Mapping[str, Any]) -> str | None:
+    """The role that a turn names, by covey's word for it; None where it names none."""
+    written = turn.get(_key(turn, "role", "from") or "")
+    if written is None:
+        return None
+    role = ROLES.get(written.strip().lower().replace("-", "_")) if isinstance(written, str) else None
+    if role is None:
+        raise RowFault("role", str(written))
+    return role
+
+
 def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
     """A turn with a known role, whose content is one string."""
-    role_key, content_key = _key(turn, "role", "from"), _key(turn, "content", "value")
-    written = turn.get(role_key) if role_key else None
-    if not isinstance(written, str):
-        raise RowFault("wrong_type")
-    role = ROLES.get(written.strip().lower().replace("-", "_"))
+    role_key, content_key, role = _key(turn, "role", "from"), _key(turn, "content", "value"), _role(turn)
     if role is None:
-        raise RowFault("role", written)
+        raise RowFault("wrong_type")
     content = turn.get(content_key) if content_key else None
-    if role == "call":
-        return {"role": "assistant", "content": None, "tool_calls": _calls(content)}
     fields = {
         name: value
         for name, value in turn.items()
@@ -185,10 +205,6 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _calls(content: Any) -> list[dict[str, Any]]:
-    return [_call(call) for call in _listed(content)]
-
-
 def _call(call: Any) -> dict[str, Any]:
     """A call as templates take it: its arguments are a mapping, not JSON text."""
     if not isinstance(call, Mapping) or not tool_name(call):
@@ -202,17 +218,3 @@ def _call(call: Any) -> dict[str, Any]:
         arguments = decoded if isinstance(decoded, Mapping) else arguments
     function["arguments"] = {} if arguments is None else arguments
     return {"type": "function", "function": function} if is_bare else {**call, "function": function}
-
-
-def _merged(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a call, written as a turn of its own, in the assistant's turn before it."""
-    merged: list[dict[str, Any]] = []
-    for message in messages:
-        before = merged[-1] if merged else None
-        is_call = message["content"] is None and set(message) == {"role", "content", "tool_calls"}
-        if is_call and before is not None and before["role"] == "assistant":
-            calls = [*before.get("tool_calls", ()), *message["tool_calls"]]
-            merged[-1] = {**before, "tool_calls": calls}
-        else:
-            merged.append(message)
-    return merged

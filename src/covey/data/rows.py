@@ -178,7 +178,7 @@ def _render(
     try:
         return render(row, codec, check, system=options.system, is_raw=not options.apply_chat_template)
     except TemplateError as error:
-        raise TemplateError(f"row {number}: {error}" if codec.chat_template else str(error)) from error
+        raise TemplateError(f"row {number + 1}: {error}" if codec.chat_template else str(error)) from error
 
 
 def _encode(rendered: Sequence[Rendered], codec: TextCodec) -> list[tuple[int, ...]]:

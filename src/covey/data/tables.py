@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from covey.data import hub
 from covey.data.errors import DataError, nearest, one_line
+from covey.data.jsonl import refuse_lone_surrogates
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -59,6 +60,7 @@ def load_directory(path: Path, subset: str | None, split: str | None, *, called:
     def load(datasets: Any) -> Any:
         if _is_saved(path):
             return _saved(datasets, path, split, called)
+        refuse_lone_surrogates(path)
         return _load(datasets, **_named(str(path), subset, split))
 
     return _read(called, subset, split, load)
@@ -72,6 +74,7 @@ def stream_directory(
     def load(datasets: Any) -> Any:
         if _is_saved(path):
             return _saved(datasets, path, split, called).to_iterable_dataset()
+        refuse_lone_surrogates(path)
         return _load(datasets, **_named(str(path), subset, split), streaming=True)
 
     return _rows(called, load, subset, split)

@@ -57,11 +57,14 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
     return problems
 
 
+_CUT_EMOJI = "write the text anew: an emoji was cut in two, as in \\ud83d without its \\ude00"
+
+
 def _mend(facts: Facts) -> str:
     """Return what to do about rows of which none is usable."""
     reasons = {found.reason for found in facts.left_out if not found.where}
     if reasons == {"surrogate"}:
-        return "write the text anew: an emoji was cut in two, as in \\ud83d without its \\ude00"
+        return _CUT_EMOJI
     if facts.unread_columns:
         names = ", ".join(facts.unread_columns)
         return f"a prompt is text, and {names} holds bytes: write it as text (a string column) into the file"
@@ -91,6 +94,8 @@ def _unreadable(config: Config, file: UnreadableFile) -> Problem:
     elif "no subsets or splits" in plain:
         typed = [_without_parts(text, file.path) for text in getattr(config, option)]
         fixes = (Fix(text="the whole file", edits={option: typed}),)
+    elif "surrogate" in plain:
+        fixes = (Fix(text=_CUT_EMOJI),)
     elif "Arrow type" in plain:
         fixes = (Fix(text="write this column as text or numbers, or leave it out of the file"),)
     else:

@@ -67,7 +67,9 @@ def _refused(config: Config, found: LeftOut) -> Problem:
         fixes = [Fix(text="a chat template that writes every message: --chat_template FILE")]
         if found.detail.startswith("system ") and config.system is not None:
             fixes.append(Fix(text="leave out --system, or put its words into the user's messages"))
-        elif found.detail.startswith(("system ", "developer ")):
+        elif found.detail.startswith("developer "):
+            fixes.append(Fix(text="give this message the role system"))
+        elif found.detail.startswith("system "):
             fixes.append(Fix(text="put the words of this message into the user's message"))
         return problem(code, option, seen, "", *fixes)
     if found.reason == "tools_lost":

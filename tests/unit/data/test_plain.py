@@ -69,6 +69,7 @@ BYTES = {
 UNREADABLE = {
     "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
     "decimal32": pa.array([CENT], pa.decimal32(5, 2)),
+    "decimal64": pa.array([CENT], pa.decimal64(5, 2)),
     "list_view": pa.array([[1, 2]], pa.list_view(pa.int64())),
     "interval": pa.array([pa.MonthDayNano([1, 2, 3])]),
     "uuid": pa.array([b"0" * 16], pa.uuid()),

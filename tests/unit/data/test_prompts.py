@@ -111,7 +111,7 @@ def test_a_row_that_the_template_refuses_is_named(model_dir):
     codec = load_codec(
         model_dir(template="{% if messages|length > 1 %}{{ raise_exception('one turn') }}{% endif %}x")
     )
-    with pytest.raises(TemplateError, match=r"row 1: .*one turn"):
+    with pytest.raises(TemplateError, match=r"row 2: .*one turn"):
         table([{"question": "Q?"}, {"messages": [USER, USER]}], codec)
 
 

@@ -222,3 +222,19 @@ def test_another_encoding_is_named(name, tmp_path):
     (tmp_path / name).write_bytes('{"question": "ä"}\nä'.encode("gb18030"))
     with pytest.raises(DataError, match="UTF-8"):
         read_rows(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["train.json", "train.jsonl"])
+def test_a_directory_with_half_a_pair_is_refused_with_its_line(name, tmp_path):
+    from covey.data.sources import load_source, parse_source, stream_rows
+
+    whole = [{"question": "\U0001f600 \\ud83d", "solution": "1"}]
+    (tmp_path / name).write_text("\n".join(json.dumps(row) for row in whole), encoding="utf-8")
+    source = parse_source(str(tmp_path))
+    assert load_source(source, use_hf=True, seed=0, shuffle=False).rows == whole
+    with (tmp_path / name).open("a") as file:
+        file.write("\n" + json.dumps({"question": "\ud83d", "solution": "1"}))
+    with pytest.raises(DataError, match=rf"{name}, line 2: holds half"):
+        load_source(source, use_hf=True, seed=0, shuffle=False)
+    with pytest.raises(DataError, match=rf"{name}, line 2: holds half"):
+        list(stream_rows([source], use_hf=True)())
