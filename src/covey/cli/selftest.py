@@ -11,15 +11,18 @@ from covey.plan.problem import problem
 from covey.types import Fix, Problem
 
 _USAGE = """\
-usage: covey selftest [--device cpu|cuda|auto] [--model DIR]
+usage: covey selftest [--device cpu|cuda|auto] [--model DIR] [--ignore_memory_forecast]
 
 Computes the same things in two ways on this machine and prints how far they are apart, in a table to be
 pasted into an issue. Exits with 3 where one is not within its bound. Writes temporary files only; no network.
 
   --device DEVICE    cpu, cuda or auto. Not given: auto, the GPU where there is one.
   --model DIR        a model of yours, in float32. Not given: a small random one.
+  --ignore_memory_forecast
+                     start although the forecast says that memory or the disk is too small.
 """
 _DEVICES = ("auto", "cpu", "cuda")
+_IGNORE = "ignore_memory_forecast"
 
 
 def selftest(argv: Sequence[str]) -> int:
@@ -30,7 +33,8 @@ def selftest(argv: Sequence[str]) -> int:
     flags = _read(argv)
     from covey.selftest.run import selftest as run
 
-    run(flags.get("device", "auto"), flags.get("model"), _say)
+    ignore = flags.get(_IGNORE, "false") == "true"
+    run(flags.get("device", "auto"), flags.get("model"), _say, ignore_forecast=ignore)
     return 0
 
 
@@ -50,6 +54,9 @@ def _read(argv: Sequence[str]) -> dict[str, str]:
         name = normalise(name) if word.startswith("-") else ""
         if name in ("device", "model") and (value or (rest and not rest[0].startswith("-"))):
             flags[name] = value or rest.pop(0)
+        elif name == _IGNORE and (value or "true") in ("true", "false"):
+            is_said = not value and rest[:1] in (["true"], ["false"])
+            flags[name] = rest.pop(0) if is_said else value or "true"
         else:
             stray.append(word)
     problems = [_stray(stray)] if stray else []

@@ -162,6 +162,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     "seed": ("42", "42"),
     "data_seed": ("seed", "42"),
     "nproc_per_node": ("given to accelerate", "NPROC_PER_NODE"),
+    "ignore_memory_forecast": (NONE, NONE),
     "eval_strategy": ("no", "save_strategy"),
     "eval_steps": ("logging_steps", "save_steps"),
     "eval_on_start": ("false", "false"),

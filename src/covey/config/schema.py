@@ -73,6 +73,11 @@ class Config(AlgorithmOptions):
     )
     data_seed: int = option("run", ..., "Seed of the data order.", "seed")
     nproc_per_node: int = option("run", 1, "Training processes on this machine, one per GPU.")
+    ignore_memory_forecast: bool = option(
+        "run",
+        False,
+        "Start although the forecast says that memory (E211) or the disk (E407) is too small.",
+    )
 
     # -- evaluation
     eval_strategy: Literal["no", "steps", "epoch"] = option(

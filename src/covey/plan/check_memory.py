@@ -10,7 +10,7 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.ladder import SHORTEST, Edits, computed_again, ladder_fixes, smaller_passes
 from covey.plan.memory import TIGHT, MemoryPlan, memory_plan
-from covey.plan.problem import problem, warning
+from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import counted, faults, shape_of
 from covey.types import Fix, Problem
 
@@ -28,17 +28,14 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     plan = memory_plan(config, facts)
     if plan.free_bytes is None or plan.share <= TIGHT:
         return []
-    say = problem if plan.share > _REFUSED and plan.is_exact else warning
     fixes = _fixes(config, facts, typed) if facts.layout is None else ladder_fixes(config, facts, typed)
-    return [
-        say(
-            "E211" if say is problem else "W114",
-            "per_device_train_batch_size",
-            _seen(plan, facts),
-            _cause(plan),
-            *(fixes or (Fix(text="a smaller model, or a machine with more memory"),)),
-        )
-    ]
+    fixes = fixes or (Fix(text="a smaller model, or a machine with more memory"),)
+    option, seen, cause = "per_device_train_batch_size", _seen(plan, facts), _cause(plan)
+    if plan.share <= _REFUSED or not plan.is_exact:
+        return [warning("W114", option, seen, cause, *fixes)]
+    if config.ignore_memory_forecast:
+        return [warning("W150", option, seen, cause, *fixes)]
+    return [problem("E211", option, seen, cause, *fixes, START_ANYWAY)]
 
 
 def _is_planned(config: Config) -> bool:

@@ -11,7 +11,7 @@ from covey.config.schema import Config
 from covey.plan.batch import plan_of
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts, ResumeFacts
-from covey.plan.problem import problem, warning
+from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import counted, faults, shape_of
 from covey.types import Fix, Problem
 
@@ -26,6 +26,7 @@ FREE_ON_RESUME: frozenset[str] = frozenset(
         "eval_temperature",
         "gradient_checkpointing",
         "greater_is_better",
+        "ignore_memory_forecast",
         "keep_trainer_state",
         "load_best_model_at_end",
         "log_completions",
@@ -299,17 +300,14 @@ def _disk(config: Config, facts: Facts) -> list[Problem]:
     both = {"save_total_limit": 1, "save_only_model": True}
     if not fixes and _fits(config, facts, both):
         fixes.append(Fix(text="both fewer checkpoints and weights only", edits=both))
-    return [
-        problem(
-            "E407",
-            "save_total_limit",
-            f"{counted(plan.num_kept, 'checkpoint')} and the next one take {size(needed)}; {size(free)} are "
-            "free.",
-            "A checkpoint that a run can go on from holds the optimizer's state beside the weights.",
-            *fixes,
-            Fix(text="an output_dir on a larger disk: --output_dir DIR"),
-        )
-    ]
+    seen = (
+        f"{counted(plan.num_kept, 'checkpoint')} and the next one take {size(needed)}; {size(free)} are free."
+    )
+    fixes.append(Fix(text="an output_dir on a larger disk: --output_dir DIR"))
+    if config.ignore_memory_forecast:
+        return [warning("W150", "save_total_limit", seen, "", *fixes)]
+    cause = "A checkpoint that a run can go on from holds the optimizer's state beside the weights."
+    return [problem("E407", "save_total_limit", seen, cause, *fixes, START_ANYWAY)]
 
 
 def _fits(config: Config, facts: Facts, edits: Mapping[str, Any]) -> bool:

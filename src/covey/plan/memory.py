@@ -282,12 +282,18 @@ def _load(model: ModelSizes, how: Training, held: Mapping[str, int], layout: Lay
     """
     if layout.zero_stage:
         return {name: held[name] for name in ("weights", "masters", "reference") if name in held}
+    probe = {"probe": _of_head(model, how, how.element)}
+    if not how.full:
+        # The base of an adapter is cast tensor by tensor, in the machine's memory, before it goes to a GPU.
+        if how.cuda:
+            return dict(held) | probe
+        return {"weights in float32": FLOAT * model.parameters, "adapters": held["adapters"]} | probe
     start = {"weights in float32": FLOAT * model.parameters}
     if "reference" in held:
         start["reference in float32"] = FLOAT * model.parameters
     if how.element != FLOAT:
         start["weights"] = how.element * model.parameters
-    return start | {"probe": _of_head(model, how, how.element)}
+    return start | probe
 
 
 def _gathered_layer(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:

@@ -22,3 +22,9 @@ def warning(code: str, option: str, seen: str, cause: str, *fixes: Fix) -> Probl
         fixes=fixes,
         severity=Severity.WARNING,
     )
+
+
+START_ANYWAY = Fix(
+    text="start all the same, where you know better than the forecast", edits={"ignore_memory_forecast": True}
+)
+"""The way past what is refused by an estimate."""

@@ -19,7 +19,9 @@ from covey.training.process import keep_freed_memory, own_device
 from covey.types import Fix, Problem
 
 
-def selftest(device: str, model: str | None, say: Callable[[str], None]) -> list[Measured]:
+def selftest(
+    device: str, model: str | None, say: Callable[[str], None], *, ignore_forecast: bool = False
+) -> list[Measured]:
     """Run every check and say each line of the report.
 
     `device` is cpu, cuda or auto; `model` a directory, or None for the built-in random model. ConfigError
@@ -32,7 +34,7 @@ def selftest(device: str, model: str | None, say: Callable[[str], None]) -> list
         if model is None:
             write_random_model(directory)
         else:
-            refuse(directory, place)
+            refuse(directory, place, ignore_forecast=ignore_forecast)
         try:
             rows = _table(place, directory, model, say)
         except torch.OutOfMemoryError as error:

@@ -30,7 +30,7 @@ from covey.models.adapter_shapes import LoraSettings, read_shapes
 from covey.models.layouts import AttentionKind, StreamKind
 from covey.models.load import choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
-from covey.plan.problem import problem
+from covey.plan.problem import START_ANYWAY, problem
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
 from covey.training import parts
@@ -164,8 +164,9 @@ def write_random_model(directory: Path) -> None:
     model.save_pretrained(directory)
 
 
-def refuse(directory: Path, device: torch.device) -> None:
-    """ConfigError where the directory holds no model, or one that is too large for this machine."""
+def refuse(directory: Path, device: torch.device, *, ignore_forecast: bool = False) -> None:
+    """ConfigError where the directory holds no model, or one that is too large for this machine by a forecast
+    that is not to be ignored."""
     fault = model_problem(directory)
     if fault is not None:
         raise ConfigError(
@@ -187,7 +188,7 @@ def refuse(directory: Path, device: torch.device) -> None:
         ("E211", _MEMORY_BYTES * parameters, free, f"the memory of the {device.type}"),
         ("E407", _DISK_BYTES * parameters, disk, "the directory for temporary files"),
     ):
-        if have is not None and needed > have:
+        if have is not None and needed > have and not ignore_forecast:
             raise ConfigError([_too_large(code, parameters, needed, have, where)])
 
 
@@ -200,6 +201,7 @@ def _too_large(code: str, parameters: int, needed: int, have: int, where: str) -
         "It is trained twice in float32, from a checkpoint too, and its weights are kept to compare them.",
         Fix(text="a smaller model of the same family: --model DIR"),
         Fix(text="no --model: the built-in model has the same code paths"),
+        START_ANYWAY,
     )
 
 

@@ -461,3 +461,25 @@ def test_limits_are_those_of_the_code() -> None:
     assert noise._BLOCK == NOISE_BLOCK
     assert budget._SHARE == CACHE_SHARE
     assert engine.NativeEngine.__init__.__kwdefaults__["max_rows"] == MAX_ROWS
+
+
+def test_the_base_of_an_adapter_is_cast_before_it_goes_to_the_gpu() -> None:
+    gpu = replace(FACTS, cuda=True, has_bfloat16=True)
+    low = {"tuner_type": "lora", "torch_dtype": "bfloat16"}
+    assert phases(gpu, **low)["load"] == {"weights": 2000, "adapters": 200, "probe": 0}
+    # On a CPU it is cast where it was loaded.
+    assert phases(**low)["load"] == {"weights in float32": 4000, "adapters": 200, "probe": 0}
+
+
+@pytest.mark.parametrize("gigabytes", [22, 39, 47])
+def test_lora_of_seven_billion_fits_a_gpu_of_24_gb(gigabytes: int) -> None:
+    qwen = ModelSizes(
+        family="qwen2", layers=28, hidden=3584, heads=28, kv_heads=4, head_width=128, intermediate=18944,
+        vocabulary=152064, tied=False, parameters=7_615_616_512, adapted_parameters=6_525_288_448,
+        adapted=("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"),
+        adapter_parameters=40_370_176,
+    )  # fmt: skip
+    free = gigabytes * 10**9
+    given = facts(model_sizes=qwen, longest_prompt=256, cuda=True, free_memory_bytes=free)
+    sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "max_completion_length": 512}
+    assert memory_plan(config(tuner_type="lora", **sizes), given).share <= TIGHT
