@@ -73,7 +73,8 @@ CASES = [
     Case(code="W111", option="dataset", words="3 rows without a prompt: 4, 9, 11.",
          facts=facts(left_out=(LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11)),))),
     Case(code="W111", option="dataset",
-         words="5 rows without a prompt: 4, 9 ...; 1 row with a prompt that is no text: 7.",
+         words="5 rows without a prompt: 4, 9 ...; "
+         "1 row with a prompt that is neither text nor a list of messages: 7.",
          facts=facts(left_out=(LeftOut(reason="no_prompt", count=5, rows=(4, 9)),
                                LeftOut(reason="too_long", count=2, rows=(1, 2)),
                                LeftOut(reason="wrong_type", count=1, rows=(7,))))),
@@ -114,13 +115,14 @@ def test_each_missing_file_and_column_has_its_own_problem() -> None:
         facts(dataset_missing=("a.jsonl", "b.jsonl"), num_prompts=None), dataset=["a.jsonl", "b.jsonl"]
     )
     assert [p.seen for p in problems] == ["a.jsonl does not exist.", "b.jsonl does not exist."]
-    prompt = MissingColumn(column="prompt", needed_by="every prompt")
+    prompt = MissingColumn(column="prompt", needed_by="every prompt", rename=("promt", "question"))
     problems = found(facts(missing_columns=(prompt, SOLUTION), columns=("promt", "text")))
-    assert [p.fixes[0].text for p in problems] == ["rename promt to prompt", "add a column solution"]
+    assert [p.fixes[0].text for p in problems] == ["rename promt to question", "add a column solution"]
     # What is typed mends all that can be mended, and keeps what was typed before.
-    given = facts(missing_columns=(prompt, SOLUTION), columns=("promt", "gold", "n"))
+    gold = replace(SOLUTION, rename=("n", "solution"))
+    given = facts(missing_columns=(prompt, gold), columns=("promt", "gold", "n"))
     problems = found(given, columns={"m": "n"})
-    both = {"columns": {"m": "n", "promt": "prompt", "gold": "solution"}}
+    both = {"columns": {"m": "solution", "promt": "question"}}
     assert [edits_of(p) for p in problems] == [[both], [both]]
 
 

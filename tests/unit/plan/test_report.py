@@ -110,7 +110,7 @@ def test_rows_that_are_left_out_by_reason() -> None:
         "1,010 rows, 1,000 prompts used, the longest of 100 tokens",
         "left out: 3 rows without a prompt (row 4, 9, 11)",
         "left out: 6 rows longer than max_length (row 1, 2 ...)",
-        "left out: 1 row with a prompt that is no text",
+        "left out: 1 row with a prompt that is neither text nor a list of messages",
         "2 rows cut on the left to max_length (row 5, 6)",
         "left out: 1 row something_new (row 7)",
         "b.csv: read as text",
@@ -208,7 +208,8 @@ def test_json() -> None:
     assert again["batch"]["total_steps"] == 125
     assert again["lines"] == report_lines(asked, given, batch)
     assert again["notes"] == [{"code": "W103", "option": "learning_rate", "seen": "s", "why": "w"}]
-    assert again["facts"]["left_out"] == [{"reason": "cut", "count": 2, "rows": [5, 6]}]
+    cut = {"reason": "cut", "count": 2, "rows": [5, 6], "detail": "", "where": ""}
+    assert again["facts"]["left_out"] == [cut]
     assert again["facts"]["golds"]["examples"] == [[1, "x", "none"]]
     assert again["disk"]["num_kept"] == 3
 

@@ -93,7 +93,7 @@ class _Trial:
             works = (
                 _are_prompts(renamed, may_repeat=is_known)
                 if is_prompt
-                else _are_golds(renamed, target, self._readers)
+                else _are_golds(renamed, target, self._readers, may_repeat=is_known)
             )
             if works:
                 self._rows = renamed
@@ -132,14 +132,14 @@ def _are_prompts(rows: Rows, *, may_repeat: bool) -> bool:
     return differ and len(usable) >= (1 - _FEW_BAD) * len(rows)
 
 
-def _are_golds(rows: Rows, target: str, readers: Sequence[BuiltIn]) -> bool:
+def _are_golds(rows: Rows, target: str, readers: Sequence[BuiltIn], *, may_repeat: bool) -> bool:
     """Whether nearly all rows have an answer that the rewards can read, and not all the same one."""
     if not all(reader.parses_gold for reader in readers if target in reader.golds):
         return False
     golds = [read_row(row, system=None, is_raw=True).columns.get(target) for row in rows]
     if any(isinstance(gold, bool) for gold in golds):
         return False
-    if len(golds) > _FEW and all(gold == golds[0] for gold in golds):
+    if not may_repeat and len(golds) > _FEW and all(gold == golds[0] for gold in golds):
         return False
     report = check_golds(golds, budget_s=_GOLD_BUDGET_S)
     return len(report.bad) + golds.count(None) <= _FEW_BAD * len(golds)
