@@ -27,5 +27,15 @@ class GuardStop(CoveyError):
         super().__init__(f"{finding.code}: {finding.seen}")
 
 
+class RunFailed(CoveyError):
+    """A process of the run cannot go on; `finding` says why. `exit_code` is 3 where the run directory is at
+    fault, and 1 for what covey did not foresee."""
+
+    def __init__(self, finding: Finding, exit_code: int = 1) -> None:
+        self.finding = finding
+        self.exit_code = exit_code
+        super().__init__(f"{finding.code}: {finding.seen}")
+
+
 class CheckpointError(CoveyError, ValueError):
     """A directory that is no checkpoint, or one whose files are not what its manifest says."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 PHASES = ("start", "rollout", "reward", "annotate", "update", "publish", "evaluate", "save")
@@ -17,6 +18,11 @@ EXCLUDED = 2
 def ranks_word(ranks: Sequence[int]) -> str:
     """`ranks_word([0, 2])` is "ranks 0, 2"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+class Stopped(BaseException):
+    """A signal ended what can be thrown away and done again, such as a rollout; no error, so that nothing
+    takes it for one."""
 
 
 class Spot(NamedTuple):
@@ -40,19 +46,43 @@ class Place:
     Each method replaces the spot as a whole, so a reader needs no lock and never sees half of it.
     """
 
-    __slots__ = ("clock", "num_collectives", "spans", "spot", "step", "thread")
+    __slots__ = (
+        "clock",
+        "is_asked_to_stop",
+        "may_stop",
+        "num_collectives",
+        "spans",
+        "spot",
+        "step",
+        "thread",
+    )
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         now = clock()
         self.clock = clock
         self.step = 0
         """Optimizer steps taken."""
+        self.may_stop = False
+        """Whether what the main thread does may end at any moment: a signal raises Stopped in it."""
+        self.is_asked_to_stop = False
+        """Whether a signal has asked the run to end."""
         self.num_collectives = 0
         """Collectives entered so far."""
         self.spans: dict[str, tuple[int, float]] = {}
         """Of each phase: visits that ended, and the seconds of the slowest but for the first EXCLUDED."""
         self.thread = threading.get_ident()
         self.spot = Spot("start", now, now)
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """A signal ends what is done in here with Stopped. It holds no collective: other ranks go on."""
+        self.may_stop = True
+        try:
+            if self.is_asked_to_stop:
+                raise Stopped
+            yield
+        finally:
+            self.may_stop = False
 
     def enter(self, phase: str) -> None:
         """Leave the present phase for one of PHASES; the same phase again is another visit."""

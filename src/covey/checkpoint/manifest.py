@@ -75,11 +75,13 @@ def render_manifest(manifest: Manifest) -> str:
 def read_manifest(checkpoint: Path) -> Manifest:
     """Read and check manifest.json alone; the files that it lists are not touched."""
     path = checkpoint / MANIFEST
-    if not path.is_file():
-        raise CheckpointError(f"{checkpoint} is no complete checkpoint: it has no {MANIFEST}")
     try:
+        if not path.is_file():
+            raise CheckpointError(f"{checkpoint} is no complete checkpoint: it has no {MANIFEST}")
         body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(body, dict) or "format" not in body:
         raise CheckpointError(f"{path} is not a manifest: it does not name its format")

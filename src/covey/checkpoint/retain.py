@@ -26,31 +26,37 @@ class Deletion:
 
 
 def retain(
-    output_dir: Path, *, total_limit: int | None, keep_trainer_state: int, protected: Collection[Path]
+    output_dir: Path,
+    *,
+    total_limit: int | None,
+    keep_trainer_state: int,
+    protected: Collection[Path],
+    written: Path | None = None,
 ) -> list[Deletion]:
     """Delete what the limits no longer cover and return it, oldest first.
 
     The newest `total_limit` checkpoints that verify stay (None: all), and so do protected ones; of those
-    that stay, all but the newest `keep_trainer_state` are reduced to the model. The newest is verified
-    first, always stays, and if it does not verify no checkpoint is touched. One that is damaged within the
-    limits, or that has no readable manifest, is neither counted nor deleted: its files may be all that
-    somebody has.
+    that stay, all but the newest `keep_trainer_state` are reduced to the model. The one just `written` (by
+    default the newest) is verified first, always stays, and if it does not verify no checkpoint is touched.
+    One that is damaged within the limits, that has no readable manifest, or that is a link is neither counted
+    nor deleted: its files may be all that somebody has.
     """
     tidy(output_dir)
-    paths = list_checkpoints(output_dir)
+    paths = [path for path in list_checkpoints(output_dir) if not path.is_symlink()]
     if not paths:
         return []
+    newest = written or paths[-1]
     try:
-        verify(paths[-1])
+        verified = verify(newest)
     except CheckpointError:
         return []
-    safe = {path.resolve() for path in protected} | {paths[-1].resolve()}
+    safe = {path.resolve() for path in protected} | {newest.resolve()}
     deletions: list[Deletion] = []
     rank = 0
     for path in reversed(paths):
         # Contents are read only as far as a limit still counts on them.
         must_verify = rank < (max(keep_trainer_state, 1) if total_limit is None else total_limit)
-        manifest = _manifest(path, must_verify)
+        manifest = verified if path == newest else _manifest(path, must_verify)
         if manifest is None:
             continue
         rank += 1

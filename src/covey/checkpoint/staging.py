@@ -73,10 +73,13 @@ def tidy(directory: Path) -> list[Path]:
             home = directory / match[2]
             if match[1] == "old" and not home.exists():
                 os.rename(path, home)
-            else:
+            elif path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
+            else:
+                # Whatever it is, no checkpoint of ours: those are directories.
+                continue
             touched.append(path)
-        elif checkpoint_step(path.name) is not None and path.is_dir():
+        elif checkpoint_step(path.name) is not None and path.is_dir() and not path.is_symlink():
             touched.extend(_tidy_checkpoint(path))
     return touched
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,21 +66,49 @@ def write_checkpoint(
     if states is not None:
         _check_states(states)
     directory.mkdir(parents=True, exist_ok=True)
+    _refuse_other_kind(directory / checkpoint_name(step))
     tidy(directory)
     temporary = hidden_sibling(directory, "tmp", checkpoint_name(step))
     temporary.mkdir()
     try:
-        write_model(temporary)
+        with _plain_errors(temporary):
+            write_model(temporary)
         for reserved in (TRAINER, MANIFEST):
             if (temporary / reserved).exists():
                 raise CheckpointError(f"the model's own files include {reserved}, a name that is reserved")
         if states is not None:
-            _write_states(temporary / TRAINER, states)
+            with _plain_errors(temporary):
+                _write_states(temporary / TRAINER, states)
         _seal(temporary, step=step, trainer=states is not None, meta=meta)
         return _put_in_place(temporary, directory / checkpoint_name(step))
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _refuse_other_kind(final: Path) -> None:
+    """FileExistsError where a file or a link has the checkpoint's name: it is not ours to replace."""
+    if final.is_symlink() or (final.exists() and not final.is_dir()):
+        kind = "link" if final.is_symlink() else "file"
+        raise FileExistsError(errno.EEXIST, f"a {kind} has the name of a checkpoint", str(final))
+
+
+@contextmanager
+def _plain_errors(directory: Path) -> Iterator[None]:
+    """Raise what safetensors says of a full disk, and the like, as the OSError that it is."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(directory)
+        raise
+    except (SafetensorError, CheckpointError) as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(directory)) from error
 
 
 def tensor_file(component: str) -> str:

@@ -12,6 +12,7 @@ from types import FrameType
 
 from covey.cli.ranks import EXIT_FILE, exit_code
 from covey.cli.signals import CODES
+from covey.exits import LAUNCHER, launcher_words
 
 OUTPUT_DIR = "COVEY_OUTPUT_DIR"
 """The environment variable with the output_dir that the launching process counted up, so that all ranks
@@ -33,7 +34,7 @@ def launch(verb: str, argv: Sequence[str], num_processes: int, output_dir: str) 
     with tempfile.TemporaryDirectory(prefix="covey-") as directory, _PassedOn() as passed_on:
         path = os.path.join(directory, "exit")
         threads = max(1, (os.cpu_count() or 1) // num_processes)
-        own = {EXIT_FILE: path, OUTPUT_DIR: output_dir}
+        own = {EXIT_FILE: path, OUTPUT_DIR: output_dir, LAUNCHER: launcher_words()}
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **own}
         # In a session of its own the child gets each signal once, from here, and not also from the terminal.
         child = subprocess.Popen(command(verb, argv, num_processes), env=environment, start_new_session=True)

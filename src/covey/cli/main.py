@@ -1,8 +1,8 @@
 """The verbs of the `covey` command, and what its exit code says.
 
-0 done; 2 the configuration or the input is at fault, and nothing was started; 3 a guard stopped the run, or
-`covey doctor` found something wrong with it; 130 Ctrl-C; 143 SIGTERM; 1 anything else. Verbs import what they
-need when they run, so that `covey --help` is quick.
+0 done; 2 the configuration or the input is at fault, and nothing was started; 3 a guard stopped the run, its
+directory could no longer be written, or `covey doctor` found something wrong with it; 130 Ctrl-C; 143
+SIGTERM; 1 anything else. Verbs import what they need when they run, so that `covey --help` is quick.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from covey.cli.ranks import leave, speaks
 from covey.cli.signals import Terminated, ends_on_signals
 from covey.cli.verbs import VERBS, unknown_verb
 from covey.environment import settle
-from covey.errors import CheckpointError, ConfigError, GuardStop
+from covey.errors import CheckpointError, ConfigError, GuardStop, RunFailed
+from covey.exits import follow_launcher
 from covey.types import Problem
 
 DONE, AT_FAULT, GUARDED, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
@@ -127,6 +128,7 @@ def explain(context: typer.Context) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; an error that covey does not foresee is raised as it is."""
     words = list(sys.argv[1:] if argv is None else argv)
+    follow_launcher()
     settle()
     with ends_on_signals():
         try:
@@ -157,6 +159,9 @@ def _run(words: list[str], language: Language) -> int:
         if speaks():
             show.finding(error.finding, language)
         return GUARDED
+    except RunFailed as error:
+        show.finding(error.finding, language)
+        return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except Terminated:

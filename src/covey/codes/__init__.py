@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from covey.chinese.codes import titles_and_whys
 from covey.codes.configuration import CONFIGURATION
+from covey.codes.directory import DIRECTORY
 from covey.codes.findings import FINDINGS
 from covey.codes.rewards import REWARDS
 from covey.codes.rows import ROWS
@@ -27,7 +28,7 @@ class Code:
 
 
 _TABLE = sorted(
-    (*CONFIGURATION, *START, *REWARDS, *ROWS, *FINDINGS, *SIGNS, *HANGS),
+    (*CONFIGURATION, *START, *REWARDS, *ROWS, *FINDINGS, *SIGNS, *HANGS, *DIRECTORY),
     key=lambda entry: ("EWF".index(entry[0][0]), entry[0]),
 )
 

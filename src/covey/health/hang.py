@@ -53,8 +53,12 @@ class Status:
 def write_status(path: Path, status: Status) -> None:
     """Put a status in its place at once; unlike a record it need not outlive a loss of power."""
     part = path.with_name(f".tmp-{path.name}")
-    part.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    try:
+        part.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def read_status(path: Path) -> Status | None:
@@ -102,7 +106,7 @@ def finding_of(statuses: Sequence[Status], directory: Path) -> Finding:
         for where, ranks in by_place.items()
     ]
     who += [f"{ranks_word(silent)} did not answer"] if silent else []
-    newest = _newest_checkpoint(directory.parent)
+    newest = newest_checkpoint(directory.parent)
     return Finding(
         code="F301",
         seen=". ".join([seen, *(w[0].upper() + w[1:] for w in who)]),
@@ -138,7 +142,8 @@ def _cause(working: Sequence[Status], silent: Sequence[int], num_places: int) ->
     return "All ranks are in the same collective: the network or the device between them does not answer."
 
 
-def _newest_checkpoint(output_dir: Path) -> Path | None:
+def newest_checkpoint(output_dir: Path) -> Path | None:
+    """The checkpoint of the last step that has a manifest; its files are not read."""
     whole = [p.parent for p in output_dir.glob("checkpoint-*/manifest.json")]
     numbered = {int(p.name[11:]): p for p in whole if p.name[11:].isdigit()}
     return numbered[max(numbered)] if numbered else None

@@ -192,6 +192,7 @@ class LlamaNative:
             return self.policy.hidden(tokens_n, positions_n, layout)
         model = self._model(layout.cache)
         hidden_nE = self.cos_P1D.new_empty(tokens_n.shape[0], model.width)
+        self._refuse_out_of_bounds(model, tokens_n, positions_n, spans, layout.longest)
         tokens, _kept = self._tokens(model, tokens_n, positions_n, spans, hidden_nE, layout.longest)
         self.functions.step(ctypes.byref(model), ctypes.byref(tokens))
         return hidden_nE.to(self.weights.embedding.dtype)
@@ -215,6 +216,7 @@ class LlamaNative:
         give them one by one."""
         spans = layout.spans(positions_b)
         model = self._model(layout.cache)
+        self._refuse_out_of_bounds(model, tokens_b, positions_b, spans, layout.longest + most, most)
         hidden_bE = self.cos_P1D.new_empty(tokens_b.shape[0], model.width)
         fed = tokens_b.clone(), positions_b.clone()
         tokens, _buffers = self._tokens(model, *fed, spans, hidden_bE, layout.longest + most)
@@ -228,7 +230,48 @@ class LlamaNative:
         second = ctypes.byref(rows, len(sources) * ctypes.sizeof(INT))
         span = INT(columns.start), INT(len(columns))
         model = self._model(cache)
+        if columns.start < 0 or columns.stop > model.own_columns:
+            raise IndexError(f"columns {columns.start} to {columns.stop} of {model.own_columns}")
+        if not all(0 <= row < model.own_slots for row in (*sources, *targets)):
+            raise IndexError(f"rows {sources} to {targets}, and the cache has {model.own_slots}")
         self.functions.copy_rows(ctypes.byref(model), INT(len(sources)), ctypes.byref(rows), second, *span)
+
+    def _refuse_out_of_bounds(
+        self,
+        model: Any,
+        tokens_n: Tensor,
+        positions_n: Tensor,
+        spans: Spans,
+        longest: int,
+        more: int = 1,
+    ) -> None:
+        """IndexError where the library would read or write beyond what it is given, of the next `more` tokens
+        of each row, which see `longest` at most; it does not look itself."""
+        num = tokens_n.shape[0]
+        if any(getattr(spans, name).shape[0] != num for name in _SPANS) or positions_n.shape[0] != num:
+            raise IndexError(f"{num} tokens, and their places are of another number")
+        if not num:
+            return
+        own_n, prompt_n = spans.row_first + spans.row_count, spans.slot_first + spans.slot_count
+        # A prompt's tokens go to its slot and leave the rows alone.
+        in_row = torch.where(spans.row_count > 0, own_n + (more - 1), 0)
+        limits = (
+            ("token", tokens_n, self.weights.embedding.shape[0] - 1),
+            ("position", positions_n, self.cos_P1D.shape[0] - more),
+            ("prompt slot", spans.slot, model.prefix_slots - 1),
+            ("column of a prompt", prompt_n, model.prefix_columns),
+            ("row", spans.row, model.own_slots - 1),
+            ("column of a row", in_row, model.own_columns),
+            ("first column of a prompt", spans.slot_first, model.prefix_columns),
+            ("first column of a row", spans.row_first, model.own_columns),
+            ("tokens of a prompt", spans.slot_count, longest),
+            ("tokens of a row", spans.row_count, longest),
+            ("tokens that one sees", spans.slot_count + spans.row_count + (more - 1), longest),
+        )
+        least, most = torch.stack([value for _, value, _ in limits]).aminmax(dim=1)
+        for (name, _, limit), low, high in zip(limits, least.tolist(), most.tolist(), strict=True):
+            if low < 0 or high > limit:
+                raise IndexError(f"{name} {low} to {high}, and the limit is {limit}")
 
     def _tokens(
         self, model: Any, tokens_n: Tensor, positions_n: Tensor, spans: Spans, hidden_nE: Tensor, longest: int
@@ -264,6 +307,11 @@ class LlamaNative:
         as they."""
         number, states, threads = draws.key_n.shape[0], hidden_bE.shape[0], torch.get_num_threads()
         vocab = draws.table_V.shape[0]
+        shared_n, lead_b = draws.shared_n, draws.lead_b
+        if (states if shared_n is None else int(shared_n.max()) + 1) > states or (
+            (number if lead_b is None else int(lead_b.max()) + 1) > number
+        ):
+            raise IndexError(f"{number} rows draw from {states} states, and one is beyond them")
         room = -(-vocab // _ALIGNED) * _ALIGNED
         logits_XV = hidden_bE.new_empty(states + (threads if draws.shared_n is not None else 0), room)
         logprob_kn, token_kn = hidden_bE.new_empty(most, number), draws.key_n.new_empty(most, number)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from covey.config.schema import Config
 from covey.plan.batch import plan_of
 from covey.plan.disk import disk_plan, size
-from covey.plan.facts import Facts, ResumeFacts
+from covey.plan.facts import Facts, ResumeFacts, RunOwner
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import counted, faults, shape_of
 from covey.types import Fix, Problem
@@ -69,7 +70,7 @@ def run_problems(config: Config, facts: Facts) -> list[Problem]:
     return [
         *_no_step(config, facts),
         *_processes(config, facts),
-        *_output_dir(config, facts),
+        *output_dir_problems(config, facts),
         *_resume(config, facts.resume),
         *_replay(config, facts),
         *_disk(config, facts),
@@ -148,21 +149,25 @@ def _processes(config: Config, facts: Facts) -> list[Problem]:
     return [warning("W101", "nproc_per_node", seen, cause, *fewer)]
 
 
-def _output_dir(config: Config, facts: Facts) -> list[Problem]:
+def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[Problem]:
+    """Return what stands against writing to output_dir; `words` say why it cannot be, where that is known."""
     path, state = config.output_dir, facts.output_dir_state
     if state == "not_writable":
         return [
             problem(
                 "E403",
                 "output_dir",
-                f"{path} cannot be written.",
+                f"{path} cannot be written{': ' + words if words else ''}.",
                 "No permission, or a file where a directory is needed.",
                 Fix(text="a directory of your own: --output_dir DIR"),
             )
         ]
-    if config.resume_from_checkpoint is not None or state in (None, "free"):
-        return []
     other = Fix(text="another directory", edits={"output_dir": _next_name(path)})
+    if facts.owner is not None:
+        return [_in_use(path, facts.owner, other)]
+    found = [*_in_the_way(facts), *_damaged_records(facts)]
+    if state in (None, "free") or _goes_on(config, facts):
+        return found
     if state == "not_empty":
         return [
             problem(
@@ -173,8 +178,8 @@ def _output_dir(config: Config, facts: Facts) -> list[Problem]:
                 other,
             )
         ]
-    if config.overwrite_output_dir:
-        return []
+    if config.overwrite_output_dir or (state == "ended" and config.resume_from_checkpoint == "auto"):
+        return found
     goes_on = state == "run"
     return [
         problem(
@@ -193,6 +198,50 @@ def _output_dir(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
+def _goes_on(config: Config, facts: Facts) -> bool:
+    """Whether the run is that of output_dir; what is wrong with its checkpoint is another matter."""
+    if facts.resume is None:
+        return config.resume_from_checkpoint not in (None, "auto")
+    return facts.resume.problem is not None or not facts.resume.is_elsewhere
+
+
+def _in_use(path: str, owner: RunOwner, other: Fix) -> Problem:
+    who = f"process {owner.pid}" if owner.pid else "another process"
+    where = f" on {owner.host}" if owner.host else ""
+    since = f" since {owner.since}" if owner.since else ""
+    sign = "" if owner.is_here else f"; its last sign came {owner.sign_s:.0f} s ago"
+    gone = f"if no run is there any more: delete {owner.path} and start again"
+    fixes = [Fix(text=f"wait for it, or end it: kill {owner.pid}")] if owner.is_here and owner.pid else []
+    return problem(
+        "E410",
+        "output_dir",
+        f"{path} is in use: {who}{where} writes to it{since}{sign}.",
+        "",
+        other,
+        *fixes,
+        *([] if owner.is_here else [Fix(text=gone)]),
+    )
+
+
+def _in_the_way(facts: Facts) -> list[Problem]:
+    return [
+        problem("E412", "output_dir", f"{path} {words}.", "", Fix(text=_move(path, "mine")))
+        for path, words in facts.in_the_way
+    ]
+
+
+def _move(path: str, suffix: str) -> str:
+    return f"mv {shlex.quote(path)} {shlex.quote(f'{path}.{suffix}')}"
+
+
+def _damaged_records(facts: Facts) -> list[Problem]:
+    if facts.records_problem is None:
+        return []
+    path, words = facts.records_problem
+    fix = Fix(text=_move(path, "damaged"))
+    return [problem("E411", "output_dir", f"{path} {words}.", "", fix)]
+
+
 def _next_name(path: str) -> str:
     """Return the name with its number counted up, or with a first one."""
     plain = os.path.normpath(path)
@@ -206,25 +255,15 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
     if resume is None:
         return []
     if resume.problem is not None:
-        return [
-            problem(
-                "E404",
-                "resume_from_checkpoint",
-                resume.problem if f"{resume.path} " in resume.problem else f"{resume.path}: {resume.problem}",
-                "Another directory is meant, the run never saved, or the checkpoint kept its weights only.",
-                Fix(
-                    text="resume where there is a checkpoint, and start anew where there is none",
-                    edits={"resume_from_checkpoint": "auto"},
-                ),
-                Fix(text="start from the weights of a checkpoint: --model CHECKPOINT_DIR"),
-            )
-        ]
+        return [_nothing_to_resume(config, resume, resume.problem)]
+    passed = [_passed_over(resume, reason) for reason in resume.skipped]
+    passed += [] if resume.is_compared else [_not_compared(resume)]
     changed = protected_changes(config, resume.config_changes)
     is_final = any(name in _OWN_STATE for name, _, _ in changed)
     if config.allow_changes:
         changed = tuple(change for change in changed if change[0] in _OWN_STATE)
     if not changed:
-        return []
+        return passed
     listed = ", ".join(f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in changed)
     fixes = [Fix(text="as the run was", edits={name: old for name, old, _ in changed})]
     cause = "The command was edited, or a default follows another option."
@@ -233,7 +272,41 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
     else:
         fixes.append(Fix(text="go on with the change", edits={"allow_changes": True}))
     seen = f"{resume.path} was made with other options: {listed}."
-    return [problem("E405", "resume_from_checkpoint", seen, cause, *fixes)]
+    return [*passed, problem("E405", "resume_from_checkpoint", seen, cause, *fixes)]
+
+
+def _nothing_to_resume(config: Config, resume: ResumeFacts, words: str) -> Problem:
+    weights = Fix(text="start from the weights of a checkpoint: --model CHECKPOINT_DIR")
+    auto = Fix(
+        text="resume where there is a checkpoint, and start anew where there is none",
+        edits={"resume_from_checkpoint": "auto"},
+    )
+    elsewhere = Fix(
+        text="start anew in another directory, and leave this one as it is",
+        edits={"output_dir": _next_name(config.output_dir), "resume_from_checkpoint": "auto"},
+    )
+    return problem(
+        "E404",
+        "resume_from_checkpoint",
+        words if f"{resume.path} " in words else f"{resume.path}: {words}",
+        "Another directory is meant, the run never saved, or the checkpoint kept its weights only.",
+        # With a damaged checkpoint in the directory nothing starts anew there: it may be all that is left.
+        elsewhere if resume.skipped else auto,
+        weights,
+    )
+
+
+def _not_compared(resume: ResumeFacts) -> Problem:
+    path = os.path.join(os.path.dirname(os.path.normpath(resume.path)), "config.yaml")
+    seen = f"The options of the stopped run are not known: {path} is missing or cannot be read."
+    fix = Fix(text="give the options that the run was started with")
+    return warning("W161", "resume_from_checkpoint", seen, "", fix)
+
+
+def _passed_over(resume: ResumeFacts, reason: str) -> Problem:
+    seen = f"{reason}. The run goes on from {resume.path} instead."
+    fix = Fix(text="nothing has to be done: the steps after it are taken again")
+    return warning("W160", "resume_from_checkpoint", seen, "", fix)
 
 
 def protected_changes(

@@ -218,16 +218,41 @@ class EvalSet:
 class ResumeFacts:
     """What was found where a resume was asked for.
 
-    `problem` says why it is no checkpoint to go on from, or is None; `step` is the checkpoint's;
+    `problem` says why it is no checkpoint to go on from, or is None; `step` is the checkpoint's; `skipped`
+    says of each newer one why it is passed over. `is_elsewhere` is where it does not lie in output_dir.
     `config_changes` are the options that differ from those of the stopped run as (name, old value, new
-    value), and `pass_rates` the digest of what was measured then.
+    value), where its config.yaml can be read (`is_compared`); `pass_rates` is the digest of what was measured
+    then.
     """
 
     path: str
     problem: str | None = None
     step: int | None = None
+    skipped: tuple[str, ...] = ()
+    is_elsewhere: bool = False
+    is_compared: bool = True
     config_changes: tuple[tuple[str, Any, Any], ...] = ()
     pass_rates: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOwner:
+    """The process that writes to a run directory now; a number or a word that nobody knows is 0 or "".
+
+    pid      its number
+    host     the name of its machine
+    since    when it took the directory
+    sign_s   seconds since its last sign
+    path     the file that says so
+    is_here  whether it is certain to run on this machine
+    """
+
+    pid: int = 0
+    host: str = ""
+    since: str = ""
+    sign_s: float = 0.0
+    path: str = ""
+    is_here: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +345,9 @@ class Facts:
     checkpoint_bytes       size of one checkpoint with everything a resume needs
     model_bytes            size of one that is reduced to the model
     free_disk_bytes        free space where output_dir lies
+    owner                  the process that writes to output_dir now, where there is one
+    records_problem        why the records in output_dir cannot be gone on with, as (path, words)
+    in_the_way             (path, words) of what stands in output_dir under a name that the run will need
     free_memory_bytes      memory that is free: of the smallest GPU, else of the machine for all processes
     cuda                   whether training uses CUDA
     nproc_available        GPUs with CUDA, else cores of this machine
@@ -389,6 +417,9 @@ class Facts:
     missing_packages: tuple[tuple[str, str], ...] = ()
     has_bfloat16: bool | None = None
     output_dir_state: OutputDirState | None = None
+    owner: RunOwner | None = None
+    records_problem: tuple[str, str] | None = None
+    in_the_way: tuple[tuple[str, str], ...] = ()
     resume: ResumeFacts | None = None
     replay_problem: str | None = None
     rewards_available: tuple[str, ...] | None = None

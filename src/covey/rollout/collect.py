@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from covey.comm import Comm
 from covey.data.text import TextCodec
-from covey.place import Place
+from covey.place import Place, Stopped
 from covey.rewards.protocol import Scored
 from covey.rollout.engine import Engine
 from covey.rollout.records import groups_of, to_record
@@ -98,7 +99,8 @@ def collect(
 ) -> Collected:
     """Draw and score every completion of a rollout; ranks take equal shares and then exchange what they have.
 
-    A completion depends on its noise key alone, so which rank draws it changes nothing.
+    A completion depends on its noise key alone, so which rank draws it changes nothing. Raises Stopped on
+    every rank where a signal came to one of them before it had what it was to draw for training.
     """
     slots = [
         _Slot(number, sibling, prompt)
@@ -107,25 +109,54 @@ def collect(
     ]
     share = -(-len(slots) // comm.world)
     mine = slots[comm.rank * share : (comm.rank + 1) * share]
+    share_of_rank: _Share | None = None
+    try:
+        # An evaluation is finished: its step is taken already, and is recorded with it.
+        with comm.place.stoppable() if plan.split == "train" else nullcontext():
+            share_of_rank = _draw_share(mine, engine, score, codec, plan, comm.place)
+    except Stopped:
+        pass
+    (is_stopped,) = comm.max([float(share_of_rank is None)])
+    if is_stopped or share_of_rank is None:
+        raise Stopped
+    return Collected(
+        groups=tuple(_assemble(prompts, mine, share_of_rank.trajectories, share_of_rank.scores, comm)),
+        rollout_s=share_of_rank.rollout_s,
+        reward_s=share_of_rank.reward_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """What one rank draws of a rollout, and what it took in seconds."""
+
+    trajectories: list[Trajectory]
+    scores: list[Score]
+    rollout_s: float
+    reward_s: float
+
+
+def _draw_share(
+    mine: Sequence[_Slot], engine: Engine, score: Scorer, codec: TextCodec, plan: CollectPlan, place: Place
+) -> _Share:
+    """Draw and score the completions of this rank; nothing here waits for another one."""
     started = time.perf_counter()
     waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
     made: dict[int, Trajectory] = {}
-    for numbers in _finished(mine, engine, plan, made, codec, comm.place):
+    for numbers in _finished(mine, engine, plan, made, codec, place):
         rows = [Scored(prompt=mine[i].prompt, trajectory=made[i]) for i in numbers]
         waiting.append((numbers, score(rows)))
-    trajectories = [made[i] for i in range(len(mine))]
     sampled = time.perf_counter()
-    comm.place.enter("reward" if plan.split == "train" else "evaluate")
+    place.enter("reward" if plan.split == "train" else "evaluate")
     found: dict[int, Score] = {}
     for numbers, wait in waiting:
         found.update(zip(numbers, wait(), strict=True))
-        comm.place.advance()
-    scores = [found[i] for i in range(len(mine))]
-    scored = time.perf_counter()
-    return Collected(
-        groups=tuple(_assemble(prompts, mine, trajectories, scores, comm)),
+        place.advance()
+    return _Share(
+        trajectories=[made[i] for i in range(len(mine))],
+        scores=[found[i] for i in range(len(mine))],
         rollout_s=sampled - started,
-        reward_s=scored - sampled,
+        reward_s=time.perf_counter() - sampled,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -34,7 +35,8 @@ class Superseded:
 class RunFiles:
     """Writes the records of one run; nothing is created before the first of them.
 
-    One process at a time writes to a run directory. `clock` gives seconds since the epoch.
+    One process at a time writes to a run directory (`covey.telemetry.owner`). `clock` gives seconds since the
+    epoch.
     """
 
     def __init__(
@@ -52,7 +54,15 @@ class RunFiles:
         self._log = RolloutLog(self.rollouts_dir)
         self._clock = clock
         self._last_step: int | None = None
+        self._num_bytes: int | None = None
         self._said_deletion = False
+
+    def tidy(self) -> None:
+        """Delete what a kill left half written: none of it was ever under its own name."""
+        for directory in (self.output_dir, self.rollouts_dir):
+            for path in directory.glob(".tmp-*"):
+                if path.is_file():
+                    path.unlink()
 
     def write_config(self, text: str) -> None:
         """Write config.yaml."""
@@ -71,8 +81,21 @@ class RunFiles:
         if record.step <= last:
             words = f"{self.metrics_path} already holds step {last}; each step stands once, in order"
             raise CoveyError(f"{words}, and this is step {record.step}")
+        self._refuse_other_content()
         append_line(self.metrics_path, _metrics_line(record))
         self._last_step = record.step
+        self._num_bytes = self.metrics_path.stat().st_size
+
+    def _refuse_other_content(self) -> None:
+        """FileNotFoundError where metrics.jsonl is not as long as this process has left it."""
+        if self._num_bytes is None:
+            return
+        found = self.metrics_path.stat().st_size if self.metrics_path.exists() else None
+        if found != self._num_bytes:
+            words = f"it has {found} bytes, and the run left {self._num_bytes}: something else changed it"
+            if found is None:
+                words = "it was deleted while the run went on"
+            raise FileNotFoundError(errno.ENOENT, words, str(self.metrics_path))
 
     def append_event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
         """Append one event to events.jsonl, with UTC time and its step (by default the last recorded one)."""
@@ -112,7 +135,10 @@ class RunFiles:
         self._last_step = None
         metrics = _split(self.metrics_path, step)
         events = _split(self.events_path, step)
-        rollouts = [path for number, path in list_rollouts(self.rollouts_dir).items() if number > rollout]
+        plain = [path for number, path in list_rollouts(self.rollouts_dir).items() if number > rollout]
+        # A kill between the compressing of a file and its removal leaves both.
+        twins = [path.with_name(path.name + ".gz") for path in plain]
+        rollouts = [*plain, *(path for path in twins if path.is_file())]
         if not (metrics.moved or events.moved or rollouts):
             return None
         directory = _next_directory(self.output_dir / "superseded")
@@ -140,6 +166,21 @@ class RunFiles:
             rollouts=result.num_rollouts,
         )
         return result
+
+    def supersede_all(self) -> Path | None:
+        """Move every record into superseded/<n>/, unread, for a run that starts anew; None: there is none."""
+        names = ("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "rollouts")
+        found = [path for name in names if (path := self.output_dir / name).exists()]
+        if not found:
+            return None
+        directory = _next_directory(self.output_dir / "superseded")
+        for path in found:
+            os.rename(path, directory / path.name)
+        self._last_step = None
+        self._log.forget()
+        moved = [path.name for path in found]
+        self.append_event("superseded", step=0, directory=directory.relative_to(self.output_dir), files=moved)
+        return directory
 
     def _last_recorded(self) -> int:
         """The last recorded step, -1 before the first; the first call also cuts lines that a kill left

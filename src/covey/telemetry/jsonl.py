@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
@@ -45,7 +46,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}")
     try:
-        with temporary.open("wb") as file:
+        with named(path), temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -56,11 +57,32 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one record as one line and hand it to the operating system."""
-    line = encode(record) + "\n"
+    """Append one record as one line and hand it to the operating system.
+
+    Where that fails, as on a full disk, the file stays as it was.
+    """
+    line = (encode(record) + "\n").encode("utf-8", "backslashreplace")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(line.encode("utf-8", "backslashreplace"))
+    with named(path), path.open("ab", buffering=0) as file:
+        before = file.tell()
+        written = 0
+        try:
+            while written < len(line):
+                written += file.write(line[written:])
+        except BaseException:
+            file.truncate(before)
+            raise
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Say in an OSError which file it is about; one from a write to an open file does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def cut_torn_tail(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import re
 import zlib
@@ -68,6 +69,7 @@ class RolloutLog:
         self._plain: deque[int] | None = None
         self._num_bytes = 0
         self._deletable: deque[int] = deque()
+        self._has_written = False
 
     def forget(self) -> None:
         """List the directory anew, as something else has changed it."""
@@ -75,11 +77,18 @@ class RolloutLog:
         self._deletable.clear()
 
     def write(self, rollout: int, records: Iterable[Mapping[str, Any]]) -> Path:
-        """Write one rollout, which appears under its name once it is whole; a second one is a CoveyError."""
+        """Write one rollout, which appears under its name once it is whole; a second one is a CoveyError.
+
+        FileNotFoundError where the directory was deleted after the first one.
+        """
         path = rollout_path(self._directory, rollout)
+        if self._has_written and not self._directory.is_dir():
+            words = "it was deleted while the run went on"
+            raise FileNotFoundError(errno.ENOENT, words, str(self._directory))
         if path.exists() or _compressed(path).exists():
             raise CoveyError(f"{self._directory} already holds rollout {rollout}")
         write_text(path, "".join(encode(record) + "\n" for record in records))
+        self._has_written = True
         if self._plain is not None:
             self._plain.append(rollout)
             self._num_bytes += path.stat().st_size

@@ -18,6 +18,7 @@ from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.learner.backends.base import Backend
 from covey.learner.schedule import Schedule
+from covey.place import Stopped
 from covey.plan.words import coded, sentence
 from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
@@ -115,6 +116,15 @@ class Job:
                 self.recorder.trackers.log(0, values)
         self._agree_to_end()
 
+    def collect(self) -> Collected | None:
+        """The next rollout; None where a signal ended it, and the run stands before it as if it had not been
+        begun."""
+        try:
+            return self.source.next(self.progress.rollout)
+        except Stopped:
+            self._agree_to_end()
+            return None
+
     def take_in(self, collected: Collected, rows: list[TrainSample]) -> None:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         self.guards.rollout(collected, rows, self.progress.step)
@@ -131,7 +141,7 @@ class Job:
                     record["is_stale"] = True
             return found
 
-        self.recorder.rollout(self.progress.rollout, records)
+        self.recorder.rollout(self.progress.rollout, records, step=self.progress.step)
         self._record_selection(collected)
 
     def _record_selection(self, collected: Collected) -> None:

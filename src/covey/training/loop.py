@@ -10,12 +10,15 @@ from covey.training.job import Job
 def run(job: Job) -> None:
     """Collect a rollout, learn from it step by step, record each step; until every planned step is taken.
 
-    A resumed run enters with its buffer filled, in the middle of the rollout that it was stopped in.
+    A resumed run enters with its buffer filled, in the middle of the rollout that it was stopped in. A signal
+    ends a rollout in the middle; it is sampled again, the same, after a resume.
     """
     job.begin()
     while not job.is_done():
         if not job.buffer.rows:
-            collected = job.source.next(job.progress.rollout)
+            collected = job.collect()
+            if collected is None:
+                break
             rows = learn(
                 collected.groups,
                 job.backend,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles
+from covey.telemetry.owner import Lock
 from covey.telemetry.trackers.factory import Trackers
+from covey.training.failure import writing
 from covey.types import StepRecord
 
 Records = list[dict[str, Any]]
@@ -22,6 +25,7 @@ class Recorder:
     """
 
     files: RunFiles | None = None
+    lock: Lock | None = None
     console: Console | None = None
     trackers: Trackers | None = None
     every: int = 1
@@ -32,9 +36,10 @@ class Recorder:
     def step(self, record: StepRecord, skipped: str | None) -> None:
         """Record one optimizer step."""
         if self.files is not None:
-            self.files.append_metrics(record)
-            if skipped:
-                self.files.append_event("step_skipped", step=record.step, reason=skipped)
+            with self.writing(record.step):
+                self.files.append_metrics(record)
+                if skipped:
+                    self.files.append_event("step_skipped", step=record.step, reason=skipped)
         if self.console is not None:
             self.console.step(record)
         if self.trackers is not None and self._is_due(record.step):
@@ -45,18 +50,25 @@ class Recorder:
             if self._shown:
                 self.trackers.table(record.step, "completions", self._shown)
 
-    def rollout(self, number: int, records: Callable[[], Records]) -> None:
+    def writing(self, step: int) -> AbstractContextManager[None]:
+        """Write to the run directory; RunFailed (F130, F132) where it cannot be, or is another one by now."""
+        assert self.files is not None
+        return writing(self.files.output_dir, self.lock, step)
+
+    def rollout(self, number: int, records: Callable[[], Records], *, step: int) -> None:
         """Record a rollout; its records are only made where somebody wants them."""
         if self.files is None:
             return
         made = records()
-        self.files.append_rollout(number, made)
+        with self.writing(step):
+            self.files.append_rollout(number, made)
         self._shown = tuple(_row(r) for r in made[: self.num_shown])
 
     def event(self, kind: str, *, step: int, **fields: Any) -> None:
         """Record an event."""
         if self.files is not None:
-            self.files.append_event(kind, step=step, **fields)
+            with self.writing(step):
+                self.files.append_event(kind, step=step, **fields)
 
     def say(self, *lines: str) -> None:
         """Show lines on the terminal."""

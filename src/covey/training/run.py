@@ -6,6 +6,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from covey.config.schema import Config
 from covey.config.write import to_yaml
 from covey.data.order import Order
 from covey.data.pass_rates import levels
-from covey.errors import GuardStop
+from covey.errors import CoveyError, GuardStop
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.health.weights import WeightWatch
@@ -38,6 +39,7 @@ from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles, delete_run
+from covey.telemetry.owner import Lock
 from covey.telemetry.plot import plot_rewards
 from covey.telemetry.rollouts import RolloutLimits
 from covey.telemetry.trackers.factory import start as start_trackers
@@ -46,10 +48,12 @@ from covey.training.announce import closing, opening
 from covey.training.backend import backend_for, engine_for
 from covey.training.evaluate import Best, EvalPrompts, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir, survey
+from covey.training.failure import writing
 from covey.training.guards import Guards
 from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.objective import Objective
+from covey.training.owning import owned
 from covey.training.process import (
     SIGNAL_CODES,
     handlers,
@@ -81,6 +85,7 @@ from covey.training.state import (
     RolloutBuffer,
     check_place,
 )
+from covey.training.together import together
 from covey.training.watch import watched
 
 
@@ -107,19 +112,26 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
             found = stack.enter_context(survey(resolved.config, world))
         problems = refuse_faults(resolved, found.facts)
         fetch_model(resolved.config)
-        comm = stack.enter_context(ranks(world, Path(resolved.config.output_dir)))
-        job = build_job(resolved, found, comm)
+        output = Path(resolved.config.output_dir)
+        comm = stack.enter_context(ranks(world, output))
+        lock = stack.enter_context(owned(resolved.config, found.facts, comm))
+        others = stack.enter_context(together(comm, output, lock))
+        job = build_job(resolved, found, comm, lock)
         stack.callback(job.backend.close)
+        others.signals = job.signals
         recorder = job.recorder
         if recorder.console is not None:
             stack.enter_context(recorder.console)
         batch = batch_plan(resolved.config, world, found.facts.num_prompts)
         recorder.say(*opening(resolved.config, found.facts, batch, job, problems))
         _report_layout(job)
+        _record_skipped(found.facts, job)
         _start_trackers(resolved.config, job)
         exit_code = 1
+        if recorder.trackers is not None:
+            others.closing.append(partial(recorder.trackers.close, 1))
         try:
-            stack.enter_context(handlers(job.signals))
+            stack.enter_context(handlers(job.signals, comm.place))
             with watched(job, resolved.config), long_lived():
                 run(job)
             exit_code = SIGNAL_CODES.get(signal.Signals(job.signals.agreed), 1) if job.signals.agreed else 0
@@ -131,9 +143,8 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
             if recorder.trackers is not None:
                 recorder.trackers.close(exit_code)
         recorder.say(*closing(job, "train"))
-    if recorder.files is not None and job.progress.step:
-        output = job.saver.output_dir
-        plot_rewards(recorder.files.metrics_path, output / "reward.png", title=output.name)
+        if recorder.files is not None and job.progress.step:
+            _plot(recorder)
     best = job.saver.best_path if resolved.config.load_best_model_at_end else None
     return Outcome(
         exit_code=exit_code,
@@ -144,7 +155,25 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
     )
 
 
-def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
+def _record_skipped(facts: Facts, job: Job) -> None:
+    """Put on record which checkpoints were passed over."""
+    if facts.resume is None:
+        return
+    for reason in facts.resume.skipped:
+        job.recorder.event("finding", step=job.progress.step, code="W160", seen=reason)
+
+
+def _plot(recorder: Recorder) -> None:
+    """Draw the reward; a run that has ended well does not fail for a picture."""
+    assert recorder.files is not None
+    output = recorder.files.output_dir
+    try:
+        plot_rewards(recorder.files.metrics_path, output / "reward.png", title=output.name)
+    except (OSError, ValueError, CoveyError) as error:
+        recorder.say(f"plot      no reward.png: {error}")
+
+
+def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None = None) -> Job:
     """Every part of a run, wired and, where it resumes, restored."""
     config, facts = resolved.config, found.facts
     assert found.codec is not None
@@ -168,11 +197,12 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm) -> Job:
     health = _health(config, plan, backend, comm, scoring.rewards.tasks)
     states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
     registry = _registry(states, backend.moving, health, source)
-    files = _files(resolved, plan, found) if comm.rank == 0 else None
+    with writing(Path(config.output_dir), lock, 0):
+        files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
     engine.publish(backend.named_weights(), progress.step)
-    recorder = _recorder(config, files, total_steps)
+    recorder = _recorder(config, files, total_steps, lock)
     return Job(
         source=source,
         engine=engine,
@@ -309,10 +339,11 @@ def _restore(
         files.supersede_after(progress.step, started)
 
 
-def _recorder(config: Config, files: RunFiles | None, total_steps: int) -> Recorder:
+def _recorder(config: Config, files: RunFiles | None, total_steps: int, lock: Lock | None) -> Recorder:
     """The sinks, which the first rank alone has."""
     return Recorder(
         files=files,
+        lock=lock,
         console=Console(total_steps, config.logging_steps) if files is not None else None,
         every=config.logging_steps,
         total_steps=total_steps,
@@ -428,6 +459,10 @@ def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
         delete_run(output)
     limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
     files = RunFiles(output, rollouts=limits)
+    files.tidy()
+    if found.facts.resume is None and config.resume_from_checkpoint == "auto":
+        # A run that was ended before its first checkpoint may have left records.
+        files.supersede_all()
     files.write_config(to_yaml(parts.lasting(resolved)))
     files.write_plan(report_json(config, found.facts, plan))
     return files

@@ -66,19 +66,23 @@ class Saver:
         self.saved_step = step
         if self.recorder.files is None:
             return
-        path = write_checkpoint(
-            self.output_dir,
-            step=step,
-            write_model=self.plan.write_model,
-            states=states,
-            meta=self.plan.meta,
-        )
+        with self.recorder.writing(step):
+            path = write_checkpoint(
+                self.output_dir,
+                step=step,
+                write_model=self.plan.write_model,
+                states=states,
+                meta=self.plan.meta,
+            )
         self.recorder.event("saved", step=step, path=path.name)
         best = self.best_path
-        for deletion in retain(
-            self.output_dir,
-            total_limit=self.plan.total_limit,
-            keep_trainer_state=self.plan.keep_trainer_state,
-            protected=() if best is None else (best,),
-        ):
+        with self.recorder.writing(step):
+            deletions = retain(
+                self.output_dir,
+                written=path,
+                total_limit=self.plan.total_limit,
+                keep_trainer_state=self.plan.keep_trainer_state,
+                protected=() if best is None else (best,),
+            )
+        for deletion in deletions:
             self.recorder.event("deleted", step=step, path=str(deletion.path.relative_to(self.output_dir)))

@@ -13,6 +13,7 @@ from covey.batching.select import SILENCES, Silence, silences, strength
 from covey.checkpoint.registry import State
 from covey.data.order import Order
 from covey.data.rows import PromptTable
+from covey.place import Stopped
 from covey.rollout.collect import Collected, Selection
 from covey.rollout.records import groups_of, records_of
 from covey.training.source import Drawing, LiveSource
@@ -119,6 +120,14 @@ class SelectingSource:
 
     def next(self, rollout: int) -> Collected:
         """Sample, score and select rollout number `rollout`. Collective."""
+        cursor = self._further.cursor
+        try:
+            return self._selected(rollout)
+        except Stopped:
+            self._further.cursor = cursor
+            raise
+
+    def _selected(self, rollout: int) -> Collected:
         parts = [self._live.next(rollout)]
         groups = list(parts[0].groups)
         silent = _silent(silences(groups, self._credit))

@@ -26,7 +26,8 @@ from covey.types import Draw, Prompt, Score, ScoredGroup
 
 
 class Source(Protocol):
-    """Gives the scored groups of a rollout by its number, whatever was asked for before."""
+    """Gives the scored groups of a rollout by its number, whatever was asked for before. Where Stopped ends
+    it, it stands as before that rollout."""
 
     def next(self, rollout: int) -> Collected: ...
 

@@ -452,12 +452,12 @@ def test_report() -> None:
 def test_limits_are_those_of_the_code() -> None:
     from covey.models import head_blocks, llama, llama_step
     from covey.rollout import noise
-    from covey.rollout.native import budget, engine
+    from covey.rollout.native import budget, engine, room
 
     assert head_blocks._BLOCK == HEAD_BLOCK
     assert engine._PREFILL_TOKENS == PREFILL_TOKENS
     assert (llama._FAMILIES, llama_step._MOST_COPIED) == (STEP_FAMILIES, MOST_COPIED)
-    assert engine._FLAT_PROMPT == FLAT_PROMPT
+    assert room._FLAT_PROMPT == FLAT_PROMPT
     assert noise._BLOCK == NOISE_BLOCK
     assert budget._SHARE == CACHE_SHARE
     assert engine.NativeEngine.__init__.__kwdefaults__["max_rows"] == MAX_ROWS

@@ -17,6 +17,7 @@ from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.lora import add_adapter, merged
 from covey.models.policy import Policy
 from covey.rollout.native import engine as native_engine
+from covey.rollout.native import room
 from covey.rollout.native.engine import NativeEngine
 from support.models import config_of, random_model
 
@@ -25,7 +26,7 @@ from support.models import config_of, random_model
 def layout(request, monkeypatch):
     """Every test runs with prompts copied to their rows and with prompts read where they are."""
     if request.param == "shared":
-        monkeypatch.setattr(native_engine, "_FLAT_PROMPT", 0)
+        monkeypatch.setattr(room, "_FLAT_PROMPT", 0)
 
 
 @pytest.fixture(autouse=True, params=["torch", "compiled"])

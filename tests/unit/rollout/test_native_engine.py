@@ -14,6 +14,7 @@ from covey.models.policy import Policy
 from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native import engine as native_engine
+from covey.rollout.native import room
 from covey.rollout.native.cache import PrefillLayout
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.native.recorded import Recordings
@@ -32,7 +33,7 @@ def layout(request, monkeypatch):
     """Every test runs with prompts copied to their rows and with prompts read where they are, in torch and in
     C."""
     if "shared" in request.param:
-        monkeypatch.setattr(native_engine, "_FLAT_PROMPT", 0)
+        monkeypatch.setattr(room, "_FLAT_PROMPT", 0)
     if "compiled" not in request.param:
         monkeypatch.setattr(Policy, "library", property(lambda self: None))
     return request.param

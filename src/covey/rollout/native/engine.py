@@ -24,7 +24,6 @@ from covey.models.policy import Policy
 from covey.models.rounding import step_up
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.branches import Branches
-from covey.rollout.native.budget import rows_that_fit
 from covey.rollout.native.cache import (
     CacheShape,
     DecodeLayout,
@@ -35,17 +34,13 @@ from covey.rollout.native.cache import (
     PrefillLayout,
 )
 from covey.rollout.native.recorded import Compute, Recordings
+from covey.rollout.native.room import Room
 from covey.rollout.native.rows import Draws, Family, Row
 from covey.rollout.noise import Ahead, row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt, StreamSegment
 
 # Tokens of one prefill pass; bounds its activations.
 _PREFILL_TOKENS = 16384
-# Prompts up to this length are copied to their rows: attention then takes half the calls (measured on a CPU
-# with 64 rows; at 100 tokens the two cost the same).
-_FLAT_PROMPT = 64
-# Tokens: 64 bytes of the narrowest heads in the lowest precision.
-_LINE = 16
 # Libraries prepare a kernel for each size of a product that they meet, which takes longer than a hundred
 # products: tokens of a prefill, and rows from a number on, are filled up to multiples of these.
 _PREFILL_STEP = 16
@@ -73,8 +68,8 @@ class NativeEngine:
         recordings: Recordings | None = None,
     ) -> None:
         self._policy = policy
-        self._max_rows = max_rows
         self._stride = stride or _STRIDE["cpu" if policy.device.type == "cpu" else "gpu"]
+        self._room = Room(policy, max_rows, self._stride)
         self._recordings = recordings
         if recordings is None and policy.device.type == "cuda":
             self._recordings = Recordings()
@@ -85,9 +80,10 @@ class NativeEngine:
         self._next_id = 0
         self._requests: dict[int, GenerationRequest] = {}
         self._prompts: dict[tuple[int, ...], deque[int]] = {}
+        self._later: list[int] = []
+        self._has_new = False
         self._families: list[Family] = []
         self._aborted: list[Completion] = []
-        self._caches: dict[bool, KVCache] = {}
         self._cache: KVCache | None = None
         self._last_hidden_FD: Tensor | None = None
         self._arrangement: Families | FlatRows | None = None
@@ -113,12 +109,31 @@ class NativeEngine:
     # -- protocol
 
     def submit(self, request: GenerationRequest) -> int:
-        """Queue a request behind the others of its prompt."""
+        """Queue a request behind the others of its prompt.
+
+        One that the cache is too small for waits until what runs in it has ended.
+        """
+        _refuse_empty(request)
         number = self._next_id
         self._next_id += 1
         self._requests[number] = request
-        self._prompts.setdefault(request.prompt_token_ids, deque()).append(number)
+        self._has_new = True
+        if self._is_running and self._cache is not None and not self._room.fits(self._cache, request):
+            self._later.append(number)
+        else:
+            self._queue(number)
         return number
+
+    def _queue(self, number: int) -> None:
+        queue = self._prompts.setdefault(self._requests[number].prompt_token_ids, deque())
+        queue.append(number)
+        if self._is_running and self._cache is not None:
+            self._fullest = max(self._fullest, min(self._cache.shape.rows, len(queue)))
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether the cache is in use, and so has to stay as it is."""
+        return bool(self._families or self._branches.held)
 
     def results(self) -> Iterator[Completion]:
         """Decode until every request has ended, giving completions as they end."""
@@ -126,14 +141,12 @@ class NativeEngine:
             raise ValueError(
                 "the native engine needs a policy that runs as a stream; this one is on padded rows"
             )
-        self._reserve()
-        if self._cache is not None:
-            shape = self._cache.shape
-            self._step = self._short_step(shape.prompt + shape.completion)
-            self._forget_what_moved()
+        self._make_room()
         while True:
             yield from self._aborted
             self._aborted.clear()
+            if (self._has_new or self._later) and not self._is_running:
+                self._make_room()
             if not (self._prompts or self._branches.held or self._families):
                 if self._recordings is None and not isinstance(self._step, LlamaNative):
                     # Nothing reads the copies of weights until the next rollout, and the update needs room.
@@ -148,7 +161,7 @@ class NativeEngine:
         for row in [r for r in self._rows if r.id in wanted]:
             self._aborted.append(self._completion(row, Finish.ABORT))
         self._follow(has_ended=True)
-        queues = [*self._prompts.values(), *(f.waiting for f in self._families)]
+        queues = [*self._prompts.values(), *(f.waiting for f in self._families), self._later]
         for queue in queues:
             for number in [n for n in queue if n in wanted]:
                 queue.remove(number)
@@ -181,38 +194,21 @@ class NativeEngine:
             done += self._decode()
         return done
 
-    def _reserve(self) -> None:
-        """Make the cache large enough for what is queued; an existing one that covers it stays."""
-        if not self._requests:
-            return
-        queued = self._requests.values()
-        completion = max(r.sampling.max_new_tokens for r in queued)
-        prompt = max(len(r.prompt_token_ids) for r in queued)
-        rows = min(len(queued), self._max_rows, rows_that_fit(self._policy, prompt + completion))
-        slots = min(len(self._prompts) + len(self._families), rows)
-        self._fullest = max([self._fullest, *(min(rows, len(queue)) for queue in self._prompts.values())])
-        # How things lie in memory must not follow from what came before, as products round by it: a resumed
-        # run has another past.
-        flat = prompt <= _FLAT_PROMPT
-        prompt = _FLAT_PROMPT if flat else _aligned(prompt)
-        # Within a stride a row goes on past its end.
-        completion = _aligned(completion + self._stride - 1)
-        wanted = CacheShape(rows=rows, completion=completion, slots=slots, prompt=prompt, flat=flat)
-        held = self._caches.get(flat)
-        if held is not self._cache or held is None or not held.shape.covers(wanted):
-            assert not self._rows, "requests that need another cache wait for the running ones"
-        if held is None or not held.shape.covers(wanted):
-            old = held.shape if held else wanted
-            held = self._caches[flat] = KVCache(
-                CacheShape(
-                    rows=max(old.rows, wanted.rows),
-                    completion=max(old.completion, wanted.completion),
-                    slots=max(old.slots, wanted.slots),
-                    prompt=max(old.prompt, wanted.prompt),
-                    flat=flat,
-                )
-            )
-        self._cache = held
+    def _make_room(self) -> None:
+        """Make cache and step for all that is queued, but for what has to wait for the rows that run."""
+        self._has_new = False
+        if not self._is_running:
+            for number in self._later:
+                self._queue(number)
+            self._later.clear()
+            if self._requests:
+                self._cache = self._room.reserve(self._requests.values(), len(self._prompts))
+                sizes = (min(self._cache.shape.rows, len(queue)) for queue in self._prompts.values())
+                self._fullest = max([self._fullest, *sizes])
+        if self._cache is not None:
+            shape = self._cache.shape
+            self._step = self._short_step(shape.prompt + shape.completion)
+            self._forget_what_moved()
 
     def _admit(self) -> list[Completion]:
         """Prefill prompts into free slots and start their siblings on free rows."""
@@ -495,6 +491,7 @@ class NativeEngine:
             self._arrangement = None
 
 
-def _aligned(tokens: int) -> int:
-    """A length whose keys and values fill whole cache lines."""
-    return -(-tokens // _LINE) * _LINE
+def _refuse_empty(request: GenerationRequest) -> None:
+    if not request.prompt_token_ids or request.sampling.max_new_tokens < 1:
+        num, most = len(request.prompt_token_ids), request.sampling.max_new_tokens
+        raise ValueError(f"a request has {num} prompt tokens and max_new_tokens {most}; both are at least 1")

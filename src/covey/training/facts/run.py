@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from covey.checkpoint.manifest import Manifest
-from covey.checkpoint.read import find_latest, verify
+from covey.checkpoint.read import Skipped, find_latest, verify
 from covey.config.file import read_file
 from covey.config.schema import Config
 from covey.errors import CheckpointError
 from covey.plan.facts import Facts, OutputDirState, ResumeFacts
 from covey.plan.layout import Layout
 from covey.plan.versions import TRIED
+from covey.telemetry.owner import owner_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
+from covey.training.facts.directory import in_the_way, is_leftover, records_problem
 from covey.training.facts.memory import free_memory
 
 _GPU = re.compile(r"nvidia\d+")
@@ -35,10 +37,15 @@ def run_facts(config: Config, num_processes: int) -> Facts:
     """The facts that need neither model nor data."""
     output = Path(config.output_dir)
     gpus = _num_gpus()
+    resume = _resume(config)
+    continues = config.resume_from_checkpoint is not None
     return Facts(
         num_processes=num_processes,
-        output_dir_state=_output_state(output),
-        resume=_resume(config),
+        output_dir_state=output_state(output),
+        owner=owner_of(output),
+        records_problem=records_problem(output) if resume is not None else None,
+        in_the_way=in_the_way(output, (resume and resume.step) or 0) if continues else (),
+        resume=resume,
         free_disk_bytes=shutil.disk_usage(_existing(output)).free,
         free_memory_bytes=free_memory(cuda=gpus > 0),
         cuda=gpus > 0,
@@ -145,7 +152,8 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _output_state(output: Path) -> OutputDirState:
+def output_state(output: Path) -> OutputDirState:
+    """What a directory holds, but for what a run that was killed before its first record leaves."""
     try:
         # Permission bits do not tell: root passes them everywhere, network file systems have rules of their
         # own.
@@ -153,7 +161,7 @@ def _output_state(output: Path) -> OutputDirState:
             pass
     except OSError:
         return "not_writable"
-    if not output.exists() or not any(output.iterdir()):
+    if not output.exists() or all(is_leftover(path.name) for path in output.iterdir()):
         return "free"
     is_run = any((output / name).exists() for name in ("config.yaml", "metrics.jsonl"))
     if not is_run:
@@ -161,46 +169,55 @@ def _output_state(output: Path) -> OutputDirState:
     return "ended" if find_latest(output, with_trainer=True).path is None else "run"
 
 
-def _resume_point(config: Config) -> tuple[Path, Manifest] | None:
-    """The checkpoint to resume from, verified; None for a new run, or where `auto` finds none.
+def _resume(config: Config) -> ResumeFacts | None:
+    """The checkpoint to go on from; None for a new run, or where `auto` finds none.
 
-    CheckpointError says why there is no good one.
+    A damaged checkpoint is none only where an older one is whole: it may be all that there is of a run.
     """
-    wanted = config.resume_from_checkpoint
-    if wanted is None:
+    asked = config.resume_from_checkpoint
+    if asked is None:
         return None
-    if wanted in ("latest", "auto"):
-        latest = find_latest(Path(config.output_dir), with_trainer=True)
-        if latest.path is not None and latest.manifest is not None:
-            return latest.path, latest.manifest
-        if wanted == "auto":
-            return None
-        reasons = "; ".join(s.reason for s in latest.skipped)
-        raise CheckpointError(
-            f"there is no complete checkpoint with trainer state in it{': ' + reasons if reasons else ''}"
-        )
-    path = Path(wanted)
+    if asked not in ("latest", "auto"):
+        try:
+            return _resume_facts(Path(asked), _with_trainer(Path(asked)), config, ())
+        except CheckpointError as error:
+            return ResumeFacts(path=asked, problem=f"{error}{_newest_in(Path(asked))}")
+    latest = find_latest(Path(config.output_dir), with_trainer=True)
+    if latest.path is not None and latest.manifest is not None:
+        return _resume_facts(latest.path, latest.manifest, config, latest.skipped)
+    if asked == "auto" and not latest.skipped:
+        return None
+    reasons = "; ".join(s.reason for s in latest.skipped)
+    problem = "there is no complete checkpoint with trainer state in it"
+    return ResumeFacts(
+        path=config.output_dir,
+        problem=f"{problem}{': ' + reasons if reasons else ''}",
+        skipped=tuple(s.reason for s in latest.skipped),
+    )
+
+
+def _with_trainer(path: Path) -> Manifest:
     manifest = verify(path)
     if not manifest.trainer:
         raise CheckpointError("it keeps the model only (trainer/ is not there), so nothing can go on from it")
-    return path, manifest
+    return manifest
 
 
-def _resume(config: Config) -> ResumeFacts | None:
-    if config.resume_from_checkpoint is None:
-        return None
-    asked = config.resume_from_checkpoint
-    where = config.output_dir if asked in ("latest", "auto") else asked
-    try:
-        point = _resume_point(config)
-    except CheckpointError as error:
-        return ResumeFacts(path=where, problem=str(error))
-    if point is None:
-        return None
-    path, manifest = point
+def _newest_in(path: Path) -> str:
+    """What to give instead where a run was given in the place of its checkpoint."""
+    newest = find_latest(path, with_trainer=True).path
+    return "" if newest is None else f"; its newest checkpoint is {newest}"
+
+
+def _resume_facts(
+    path: Path, manifest: Manifest, config: Config, skipped: tuple[Skipped, ...]
+) -> ResumeFacts:
     return ResumeFacts(
         path=str(path),
         step=manifest.step,
+        is_elsewhere=path.absolute().parent.resolve() != Path(config.output_dir).resolve(),
+        skipped=tuple(s.reason for s in skipped),
+        is_compared=bool(read_file(str(path.parent / "config.yaml")).typed),
         config_changes=_config_changes(path.parent / "config.yaml", config),
         pass_rates=None if "pass_rates" not in manifest.meta else str(manifest.meta["pass_rates"]),
     )
@@ -208,8 +225,6 @@ def _resume(config: Config) -> ResumeFacts | None:
 
 def _config_changes(path: Path, config: Config) -> tuple[tuple[str, Any, Any], ...]:
     """Options whose value differs from that of the run whose config.yaml is at `path`."""
-    if not path.is_file():
-        return ()
     old: Mapping[str, Any] = {name: typed.value for name, typed in read_file(str(path)).typed.items()}
     new = config.model_dump()
     return tuple(

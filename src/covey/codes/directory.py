@@ -1,0 +1,57 @@
+"""Codes of the directory of a run, and of the processes that write to it."""
+
+from __future__ import annotations
+
+DIRECTORY: tuple[tuple[str, str, str], ...] = (
+    (
+        "E410",
+        "Run directory in use",
+        "Two runs that write to one directory mix their records and overwrite each other's checkpoints.",
+    ),
+    (
+        "E411",
+        "Records that a resume cannot read",
+        "A resumed run goes on in these files: what it recorded after its checkpoint moves aside, and each "
+        "step stands once. That needs every line to be readable. Moved away, the file stays as it is, and "
+        "the run goes on in a new one.",
+    ),
+    (
+        "E412",
+        "Name that a run needs is taken",
+        "The run would overwrite what stands there, or stop with its progress unsaved.",
+    ),
+    (
+        "W161",
+        "Options of the stopped run unknown",
+        "A resume compares its options with them, so that samples, gradients and learning rates go on as "
+        "they were. Here nothing was compared.",
+    ),
+    (
+        "W160",
+        "Checkpoint passed over",
+        "The steps since the older checkpoint are taken again. The newer one stays where it is until a new "
+        "checkpoint of its step replaces it.",
+    ),
+    (
+        "F130",
+        "Run directory that cannot be written",
+        "What cannot be recorded or saved would be lost, so the run stops. Checkpoints and records that were "
+        "there stay as they are.",
+    ),
+    (
+        "F131",
+        "A process of the run failed",
+        "The run cannot go on without it, so all of its processes end. What was recorded and saved stays.",
+    ),
+    (
+        "F132",
+        "Run directory deleted or replaced",
+        "The run stops instead of writing into a new directory of the same name, which would hold a part of "
+        "its records and no checkpoint.",
+    ),
+    (
+        "F133",
+        "A process of the run is gone",
+        "The run cannot go on without it, so all of its processes end. What was recorded and saved stays.",
+    ),
+)

@@ -1,0 +1,85 @@
+"""What a run finds in its directory before it writes there: leftovers of a kill, records that cannot be read,
+and names that something else has taken."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from covey.checkpoint.manifest import checkpoint_step
+from covey.telemetry.owner import LOCK
+
+_LEFTOVERS = (LOCK, ".tmp-*", ".covey-*", "status-rank-*.json", "live")
+_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", LOCK)
+_DIRECTORIES = ("rollouts", "superseded")
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a file of this name is no record: a run that is killed may leave it before its first one."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _LEFTOVERS)
+
+
+def in_the_way(output_dir: Path, step: int) -> tuple[tuple[str, str], ...]:
+    """(path, words) of what stands under a name that a run at `step` will need and cannot use."""
+    found: list[tuple[str, str]] = []
+    if not output_dir.is_dir():
+        return ()
+    for path in sorted(output_dir.iterdir()):
+        of_step = checkpoint_step(path.name)
+        if path.name in _FILES and not path.is_file():
+            found.append((str(path), "is no file, and the run writes a file of that name"))
+        elif path.name in _DIRECTORIES and not path.is_dir():
+            found.append((str(path), "is no directory, and the run writes into a directory of that name"))
+        elif of_step is not None and of_step > step and (path.is_symlink() or not path.is_dir()):
+            kind = "link" if path.is_symlink() else "file"
+            found.append((str(path), f"is a {kind}, and the run saves a checkpoint under that name"))
+    return tuple(found)
+
+
+def records_problem(output_dir: Path) -> tuple[str, str] | None:
+    """(path, words) of the first line that makes a run's records unreadable, or None.
+
+    A last line without its end is no problem: a kill cut it short, and it is removed.
+    """
+    for name, is_sound in (("metrics.jsonl", _is_step), ("events.jsonl", _is_event)):
+        path = output_dir / name
+        try:
+            content = path.read_bytes() if path.is_file() else b""
+        except OSError as error:
+            return str(path), f"cannot be read: {error.strerror}"
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+            if words := _fault(line, is_sound):
+                return str(path), f"is damaged in line {number}: {words}"
+    return None
+
+
+def _fault(line: bytes, is_sound: Any) -> str:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return f"byte {error.start + 1} is no UTF-8"
+    except (ValueError, RecursionError):
+        return "it is not JSON"
+    if not isinstance(record, dict):
+        return "it is not a JSON object"
+    return "" if is_sound(record) else "it lacks what each record has"
+
+
+def _is_step(record: Mapping[str, Any]) -> bool:
+    counts = record.get("n")
+    return (
+        all(_is_whole(record.get(name)) for name in ("step", "rollout", "pass"))
+        and isinstance(counts, dict)
+        and all(name in record and _is_whole(count) for name, count in counts.items())
+    )
+
+
+def _is_event(record: Mapping[str, Any]) -> bool:
+    return _is_whole(record.get("step")) and isinstance(record.get("kind"), str)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,54 @@
+"""The run directory as the run's own: locked by the first rank, for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from covey.comm import Comm
+from covey.config.schema import Config
+from covey.errors import ConfigError
+from covey.plan.check_run import output_dir_problems
+from covey.plan.facts import Facts, RunOwner
+from covey.telemetry.owner import LOCK, Lock, take
+from covey.training.facts.run import output_state
+
+
+@contextmanager
+def owned(config: Config, facts: Facts, comm: Comm) -> Iterator[Lock | None]:
+    """Own the run directory from here on; the first rank holds the lock, the others have None. Collective.
+
+    ConfigError on every rank (E410) where another process has come first, (E401) where it has even ended in
+    between, and (E403) where there can be no lock.
+    """
+    lock: Lock | None = None
+    said: dict[str, Any] = {}
+    if comm.rank == 0:
+        try:
+            Path(config.output_dir).mkdir(parents=True, exist_ok=True)
+            taken = take(Path(config.output_dir))
+        except OSError as error:
+            said = {"error": f"{error.strerror or error} ({LOCK})"}
+        else:
+            lock = taken if isinstance(taken, Lock) else None
+            said = {} if lock is not None else {"owner": asdict(taken)}  # type: ignore[call-overload]
+            said["state"] = output_state(Path(config.output_dir))
+    try:
+        _refuse(config, facts, comm.gather_json(said)[0])
+        yield lock
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _refuse(config: Config, facts: Facts, said: dict[str, Any]) -> None:
+    if "error" in said:
+        now = replace(facts, output_dir_state="not_writable")
+    else:
+        owner = RunOwner(**said["owner"]) if "owner" in said else None
+        now = replace(facts, owner=owner, output_dir_state=said["state"])
+    if now != facts and (found := output_dir_problems(config, now, said.get("error", ""))):
+        raise ConfigError(found)
