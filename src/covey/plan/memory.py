@@ -275,25 +275,19 @@ def _layout(facts: Facts) -> Layout:
 
 
 def _load(model: ModelSizes, how: Training, held: Mapping[str, int], layout: Layout) -> dict[str, int]:
-    """The fullest moment of the load: the model as it was saved beside its copies; DeepSpeed makes those
-    part by part.
-
-    A few rows go forward and backward to prove the layout; of the weights the head alone gets a gradient.
-    """
+    """The fullest moment of the load: the model as it was saved beside its copies, which DeepSpeed makes part
+    by part; of the rows that prove the layout the head alone gets a gradient."""
     if layout.zero_stage:
         return {name: held[name] for name in ("weights", "masters", "reference") if name in held}
-    probe = {"probe": _of_head(model, how, how.element)}
+    start = {"weights in float32": FLOAT * model.parameters, "probe": _of_head(model, how, how.element)}
     if not how.full:
         # The base of an adapter is cast tensor by tensor, in the machine's memory, before it goes to a GPU.
-        if how.cuda:
-            return dict(held) | probe
-        return {"weights in float32": FLOAT * model.parameters, "adapters": held["adapters"]} | probe
-    start = {"weights in float32": FLOAT * model.parameters}
+        return dict(held) | {"probe": start["probe"]} if how.cuda else start | {"adapters": held["adapters"]}
     if "reference" in held:
         start["reference in float32"] = FLOAT * model.parameters
     if how.element != FLOAT:
         start["weights"] = how.element * model.parameters
-    return start | probe
+    return start
 
 
 def _gathered_layer(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
