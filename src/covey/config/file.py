@@ -46,13 +46,20 @@ def read_file(path: str) -> Layer:
         )
         return layer
     for key, value in content.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and not _is_option(str(key)):
             _take_section(layer, path, str(key), value)
         elif value is None and normalise(str(key)) in GROUPS and look_up(str(key)).option is None:
             continue  # a section with nothing under it
         else:
             layer.take(str(key), value, f"{path}: {key}")
     return layer
+
+
+def _is_option(key: str) -> bool:
+    """Whether a key that holds a mapping is an option with an object for its value, or one of another tool,
+    and no section."""
+    known = look_up(key)
+    return normalise(key) not in GROUPS and any((known.option, known.moot, known.refused))
 
 
 def _take_section(layer: Layer, path: str, section: str, options: Mapping[Any, Any]) -> None:

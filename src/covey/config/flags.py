@@ -1,8 +1,9 @@
 """The command line: `covey train [CONFIG.yaml] --option value ...`.
 
-Flags are spelled with dashes or underscores, in any case. A list takes several words, a repeated flag
-replaces, a switch is `--x`, `--x true`, `--x false` or `--no_x`, and `--x=value` works everywhere. What is
-wrong becomes a problem, so that all of it is shown together.
+Flags are spelled with dashes or underscores, in any case. A list takes several words, or one with commas; a
+repeated flag replaces, a switch is `--x`, `--x true`, `--x false` or `--no_x`, and `--x=value` works
+everywhere. A word that cannot be a flag is a value, though it begins with a dash. What is wrong becomes a
+problem, so that all of it is shown together.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ _ALONE = {
     "use_liger_kernel": "true",
 }
 
-# A word such as -1 or -.5e3 is a value; every other word with a dash in front is a flag.
-_NEGATIVE = re.compile(r"^-(\d|\.\d)")
+# What a flag looks like, with its value behind the equals sign. Words such as -1, ---, -.5e3 or "- be brief"
+# are values.
+_FLAG = re.compile(r"(--?)[A-Za-z_][\w.-]*(=.*)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[_Flag]]:
     files: list[str] = []
     flags: list[_Flag] = []
     for word in argv:
-        if word.startswith("-") and not _NEGATIVE.match(word):
+        if _is_flag(word, flags[-1] if flags else None):
             name, equals, value = word.partition("=")
             flags.append(_Flag(name, [value] if equals else []))
         elif flags:
@@ -81,6 +83,23 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[_Flag]]:
         else:
             files.append(word)
     return files, flags
+
+
+def _is_flag(word: str, before: _Flag | None) -> bool:
+    found = _FLAG.fullmatch(word)
+    if found is None:
+        return False
+    if found[1] == "--" or before is None or before.words or _is_known(word.partition("=")[0]):
+        return True
+    # One dash before a name that nobody knows: the text of an option that waits for it, as in `--system -x`.
+    known = look_up(before.name)
+    return known.option is None or known.typed in SWITCHES or kind_of(known.option).base == "bool"
+
+
+def _is_known(name: str) -> bool:
+    plain = normalise(name)
+    known = look_up(plain.removeprefix("no_") if look_up(plain).option is None else plain)
+    return plain in ("config", "h") or any((known.option, known.moot, known.refused, known.nearest))
 
 
 def _take_flag(layer: Layer, flag: _Flag) -> None:

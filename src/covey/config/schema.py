@@ -153,7 +153,7 @@ class Config(AlgorithmOptions):
     report_to: list[Literal["none", "tensorboard", "wandb", "swanlab", "mlflow", "trackio"]] = option(
         "output",
         ["none"],
-        "Trackers that get the metrics beside the files; several may be given.",
+        "Trackers that get the metrics beside the files, one or several; all: those that are installed.",
     )
     run_name: str | None = option(
         "output", None, "Name of the run in the trackers. Not set: the last part of output_dir."

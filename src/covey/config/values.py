@@ -6,6 +6,7 @@ gives objects. All three end in the same value or in the same words about why no
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import types
@@ -146,7 +147,10 @@ def coerce(name: str, value: Any) -> Any:
     if kind.base == "json":
         return _json(name, kind, value)
     if kind.many:
-        words = list(value) if isinstance(value, list | tuple) else [value]
+        given = list(value) if isinstance(value, list | tuple) else [value]
+        words = [part for word in given for part in _parts(word)]
+        if name == "report_to":
+            words = _trackers(kind, words)
         if default_of(name) == [] and [str(word).lower() for word in words] == ["none"]:
             return []
         return [_one(name, kind, word) for word in words]
@@ -159,6 +163,46 @@ def coerce(name: str, value: Any) -> Any:
     if kind.optional and (value is None or (isinstance(value, str) and value.lower() in NONE_WORDS)):
         return None
     return _one(name, kind, value)
+
+
+# Words with one of these are no plain list: a pattern of names, or what a shell was to take apart.
+_BRACKETS = "[](){}"
+
+
+def _parts(word: Any) -> list[Any]:
+    """The values of one word of a list: it is cut at its commas, as in `accuracy,format`, or read as a JSON
+    list; but a file that is there has the name that it has."""
+    if not isinstance(word, str):
+        return [word]
+    if word.startswith("["):
+        try:
+            found = json.loads(word)
+        except ValueError:
+            return [word]
+        return found if isinstance(found, list) else [word]
+    if "," not in word or any(mark in word for mark in _BRACKETS) or _is_there(word):
+        return [word]
+    return [part.strip() for part in word.split(",") if part.strip()] or [word]
+
+
+def _is_there(entry: str) -> bool:
+    """Whether a file or a directory has this name, or what is left of it without `NAME=` before it and `#N`,
+    `@SPLIT`, `:SUBSET` or `:FUNCTION` behind it."""
+    for name in (entry, entry.partition("=")[2]):
+        while "," in name:
+            if Path(name).expanduser().exists():
+                return True
+            cut = max(name.rfind(mark) for mark in "#@:")
+            name = name[:cut] if cut > 0 else ""
+    return False
+
+
+def _trackers(kind: Kind, words: list[Any]) -> list[Any]:
+    """The words of report_to; `all` stands for every tracker whose package is installed."""
+    if not any(str(word).strip().lower() == "all" for word in words):
+        return words
+    there = [n for n in kind.choices if n != "none" and importlib.util.find_spec(n) is not None]
+    return there or ["none"]
 
 
 def _json(name: str, kind: Kind, value: Any) -> dict[str, Any] | None:
@@ -181,8 +225,8 @@ def _json(name: str, kind: Kind, value: Any) -> dict[str, Any] | None:
 
 
 def _names(name: str, task: Any, rewards: Any) -> list[str]:
-    """The rewards of a task; a lone one may stand without brackets."""
-    names = [rewards] if isinstance(rewards, str) else rewards
+    """The rewards of a task, as a list, or as one word with commas."""
+    names = _parts(rewards) if isinstance(rewards, str) else rewards
     if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
         raise UnfitError(f"{name} takes a list of rewards for each task, not {_show(rewards)} for {task}")
     return list(names)

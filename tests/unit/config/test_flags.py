@@ -272,7 +272,7 @@ def test_a_file_can_also_be_a_flag(tmp_path: Path) -> None:
         ("vllm_mode: colocate\n", "E102", "vllm_mode"),
         ("seed: ~\n", "E103", "nothing"),
         ("seed: true\n", "E103", "True"),
-        ("seed: {a: 1}\n", "E101", "seed"),
+        ("seed: {a: 1}\n", "E103", "seed"),
     ],
 )
 def test_faults_of_a_file(tmp_path: Path, text: str, code: str, words: str) -> None:
