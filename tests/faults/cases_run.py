@@ -42,7 +42,7 @@ def _no_wandb(patch: pytest.MonkeyPatch, here: Path) -> None:
 
 
 def _gpus(patch: pytest.MonkeyPatch, here: Path) -> None:
-    patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    patch.setattr(run, "num_gpus", lambda: 2)
 
 
 def _old_gpu(patch: pytest.MonkeyPatch, here: Path) -> None:
@@ -52,7 +52,7 @@ def _old_gpu(patch: pytest.MonkeyPatch, here: Path) -> None:
     tool.write_text("#!/bin/sh\necho 7.5\n")
     tool.chmod(0o755)
     patch.setenv("PATH", str(tool.parent), prepend=":")
-    patch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    patch.setattr(run, "num_gpus", lambda: 1)
 
 
 _RUN = {"run/config.yaml": "seed: 1\n", "run/metrics.jsonl": "{}\n"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from covey.data.model_files import read_json
 from covey.models.adapter_shapes import LoraFacts, ModelShapes
 from covey.plan.facts import ModelSizes
+from covey.training.facts.devices import free_gpu_memory
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -79,20 +78,9 @@ def free_memory(*, cuda: bool) -> int | None:
     """Bytes that are free: of the GPU with the least, else of this machine or its container; None where
     nobody says."""
     if cuda:
-        return _free_of_gpus()
+        return free_gpu_memory()
     found = [n for n in (_available(), _free_of_group()) if n is not None]
     return min(found) if found else None
-
-
-def _free_of_gpus() -> int | None:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    query += [f"--id={visible}"] if visible else []
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
-        return min(int(line) for line in done.stdout.split()) << 20
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
 
 
 def _available() -> int | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,18 +23,17 @@ from covey.plan.versions import TRIED
 from covey.telemetry.owner import owner_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
+from covey.training.facts.devices import gpus_have_bfloat16, num_gpus
 from covey.training.facts.directory import in_the_way, is_leftover, records_problem
 from covey.training.facts.memory import free_memory
 
-_GPU = re.compile(r"nvidia\d+")
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"}
-_BFLOAT16_SINCE = 8.0
 
 
 def run_facts(config: Config, num_processes: int) -> Facts:
     """The facts that need neither model nor data."""
     output = Path(config.output_dir)
-    gpus = _num_gpus()
+    gpus = num_gpus()
     resume = _resume(config)
     continues = config.resume_from_checkpoint is not None
     return Facts(
@@ -101,24 +98,10 @@ def _missing_kernels(config: Config) -> list[tuple[str, str]]:
     ]
 
 
-def _num_gpus() -> int:
-    """GPUs that CUDA would show, without asking it: importing torch takes seconds."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([v for v in visible.split(",") if v.strip() not in ("", "-1")])
-    devices = Path("/dev")
-    return sum(_GPU.fullmatch(d.name) is not None for d in devices.iterdir()) if devices.is_dir() else 0
-
-
 def _has_bfloat16(gpus: int) -> bool | None:
     """Whether the device computes in bfloat16; None where nobody says."""
     if gpus:
-        query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-        try:
-            done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
-            return all(float(line) >= _BFLOAT16_SINCE for line in done.stdout.split())
-        except (OSError, ValueError, subprocess.SubprocessError):
-            return None
+        return gpus_have_bfloat16()
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
