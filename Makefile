@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_H
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow mutants bench learning-curves lint types format model clean
+.PHONY: help install test-install quickstart test test-slow mutants bench accuracy-parity learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -53,6 +53,10 @@ test-slow: test-install ## the tests that take minutes: learning curves, wheel i
 bench: test-install .bench/trl/.installed .bench/swift/.installed ## write docs/performance.md: covey, TRL and ms-swift in turns (two to three hours)
 	@$(VENV)/bin/python bench/compare --trl .bench/trl/bin/python --swift .bench/swift/bin/python \
 		--write docs/performance.md
+
+accuracy-parity: test-install .bench/swift/.installed ## write the tables of docs/accuracy.md: covey, math-verify, TRL and ms-swift on the same answers
+	@$(THREADS) $(VENV)/bin/python bench/accuracy_parity.py --swift .bench/swift/bin/python \
+		--write docs/accuracy.md
 
 learning-curves: test-install ## train with every algorithm; write the table and figure of docs/learning-curves.md
 	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python bench/learning_curves.py

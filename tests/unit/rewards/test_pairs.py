@@ -40,3 +40,17 @@ def test_every_pair_has_its_value_but_for_those_that_are_meant():
         if value != row["accuracy"]
     }
     assert differ == {pair: value for pair, (value, _) in MEANT.items()}
+
+
+def test_the_page_lists_each_difference_that_is_meant():
+    page = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    section = page.partition("## Where covey differs\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert len(rows) == len(MEANT)
+    for (gold, completion), (value, _) in MEANT.items():
+        right = next(r["accuracy"] for r in ROWS if (str(r["gold"]), r["completion"]) == (gold, completion))
+        shown = " | ".join("None" if v is None else f"{v:g}" for v in (right, value))
+        assert any(row.startswith(f"| `{gold}` | `{completion}` | {shown} |") for row in rows), (
+            gold,
+            completion,
+        )
