@@ -95,7 +95,7 @@ class ShortPass:
             )
             return stack.hidden(tokens_T, positions_T, self.turns.tables(positions_T))
         turns = self.turns.at(positions_T)
-        x_TE = F.embedding(tokens_T, known.embedding)
+        x_TE = F.embedding(tokens_T, known.embedding, known.padding)
         for number, layer in enumerate(known.layers):
             weights = _tensors(layer)
             heads_TXD = _BeforeAttention.apply(x_TE, *turns, known.epsilon, *weights[:7])
