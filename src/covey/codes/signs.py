@@ -103,6 +103,28 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
         "Groups without signal stay in the batch",
         "Completions were sampled in vain, and the step learns from fewer prompts than planned.",
     ),
+    (
+        "F221",
+        "The model broke down",
+        "The reward is far below where it was, and the completions have become something else. Weights that "
+        "have gone this far rarely come back, whatever the later steps do.",
+    ),
+    (
+        "F222",
+        "Reward far below its start",
+        "The newest model is worse than an earlier one, so going on costs time and makes it no better.",
+    ),
+    (
+        "F223",
+        "The reward pays for length",
+        "The model learns to write more or less instead of better, and the reward rises all the same.",
+    ),
+    (
+        "F224",
+        "One completion for every prompt",
+        "The model has stopped reading its prompts; nothing about the task can be learned from such "
+        "completions.",
+    ),
 )
 
 HANGS: tuple[tuple[str, str, str], ...] = (

@@ -8,6 +8,7 @@ from typing import Any
 
 from covey.errors import CoveyError
 from covey.health.completions import completion_metrics
+from covey.health.history import number
 from covey.telemetry.rollouts import list_rollouts, read_rollout
 from covey.types import Metric
 
@@ -23,12 +24,12 @@ def examine(directory: Path, notes: list[str]) -> dict[int, dict[str, Metric]]:
     numbers = list(files)
     chosen = sorted({*numbers[:_FIRST], *numbers[-_LAST:]})
     found = {}
-    for number in chosen:
+    for rollout in chosen:
         try:
-            records = read_rollout(files[number])
-            found[number] = _metrics(records)
+            records = read_rollout(files[rollout])
+            found[rollout] = _metrics(records)
         except (CoveyError, KeyError, TypeError, ValueError, AttributeError) as error:
-            notes.append(f"{files[number].name} cannot be read: {error}")
+            notes.append(f"{files[rollout].name} cannot be read: {error}")
     if not numbers:
         notes.append("no rollouts on record: completions were not looked at")
     return found
@@ -36,8 +37,13 @@ def examine(directory: Path, notes: list[str]) -> dict[int, dict[str, Metric]]:
 
 def _metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     groups: dict[Any, list[tuple[int, ...]]] = {}
+    rewards: dict[Any, list[float | None]] = {}
+    prompts: dict[Any, Any] = {}
     for record in records:
+        group = record["group"]
         pairs = zip(record["completion_ids"], record["trained_mask"], strict=True)
-        groups.setdefault(record["group"], []).append(tuple(token for token, trained in pairs if trained))
+        groups.setdefault(group, []).append(tuple(token for token, trained in pairs if trained))
+        rewards.setdefault(group, []).append(number(record.get("reward")))
+        prompts[group] = record.get("prompt_id", group)
     parsed = [(record.get("extras") or {}).get("parsed_by") for record in records]
-    return completion_metrics(list(groups.values()), parsed)
+    return completion_metrics(list(groups.values()), parsed, list(prompts.values()), list(rewards.values()))

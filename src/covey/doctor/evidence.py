@@ -6,9 +6,9 @@ from collections import Counter
 from statistics import fmean, median
 
 from covey.doctor.log import Log
-from covey.health.collapse import REPETITIVE
-from covey.health.history import ENTROPY, History
-from covey.health.movement import IDENTICAL, UNPARSED
+from covey.health.baseline import fallen, total_of
+from covey.health.history import History
+from covey.health.names import ENTROPY, IDENTICAL, REPETITIVE, UNPARSED
 
 _ZERO_LOSS = 1e-6
 
@@ -31,16 +31,19 @@ def evidence(log: Log, history: History, trend: tuple[float, float, int] | None)
 
 def _reward(h: History, trend: tuple[float, float, int] | None) -> list[tuple[str, str]]:
     lines = []
-    if trend is not None:
-        word = ("no clear change", "rises", "falls")[trend[2]]
-        means = f"mean of the first quarter {trend[0]:.4g}, of the last {trend[1]:.4g}"
-        lines.append(("reward", f"{means}: {word}"))
-    elif "reward" in h.series:
-        last = h.series["reward"].last
-        numbers = "1 value" if len(last) == 1 else f"{len(last)} values"
-        lines.append(
-            ("reward", f"{last[0].value:.4g} -> {last[-1].value:.4g} in {numbers}: too few to judge")
-        )
+    series = h.series.get(total_of(h))
+    if series is not None and series.first:
+        words = [f"{series.begin:.4g} at step {series.first[0].step}"]
+        change = fallen(h, total_of(h))
+        if change is not None and change.before != series.begin:
+            words.append(f"{change.before:.4g} {change.when}")
+        words.append(f"{series.now:.4g} over the newest {min(len(series.last), 5)}")
+        if trend is not None:
+            way = ("no clear change", "rises", "falls")[trend[2]]
+            words.append(f"first quarter {trend[0]:.4g}, last quarter {trend[1]:.4g}: {way}")
+        else:
+            words.append("too few values for a trend")
+        lines.append(("reward", "; ".join(words)))
     if "eval_reward" in h.series:
         values = h.series["eval_reward"].last
         best = max(values, key=lambda v: v.value)

@@ -10,20 +10,30 @@ from typing import Any
 
 from covey.codes import CODES
 from covey.doctor.evidence import evidence
-from covey.doctor.log import Log
+from covey.doctor.log import Log, metrics_of
 from covey.health.history import History, number
 from covey.health.record import fixes_of
 from covey.health.rules import Rules
-from covey.types import Finding, Fix, Severity
+from covey.types import Finding, Fix, Severity, StepRecord
 
 HEALTHY, WRONG = 0, 3
 
 # Findings that a run goes on after; any other F1xx is a guard that stopped it.
 _GOES_ON = ("F105", "F108", "F109")
-_BROKEN = ("F218", "F209", "F206")
-_NOT_LEARNING = ("E201", "E110", "W103", "F216", "F213", "F217", "F219", "F211", "F215")
-# What causes others comes first.
-_ORDER = ("E201", "E110", "W103", "F218", "F216", "F213", "F217", "F219", "F206", "F209", "F211", "F212")
+# What a run is called by the first of these findings that holds. Options that leave nothing to learn come
+# first, as they cause the others; then what has become of the model, from which a lack of signal follows.
+_VERDICTS = (
+    ("not learning", ("E201", "E110", "W103")),
+    ("broken", ("F218", "F221")),
+    ("reward hacking", ("F207", "F223")),
+    ("broken", ("F209", "F206")),
+    ("collapsed", ("F201", "F224", "F204")),
+    ("unhealthy", ("F202", "F203", "F205", "F208", "F210")),
+    ("getting worse", ("F222",)),
+    ("not learning", ("F216", "F213", "F217", "F219", "F211", "F215")),
+    ("unhealthy", ("F212", "F214", "F220")),
+)
+_ORDER = tuple(code for _, codes in _VERDICTS for code in codes)
 _LEAST_VALUES = 20
 _STILL_WRITTEN_S = 120.0
 
@@ -53,7 +63,7 @@ def examine(log: Log, now: float) -> Report:
     """Replay the rules over the log and judge it; `now` is in seconds since the epoch."""
     rules = Rules(log.options)
     first: dict[str, Finding] = {}
-    for record in log.records:
+    for record in (*_before_the_first_step(log), *log.records):
         for finding in rules.look(record):
             first.setdefault(finding.code, finding)
     holding = rules.holding()
@@ -63,7 +73,8 @@ def examine(log: Log, now: float) -> Report:
             Sighting(finding=finding, num_records=rules.counts[code], holds=code in holding),
         )
     trend = reward_trend(log)
-    if trend is not None and trend[2] < 0 and "F215" not in first:
+    said = ("F215", "F221", "F222", "F207")
+    if trend is not None and trend[2] < 0 and not any(code in first for code in said):
         sightings.append(Sighting(finding=_falling(trend, rules.history)))
     sightings.sort(key=_rank)
     verdict, summary, exit_code = _judge(log, sightings, trend, now)
@@ -75,6 +86,15 @@ def examine(log: Log, now: float) -> Report:
         evidence=evidence(log, rules.history, trend),
         sightings=sightings,
     )
+
+
+def _before_the_first_step(log: Log) -> list[StepRecord]:
+    """The evaluation of the model that the run began with, which is an event and no step."""
+    found = [e for e in log.events if e.get("kind") == "evaluated" and e.get("step") == 0][:1]
+    return [
+        StepRecord(step=0, rollout=-1, pass_index=0, metrics=metrics_of(event, {}, 1))
+        for event in ({n: v for n, v in e.items() if n.startswith("eval_")} for e in found)
+    ]
 
 
 def reward_trend(log: Log) -> tuple[float, float, int] | None:
@@ -172,13 +192,10 @@ def _judge(
         if _stops(finding.code):
             word = "hung" if finding.code.startswith("F3") else f"stopped by guard {finding.code}"
             return word, f"{_title(finding)}, at step {finding.step}", WRONG
-    for word, codes in (("broken", _BROKEN), ("not learning", _NOT_LEARNING)):
-        for finding in present:
-            if finding.code in codes:
-                return word, f"{_title(finding)} ({finding.code})", WRONG
-    signs = [f for f in present if f.code.startswith("F2")]
-    if signs:
-        return "unhealthy", "; ".join(f"{_title(f)} ({f.code})" for f in signs), WRONG
+    for word, codes in _VERDICTS:
+        named = [f for f in present if f.code in codes]
+        if named:
+            return word, "; ".join(f"{_title(f)} ({f.code})" for f in named), WRONG
     ended = _ending(log, now)
     if ended is not None:
         return ended
@@ -189,7 +206,10 @@ def _judge(
 
 def _title(finding: Finding) -> str:
     known = CODES.get(finding.code)
-    return known.title[:1].lower() + known.title[1:] if known else finding.code
+    if known is None:
+        return finding.code
+    title = known.title
+    return title if title[1].isupper() else title[0].lower() + title[1:]
 
 
 def _ending(log: Log, now: float) -> tuple[str, str, int] | None:

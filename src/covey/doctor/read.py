@@ -23,7 +23,7 @@ from covey.doctor.foreign import (
 )
 from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.errors import CheckpointError, ConfigError
-from covey.health.collapse import REPETITIVE
+from covey.health.names import MOST_COMMON
 from covey.plan.problem import problem
 from covey.types import Fix, Metric, StepRecord
 
@@ -85,7 +85,7 @@ def _read_covey(path: Path) -> Log:
     if not (path / "metrics.jsonl").is_file():
         notes.append("metrics.jsonl is missing")
     lines = read_json_lines(path / "metrics.jsonl", notes)
-    is_known = bool(lines) and all(REPETITIVE in line for line in lines)
+    is_known = bool(lines) and all(MOST_COMMON in line for line in lines)
     extras = {} if is_known else examine(path / "rollouts", notes)
     records = [r for line in lines if (r := _record(line, extras)) is not None]
     if len(records) < len(lines):

@@ -1,55 +1,66 @@
 """Signs that sampling goes wrong: entropy, lengths, truncation and repetition (F201 to F206, F219).
 
-A model that has learned its task is surer of itself, and may write more or less than before. So most of
-these signs count only where the reward has not risen.
+Each is measured against the first rollout. A model that has learned its task is surer of itself, and may
+write more or less than before. So most of these signs ask for more where the run improves: where its reward
+has risen and no part of it has fallen.
 """
 
 from __future__ import annotations
 
-from covey.health.history import ENTROPY, History
+from covey.health.baseline import fallen_parts, is_better
+from covey.health.history import History
+from covey.health.names import CUT, ENDED, ENTROPY, LENGTH, PAID_LENGTH, REPETITIVE
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.types import Fix
 
-_LENGTH = "completions/mean_length"
-_ENDED = "completions/mean_terminated_length"
-_CUT = "completions/clipped_ratio"
-REPETITIVE = "completions/repetitive_ratio"
-
 
 def entropy_collapse(h: History) -> Sign | None:
-    """F201: the entropy is low, a small part of what it was, and the reward is no higher for it."""
+    """F201: the entropy is low, a small part of what it was, and the run is no better for it."""
     series = h.get(*ENTROPY)
-    if series is None or series.start is None or h.has_risen():
+    if series is None or is_better(h):
         return None
-    bound = min(limit("entropy_low"), limit("entropy_low_share") * series.start)
+    bound = min(limit("entropy_low"), limit("entropy_low_share") * series.begin)
     if series.now >= bound:
         return None
     return Sign(
-        seen=f"entropy {series.start:.3g} -> {series.now:.3g} nats a token, and the reward has not risen",
+        seen=f"entropy {series.begin:.3g} -> {series.now:.3g} nats a token, and {_no_better(h)}",
         cause="Steps that are too large, or clipping that holds back unlikely tokens as much as likely ones.",
         fixes=(_wider(h), h.slower()),
         badness=bound / max(series.now, 1e-12),
     )
 
 
+def _no_better(h: History) -> str:
+    """In what the run is no better."""
+    parts = fallen_parts(h)
+    if parts:
+        return ", ".join(f"{name} {change.words}" for name, change in parts)
+    return "the reward has not risen" if not h.has_risen() else "the held-out reward has fallen"
+
+
 def _wider(h: History) -> Fix:
     high = h.option("epsilon_high")
     if high is not None and high >= 0.28:
+        if h.option("num_iterations") == 1:
+            return Fix(text="a bonus for entropy", edits={"entropy_coef": 0.001})
         return Fix(text="fewer passes over a rollout", edits={"num_iterations": 1})
     return Fix(text="more room for unlikely tokens", edits={"epsilon_high": 0.28})
 
 
 def entropy_surge(h: History) -> Sign | None:
-    """F202: the entropy is high, far above what it was, and the reward is no higher for it."""
+    """F202: the entropy is high, far above what it was; twice as far where the run improves."""
     series = h.get(*ENTROPY)
-    if series is None or series.start is None or h.has_risen():
+    if series is None:
         return None
-    bound = max(limit("entropy_high"), limit("entropy_high_share") * series.start)
+    better = is_better(h)
+    times = limit("surge_of_better") if better else 1.0
+    bound = times * max(limit("entropy_high"), limit("entropy_high_share") * series.begin)
     if series.now <= bound:
         return None
+    seen = f"entropy {series.begin:.3g} -> {series.now:.3g} nats a token"
     return Sign(
-        seen=f"entropy {series.start:.3g} -> {series.now:.3g} nats a token, and the reward has not risen",
+        seen=seen if better else f"{seen}, and {_no_better(h)}",
         cause="Steps that are too large, or a reward that does not tell good completions from bad ones.",
         fixes=(h.slower(), Fix(text="a pull towards the model of the start", edits={"beta": 0.04})),
         badness=series.now / bound,
@@ -57,15 +68,20 @@ def entropy_surge(h: History) -> Sign | None:
 
 
 def length_explosion(h: History) -> Sign | None:
-    """F203: completions are several times longer, and the reward is no higher for it."""
-    series = h.get(_LENGTH)
-    if series is None or series.start is None or h.has_risen():
+    """F203: completions are several times longer, and the run is no better for it, or they grew that much
+    within 50 rollouts and the reward does not say that something else was learned."""
+    series = h.get(LENGTH)
+    if series is None:
         return None
-    bound = limit("length_long_share") * series.start
+    bound = limit("length_long_share") * series.begin
     if series.now <= bound:
         return None
+    better = is_better(h)
+    if better and not _grew_at_once(h):
+        return None
+    seen = f"mean length {series.begin:.4g} -> {series.now:.4g} tokens"
     return Sign(
-        seen=f"mean length {series.start:.4g} -> {series.now:.4g} tokens, and the reward has not risen",
+        seen=f"{seen}, within 50 rollouts" if better else f"{seen}, and {_no_better(h)}",
         cause="A loss that weighs each token of a long wrong completion less (loss_type grpo), or a reward "
         "that grows with length.",
         fixes=(
@@ -76,22 +92,30 @@ def length_explosion(h: History) -> Sign | None:
     )
 
 
+def _grew_at_once(h: History) -> bool:
+    """Whether lengths have tripled within 50 rollouts; not where the reward is known not to follow them."""
+    paid = h.series.get(PAID_LENGTH)
+    if paid is not None and paid.now < limit("length_correlation"):
+        return False
+    series = h.series[LENGTH]
+    window = int(limit("length_window"))
+    before = series.last[-window - 1].value if len(series.last) > window else series.begin
+    return series.now > limit("length_long_share") * before
+
+
 def length_collapse(h: History) -> Sign | None:
-    """F204: completions shrink to a fraction while the reward, or one of its parts, is no better."""
-    series = h.get(_ENDED, _LENGTH)
-    if series is None or series.start is None:
+    """F204: completions shrink to a fraction while the run is no better, or to next to nothing."""
+    series = h.get(ENDED, LENGTH)
+    if series is None:
         return None
-    bound = limit("length_short_share") * series.start
-    fallen = [
-        f"{name} {part.start:.3g} -> {part.now:.3g}"
-        for name, part in h.parts().items()
-        if part.start is not None and part.now < (1 - limit("reward_fall_share")) * part.start
-    ]
-    if series.now >= bound or (h.has_risen() and not fallen):
+    better = is_better(h)
+    share = limit("length_nothing_share" if better else "length_short_share")
+    bound = share * series.begin
+    if series.now >= bound:
         return None
+    seen = f"mean length {series.begin:.4g} -> {series.now:.4g} tokens"
     return Sign(
-        seen=f"mean length {series.start:.4g} -> {series.now:.4g} tokens; "
-        + (", ".join(fallen) if fallen else "the reward has not risen"),
+        seen=seen if better else f"{seen}; {_no_better(h)}",
         cause="A reward that pays for form alone, or 1/length in the loss (loss_type grpo), which favours "
         "short completions.",
         fixes=(
@@ -104,20 +128,20 @@ def length_collapse(h: History) -> Sign | None:
 
 def truncation_spiral(h: History) -> Sign | None:
     """F205: many completions are cut, many more than at the start."""
-    series = h.get(_CUT)
-    if series is None or series.start is None:
+    series = h.get(CUT)
+    if series is None:
         return None
-    bound = max(limit("truncated"), series.start + limit("truncated_rise"))
+    bound = max(limit("truncated"), series.begin + limit("truncated_rise"))
     if series.now <= bound:
         return None
-    ended, maximum = h.value(_ENDED), h.option("max_completion_length")
+    ended, maximum = h.value(ENDED), h.option("max_completion_length")
     at = f" at {maximum:g} tokens" if maximum else ""
     usual = f"; those that end take {ended:.4g} tokens" if ended else ""
     longer = Fix(text="room to end")
     if maximum:
         longer = Fix(text="room to end", edits={"max_completion_length": int(2 * maximum)})
     return Sign(
-        seen=f"{series.now:.0%} of the completions are cut{at}, {series.start:.0%} at the start{usual}",
+        seen=f"{series.now:.0%} of the completions are cut{at}, {series.begin:.0%} at the start{usual}",
         cause="Completions grow, the cut ones are scored as wrong, and what is learned from them is not how "
         "to end.",
         fixes=(
@@ -130,7 +154,7 @@ def truncation_spiral(h: History) -> Sign | None:
 
 def truncated_from_the_start(h: History) -> Sign | None:
     """F219: next to no completion of the first rollouts ends by itself."""
-    series = h.get(_CUT)
+    series = h.get(CUT)
     if series is None:
         return None
     newest, bound = series.last[-1].value, limit("truncated_at_start")

@@ -1,30 +1,40 @@
-"""What the completions of a rollout say that rewards and lengths do not: repetition, identical siblings,
-unread answers. The same for a run while it trains and for its rollout files afterwards."""
+"""What the completions of a rollout say that mean rewards and lengths do not: repetition, identical siblings,
+one text for many prompts, unread answers, rewards that follow the length.
+
+The same for a run while it trains and for its rollout files afterwards.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from statistics import fmean
 
-from covey.health.collapse import REPETITIVE
-from covey.health.movement import IDENTICAL, UNPARSED
+from covey.health.names import IDENTICAL, MOST_COMMON, PAID_LENGTH, REPETITIVE, UNPARSED
 from covey.types import Metric
 
 # What is looked at for repetition, of however large a rollout: about 25 ms of Python.
 _MOST_COMPLETIONS, _MOST_TOKENS = 128, 1024
 _LEAST_TOKENS = 32
 _NGRAM = 4
+# Fewer prompts may well have one answer.
+_LEAST_PROMPTS = 4
 
 
 def completion_metrics(
-    groups: Sequence[Sequence[Sequence[int]]], parsed_by: Sequence[str | None]
+    groups: Sequence[Sequence[Sequence[int]]],
+    parsed_by: Sequence[str | None],
+    prompts: Sequence[Hashable] = (),
+    rewards: Sequence[Sequence[float | None]] = (),
 ) -> dict[str, Metric]:
     """Shares of completions that repeat themselves, of groups whose siblings are all equal, and of answers
-    that cannot be read.
+    that cannot be read; the share of the most common completion; the correlation of reward and length.
 
     `groups` holds the trained token ids of every completion, `parsed_by` the word of the reward that reads
-    answers, one a completion (None: no reward does). Repetition is looked for in 128 completions, evenly
-    spread over the rollout. What nothing can be said of has no metric.
+    answers, one a completion (None: no reward does). `prompts` names the prompt of each group, and `rewards`
+    has the total of each completion. Repetition is looked for in 128 completions, evenly spread over the
+    rollout. What nothing can be said of has no metric, or the value None where another rollout may have it.
     """
     metrics = {}
     flat = [ids for siblings in groups for ids in siblings]
@@ -38,7 +48,38 @@ def completion_metrics(
     read = [p for p in parsed_by if p is not None]
     if read:
         metrics[UNPARSED] = Metric(value=sum(p == "none" for p in read) / len(read), count=len(read))
+    if prompts:
+        metrics[MOST_COMMON] = _most_common(flat, prompts)
+    if rewards:
+        metrics[PAID_LENGTH] = _correlation(groups, rewards)
     return metrics
+
+
+def _most_common(flat: Sequence[Sequence[int]], prompts: Sequence[Hashable]) -> Metric:
+    """The share of the completion that is there most often; None of fewer than four prompts."""
+    if len(set(prompts)) < _LEAST_PROMPTS:
+        return Metric(value=None, count=0)
+    _, most = Counter(map(tuple, flat)).most_common(1)[0]
+    return Metric(value=most / len(flat), count=len(flat))
+
+
+def _correlation(
+    groups: Sequence[Sequence[Sequence[int]]], rewards: Sequence[Sequence[float | None]]
+) -> Metric:
+    """Pearson's correlation of reward and length within groups, over all groups in which both differ."""
+    sums, count = [0.0, 0.0, 0.0], 0
+    for siblings, totals in zip(groups, rewards, strict=True):
+        pairs = [(len(ids), total) for ids, total in zip(siblings, totals, strict=True) if total is not None]
+        lengths, values = [float(n) for n, _ in pairs], [v for _, v in pairs]
+        if len(set(lengths)) < 2 or len(set(values)) < 2:
+            continue
+        middle, mean = fmean(lengths), fmean(values)
+        sums[0] += sum((n - middle) * (v - mean) for n, v in zip(lengths, values, strict=True))
+        sums[1] += sum((n - middle) ** 2 for n in lengths)
+        sums[2] += sum((v - mean) ** 2 for v in values)
+        count += len(pairs)
+    scale = math.sqrt(sums[1] * sums[2])
+    return Metric(value=sums[0] / scale if scale > 0 else None, count=count)
 
 
 def is_repetitive(ids: Sequence[int]) -> bool:

@@ -15,7 +15,6 @@ from covey.types import Fix, StepRecord
 _KEPT = 200
 _OF_PROCESS = ("memory", "time/", "throughput/")
 SAMPLED = "sampled/"
-ENTROPY = ("entropy", "entropy/mean", "entropy_sampled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +88,11 @@ class Series:
             self.first.append(value)
 
     @property
+    def begin(self) -> float:
+        """The first value, which is of the model before any update."""
+        return self.first[0].value
+
+    @property
     def start(self) -> float | None:
         """The median of the first steps, once they are over."""
         return median(v.value for v in self.first) if self.is_calibrated else None
@@ -103,7 +107,8 @@ class Series:
 class History:
     """All series of a run. `options` are those of the run as far as they are known.
 
-    A metric of a rollout stands in the record of each of its optimizer steps; it is taken in once.
+    A metric of a rollout stands in the record of each of its optimizer steps; it is taken in once. `memo` is
+    what rules have computed at this record.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -112,12 +117,14 @@ class History:
     is_new_rollout: bool = True
     num_records: int = 0
     highest_rate: float = 0.0
+    memo: dict[str, Any] = field(default_factory=dict)
 
     def add(self, record: StepRecord) -> None:
         """Take a record in."""
         before = self.record
         self.is_new_rollout = before is None or record.rollout != before.rollout
         self.record = record
+        self.memo.clear()
         self.num_records += 1
         for name, metric in record.metrics.items():
             value = metric.value
@@ -183,11 +190,12 @@ class History:
     def has_risen(self) -> bool:
         """Whether the reward is above that of the start by a quarter of the spread within groups."""
         reward = self.get(self.sampled("reward"))
-        if reward is None or reward.start is None:
+        if reward is None:
             return False
+        start = reward.begin if reward.start is None else reward.start
         spread = self.series.get(self.sampled("reward_std"))
         scale = median(v.value for v in spread.first) if spread is not None and spread.first else 0.0
-        return reward.now > reward.start + max(limit("risen_spreads") * scale, 1e-9)
+        return reward.now > start + max(limit("risen_spreads") * scale, 1e-9)
 
     def option(self, name: str) -> float | None:
         """A numeric option, where it is known."""

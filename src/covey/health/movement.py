@@ -1,4 +1,4 @@
-"""Signs that a run learns nothing, or the wrong thing: rewards, signal, gradients, rates (F207 to F218)."""
+"""Signs of numbers that do not move as they should: KL, gradients, signal, rates, memory (F209 to F220)."""
 
 from __future__ import annotations
 
@@ -6,75 +6,19 @@ import math
 from itertools import pairwise
 from statistics import fmean, median, stdev
 
+from covey.health.baseline import fallen, is_solved, total_of
 from covey.health.history import History, Series, Value, binary_means, chance_of_no_spread
+from covey.health.names import CUT, IDENTICAL, NO_SPREAD, UNPARSED
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.types import Fix
 
-_NO_SPREAD = "frac_reward_zero_std"
-IDENTICAL = "completions/identical_groups"
-UNPARSED = "completions/unparsed_ratio"
 _WATCHED = ("loss", "grad_norm", "reward", "kl", "entropy")
 
 
-def hacking(h: History) -> Sign | None:
-    """F207: one reward is far above its start while another is far below its own."""
-    up: list[tuple[float, str]] = []
-    down: list[tuple[float, str]] = []
-    for name, part in h.parts().items():
-        if part.start is None or len(part.first) < 2:
-            continue
-        sigma = max(stdev(v.value for v in part.first), 1e-3)
-        moved = (part.now - part.start) / (limit("reward_jump_sigmas") * sigma)
-        words = f"{name} {part.start:.3g} -> {part.now:.3g}"
-        if moved > 1:
-            up.append((moved, words))
-        elif moved < -1 and part.now < (1 - limit("reward_fall_share")) * part.start:
-            down.append((-moved, words))
-    if not up or not down:
-        return None
-    return Sign(
-        seen=f"{max(up)[1]}, while {max(down)[1]}",
-        cause="One reward can be had without the other, and the easier one is learned at its cost.",
-        fixes=(
-            Fix(text="a smaller weight for the one that rises: --reward_weights"),
-            Fix(text="pay for it only where the other is earned"),
-        ),
-        badness=min(max(up)[0], max(down)[0]),
-    )
-
-
-def held_out_falls(h: History) -> Sign | None:
-    """F208: three evaluations in a row are clearly below the best one, and the training reward is above."""
-    series, reward = h.get("eval_reward"), h.get(h.sampled("reward"))
-    wanted = int(limit("eval_fall_values"))
-    if series is None or reward is None or series.last[-1].step != h.step or len(series.last) <= wanted:
-        return None
-    values = list(series.last)
-    best = max(values[:-wanted], key=lambda v: v.value)
-    highest = max(values[-wanted:], key=lambda v: v.value)
-    error = 0.5 / math.sqrt(max(highest.count, 1))
-    bound = max(limit("eval_fall_share") * abs(best.value), limit("eval_fall_errors") * error)
-    then = [v.value for v in reward.last if v.step <= best.step][-int(limit("recent_values")) :]
-    if best.value - highest.value <= bound or not then or reward.now <= fmean(then):
-        return None
-    return Sign(
-        seen=f"held-out reward {best.value:.3g} at step {best.step}, at most {highest.value:.3g} in the last "
-        f"{wanted} evaluations; training reward {fmean(then):.3g} -> {reward.now:.3g}",
-        cause="The model learns what is peculiar to the training prompts, or to their reward.",
-        fixes=(
-            Fix(
-                text=f"use the checkpoint of about step {best.step}; let it end there by itself "
-                "(--early_stopping_patience)"
-            ),
-            Fix(text="more, or more varied, prompts"),
-        ),
-        badness=(best.value - highest.value) / bound,
-    )
-
-
 def kl_blow_up(h: History) -> Sign | None:
-    """F209: the KL to the reference is very large, or has grown a hundredfold in 20 values."""
+    """F209: the KL to the reference is very large, or was large within the first 20 steps and still is, or
+    has grown a hundredfold in 20 values."""
     series = h.get("kl")
     if series is None:
         return None
@@ -85,9 +29,14 @@ def kl_blow_up(h: History) -> Sign | None:
         and newest > limit("kl_growth_least")
         and newest > limit("kl_growth") * max(before, 0.0)
     )
-    if newest <= limit("kl_high") and not is_grown:
+    # The policy is the reference at first: what is large after few updates was made by too large ones.
+    early = sum(v.value > limit("kl_early") for v in series.first)
+    is_fast = newest > limit("kl_early") and (not series.is_calibrated or early >= limit("kl_values"))
+    if newest <= limit("kl_high") and not is_grown and not is_fast:
         return None
     since = f", {before:.3g} 20 values ago" if before is not None else ""
+    if is_fast and not is_grown:
+        since = f", {series.begin:.3g} at step {series.first[0].step}"
     beta = h.option("beta")
     edits = {"beta": float(f"{2 * beta:.2g}")} if beta else {}
     return Sign(
@@ -119,19 +68,19 @@ def gradient_blow_up(h: History) -> Sign | None:
 
 def has_no_signal(h: History) -> bool:
     """Whether no group of the newest rollout has any spread."""
-    share, spread = h.value(_NO_SPREAD), h.value("reward_std")
+    share, spread = h.value(NO_SPREAD), h.value("reward_std")
     if not h.compares_siblings:
         return False
     return share == 1.0 if share is not None else spread == 0.0
 
 
 def no_signal(h: History) -> Sign | None:
-    """F211: no group of several rollouts in a row has any spread."""
-    if not has_no_signal(h):
+    """F211: no group of several rollouts in a row has any spread, and the run has not solved its prompts."""
+    if not has_no_signal(h) or is_solved(h):
         return None
-    series = h.get(_NO_SPREAD, "reward_std")
+    series = h.get(NO_SPREAD, "reward_std")
     assert series is not None
-    flat = _tail(series, 1.0 if h.value(_NO_SPREAD) is not None else 0.0)
+    flat = _tail(series, 1.0 if h.value(NO_SPREAD) is not None else 0.0)
     groups = sum(v.count for v in flat)
     is_small = groups < limit("no_signal_groups") and len(flat) < limit("no_signal_rollouts_small")
     if is_small or len(flat) < limit("no_signal_rollouts"):
@@ -141,9 +90,15 @@ def no_signal(h: History) -> Sign | None:
     return Sign(
         seen=f"in {len(flat)} rollouts in a row every completion has the reward of its siblings{at}",
         cause=_why_equal(h),
-        fixes=(_look_at_reward(),) if _is_constant(h) else (_other_prompts(), h.larger_groups()),
+        fixes=_fixes_of_equal(h),
         badness=1.0,
     )
+
+
+def _fixes_of_equal(h: History) -> tuple[Fix, ...]:
+    if fallen(h, total_of(h)) is not None:
+        return h.slower(), _other_prompts()
+    return (_look_at_reward(),) if _is_constant(h) else (_other_prompts(), h.larger_groups())
 
 
 def _is_constant(h: History) -> bool:
@@ -172,7 +127,10 @@ def _tail(series: Series, value: float) -> list[Value]:
 
 
 def _why_equal(h: History) -> str:
-    unparsed, cut = h.value(UNPARSED), h.value("completions/clipped_ratio")
+    change = fallen(h, total_of(h))
+    if change is not None:
+        return f"The reward fell: {change.words}. What is left has no right answer to learn from."
+    unparsed, cut = h.value(UNPARSED), h.value(CUT)
     reward, series = h.value(h.sampled("reward")), h.get(h.sampled("reward"))
     if (h.value(IDENTICAL) or 0.0) > limit("identical_groups"):
         return "The completions of a prompt are the same text: sampling is greedy or has a fixed seed."
@@ -196,14 +154,17 @@ def little_signal(h: History) -> Sign | None:
     same = h.series.get(IDENTICAL)
     value = h.value(IDENTICAL)
     early = same is not None and len(same.last) <= limit("identical_rollouts")
-    if early and value is not None and value > limit("identical_groups"):
+    is_some = (
+        same is not None and value is not None and value * same.last[-1].count >= limit("repetitive_least")
+    )
+    if early and is_some and value is not None and value > limit("identical_groups"):
         return Sign(
             seen=f"in {value:.0%} of the groups all completions are the same text",
             cause="Sampling is greedy, or every completion gets the same seed.",
             fixes=(Fix(text="sample", edits={"temperature": 1.0}),),
             badness=1.0,
         )
-    series, size = h.get(h.sampled(_NO_SPREAD)), h.option("num_generations")
+    series, size = h.get(h.sampled(NO_SPREAD)), h.option("num_generations")
     window = int(limit("little_signal_rollouts"))
     if series is None or not size or len(series.last) < window or has_no_signal(h):
         return None
@@ -310,7 +271,7 @@ def memory_grows(h: History) -> Sign | None:
 def stopped_learning(h: History) -> Sign | None:
     """F215: over a long window the reward does not move, and next to no step had anything to learn from."""
     reward = h.get("reward")
-    if reward is None:
+    if reward is None or is_solved(h):
         return None
     stride = reward.last[-1].step - reward.last[-2].step if len(reward.last) > 1 else 1
     window = int(limit("stopped_window" if stride == 1 else "stopped_window_log"))
@@ -338,7 +299,7 @@ def stopped_learning(h: History) -> Sign | None:
 def _idle(h: History, window: int) -> tuple[str, float]:
     """Of the ways to learn nothing the most frequent one of the window, and its share."""
     ways = (
-        ("no group has any spread", _NO_SPREAD, 1.0),
+        ("no group has any spread", NO_SPREAD, 1.0),
         ("the spread within groups is 0", "reward_std", 0.0),
         ("the gradient is 0", "grad_norm", 0.0),
         ("no weight moves", "update_ratio", 0.0),
@@ -354,7 +315,7 @@ def _idle(h: History, window: int) -> tuple[str, float]:
 
 def dead_gradient(h: History) -> Sign | None:
     """F216: rewards differ within groups, and the gradient is exactly 0."""
-    spread, share = h.value("reward_std"), h.value(_NO_SPREAD)
+    spread, share = h.value("reward_std"), h.value(NO_SPREAD)
     dropped = h.value("rows/dropped/zero_advantage") or 0.0
     # Of a rollout with some signal, the rows of one step may well have none.
     rows = h.record.metrics["rows/dropped/zero_advantage"].count if h.record and dropped else math.inf

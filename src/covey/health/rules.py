@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from covey.codes import CODES
-from covey.health import collapse, movement
+from covey.health import breakdown, collapse, movement
 from covey.health.history import History
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
@@ -37,8 +37,8 @@ RULES: tuple[Rule, ...] = (
     Rule(code="F204", check=collapse.length_collapse, streak=_LASTING),
     Rule(code="F205", check=collapse.truncation_spiral, streak=_LASTING),
     Rule(code="F206", check=collapse.repetition),
-    Rule(code="F207", check=movement.hacking, streak=_LASTING),
-    Rule(code="F208", check=movement.held_out_falls, each="evaluation"),
+    Rule(code="F207", check=breakdown.hacking),
+    Rule(code="F208", check=breakdown.held_out_falls, each="evaluation"),
     Rule(code="F209", check=movement.kl_blow_up, streak=int(limit("kl_values")), each="step"),
     Rule(code="F210", check=movement.gradient_blow_up, streak=int(limit("grad_values")), each="step"),
     Rule(code="F211", check=movement.no_signal),
@@ -55,6 +55,10 @@ RULES: tuple[Rule, ...] = (
         streak=int(limit("truncated_at_start_values")),
     ),
     Rule(code="F220", check=movement.short_of_signal),
+    Rule(code="F221", check=breakdown.breakdown),
+    Rule(code="F222", check=breakdown.fell, streak=_LASTING),
+    Rule(code="F223", check=breakdown.length_is_paid, streak=_LASTING),
+    Rule(code="F224", check=breakdown.one_answer, streak=_LASTING),
 )
 
 

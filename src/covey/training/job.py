@@ -110,7 +110,9 @@ class Job:
         """Evaluate before the first step where that is asked for."""
         self.comm.place.step = self.progress.step
         if self.evaluator is not None and self.eval_times.on_start and not self.progress.step:
-            values = {name: metric.value for name, metric in self._evaluate().items()}
+            metrics = self._evaluate()
+            self.rules.look(StepRecord(step=0, rollout=-1, pass_index=0, metrics=metrics))
+            values = {name: metric.value for name, metric in metrics.items()}
             self.recorder.event("evaluated", step=0, **values)
             if self.recorder.trackers is not None:
                 self.recorder.trackers.log(0, values)

@@ -29,6 +29,8 @@ def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: 
         **completion_metrics(
             [[_written(t) for t in g.group.trajectories] for g in groups],
             [s.extras.get("parsed_by") for g in groups for s in g.scores],
+            [g.group.prompt.id for g in groups],
+            [[s.total for s in g.scores] for g in groups],
         ),
         "entropy_sampled": _mean([-x for x in logprobs]),
         "policy_age": Metric(value=max(ages, default=0), count=len(ages)),

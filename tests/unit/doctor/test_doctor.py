@@ -49,7 +49,7 @@ def test_a_run_that_learns(make: RunMaker) -> None:
 
 def test_a_reward_that_falls(make: RunMaker) -> None:
     found = report(make.covey(60, {"reward": lambda s: 0.9 - s / 100}))
-    assert (found.verdict, found.exit_code, codes(found)) == ("not learning", 3, ["F215"])
+    assert (found.verdict, found.exit_code, codes(found)) == ("getting worse", 3, ["F222"])
 
 
 def test_a_run_without_signal(make: RunMaker) -> None:

@@ -38,7 +38,7 @@ def test_a_healthy_run_of_trl(make: RunMaker) -> None:
 def test_a_trl_log_of_every_tenth_step(make: RunMaker) -> None:
     """Entropy collapses at step 310; the fifth value in a row of the mean of five is at 390 or 400."""
     found = report(make.trl(400, {"entropy": lambda s: 0.5 if s <= 300 else 0.01}, every=10))
-    assert (found.verdict, codes(found)) == ("unhealthy", ["F201"])
+    assert (found.verdict, codes(found)) == ("collapsed", ["F201"])
     assert found.sightings[0].finding.step == 390
 
 

@@ -51,6 +51,27 @@ def test_shares_of_a_rollout() -> None:
     assert completion_metrics([], []) == {}
 
 
+def test_one_text_for_many_prompts() -> None:
+    """Five of eight completions of four prompts are the same; of three prompts nothing is said."""
+    groups = [[(1, 2), (1, 2)], [(1, 2), (3,)], [(1, 2), (4,)], [(1, 2), (5,)]]
+    found = completion_metrics(groups, [], prompts=[1, 2, 3, 4])
+    assert found["completions/most_common_ratio"] == Metric(value=5 / 8, count=8)
+    few = completion_metrics(groups, [], prompts=[1, 2, 3, 1])
+    assert few["completions/most_common_ratio"] == Metric(value=None, count=0)
+
+
+def test_reward_and_length_within_groups() -> None:
+    """By hand: lengths 1, 2, 3 with rewards 0, 1, 2 and lengths 1, 3 with rewards 5, 3 give products 2 - 2,
+    squares 2 + 2 and 2 + 2; between groups, and where one of the two is level, nothing counts."""
+    groups = [[(1,), (1, 2), (1, 2, 3)], [(1,), (1, 2, 3)], [(1,), (1, 2)], [(1,), (2,)], [(1,), (1, 2)]]
+    rewards = [[0.0, 1.0, 2.0], [5.0, 3.0], [7.0, 7.0], [0.0, 9.0], [None, 4.0]]
+    name = "completions/reward_length_correlation"
+    assert completion_metrics(groups, [], rewards=rewards)[name] == Metric(value=0.0, count=5)
+    only = completion_metrics(groups[:1], [], rewards=rewards[:1])[name]
+    assert only.value == pytest.approx(1.0) and only.count == 3
+    assert completion_metrics(groups[2:], [], rewards=rewards[2:])[name] == Metric(value=None, count=0)
+
+
 @pytest.mark.parametrize("num", [128, 129, 1000, 4096])
 def test_of_a_large_rollout_a_part_is_looked_at(num: int) -> None:
     """Evenly spread, at most 128 and never less than half of that; equal siblings are looked for in all."""

@@ -122,7 +122,7 @@ CASES: list[tuple[str, dict[str, Curve | float], int, dict[str, Curve | float]]]
             "rewards/format/mean": after(40, 1.0, HEALTHY["rewards/format/mean"]),
             "rewards/accuracy/mean": after(40, 0.05, HEALTHY["rewards/accuracy/mean"]),
         },
-        47,
+        46,
         {"rewards/format/mean": after(40, 1.0, HEALTHY["rewards/format/mean"])},
     ),
     ("F209", {"kl": after(40, 11.0, 0.01)}, 43, {"kl": lambda s: 11.0 if s in (41, 42) else 0.4}),
@@ -184,6 +184,134 @@ def test_a_rule_speaks_at_its_step(
     assert code not in [c for c, _ in said(max(step + 60, 130), near_miss)]
 
 
+RISES: dict[str, Curve | float] = {
+    "reward": lambda s: min(1.5, 0.5 + 0.02 * s),
+    "rewards/accuracy/mean": wave(0.3, 0.06, 3.0),
+    "rewards/format/mean": lambda s: min(1.0, 0.2 + 0.02 * s),
+    "rewards/format/std": 0.4,
+}
+# Signs in a run whose total reward rises all the while, from step 21 on and at 60 the latest.
+ALTHOUGH: list[tuple[str, dict[str, Curve | float]]] = [
+    ("F201", {"entropy": after(20, 0.01, 0.5), "rewards/accuracy/mean": after(20, 0.02, 0.3)}),
+    ("F202", {"entropy": after(20, 3.0, 0.5)}),
+    ("F203", {"completions/mean_length": after(20, 900.0, 200.0)}),
+    ("F204", {"completions/mean_terminated_length": after(20, 8.0, 180.0)}),
+    (
+        "F204",
+        {
+            "completions/mean_terminated_length": after(20, 40.0, 180.0),
+            "rewards/accuracy/mean": after(20, 0.02, 0.3),
+        },
+    ),
+    ("F205", {"completions/clipped_ratio": after(20, 0.8, 0.05)}),
+    ("F206", {"completions/repetitive_ratio": after(20, 0.3, 0.0)}),
+    ("F207", {"rewards/accuracy/mean": after(20, 0.02, 0.3)}),
+    ("F209", {"kl": after(2, 3.0, 0.0)}),
+    ("F224", {"completions/most_common_ratio": after(20, 0.97, 0.1)}),
+]
+
+
+@pytest.mark.parametrize(("code", "change"), ALTHOUGH, ids=[c for c, _ in ALTHOUGH])
+def test_a_sign_speaks_although_the_reward_rises(code: str, change: dict[str, Curve | float]) -> None:
+    assert "F221" not in [c for c, _ in said(60, RISES)] == []
+    assert code in [c for c, _ in said(60, {**RISES, **change})]
+
+
+# What became of a run at its second step, whose start is then that step alone.
+BROKEN: dict[str, Curve | float] = {
+    "reward": after(1, 0.0, 0.5),
+    "rewards/accuracy/mean": after(1, 0.0, 0.3),
+    "rewards/format/mean": after(1, 0.0, 0.6),
+    "rewards/accuracy/std": after(1, 0.0, 0.45),
+    "rewards/format/std": after(1, 0.0, 0.49),
+    "reward_std": after(1, 0.0, 0.4),
+    "frac_reward_zero_std": after(1, 1.0, 0.1),
+}
+
+
+def test_a_run_that_breaks_at_its_second_step() -> None:
+    """Four rollouts are enough; without a sign in the completions it takes a little more."""
+    cut = {**BROKEN, "completions/clipped_ratio": after(1, 1.0, 0.0)}
+    found = said(20, cut)
+    assert ("F221", 4) in found or ("F221", 5) in found
+    assert "F222" not in [code for code, _ in found]
+    codes = [code for code, _ in said(20, BROKEN)]
+    assert "F222" in codes and "F221" not in codes
+
+
+def test_what_a_lack_of_signal_follows_from_is_said() -> None:
+    rules = Rules(OPTIONS)
+    found = [
+        f for s in range(1, 110) for f in rules.look(record(s, {**HEALTHY, **BROKEN})) if f.code == "F211"
+    ]
+    assert "The reward fell: 0.5" in found[-1].cause
+    assert {"learning_rate": 1e-6} in [dict(f.edits) for f in found[-1].fixes]
+
+
+def test_a_solved_task_has_no_signal_and_no_sign() -> None:
+    """Every prompt at the highest reward from step 40 on; a run that is flat at a half is told so, and one
+    whose reward is the same from its first step."""
+    solved: dict[str, Curve | float] = {
+        "reward": lambda s: min(2.0, 0.9 + 0.0275 * s),
+        "rewards/accuracy/mean": lambda s: min(1.0, 0.3 + 0.0175 * s),
+        "rewards/format/mean": lambda s: min(1.0, 0.6 + 0.01 * s),
+        "rewards/accuracy/std": after(39, 0.0, 0.45),
+        "rewards/format/std": after(39, 0.0, 0.49),
+        "reward_std": after(39, 0.0, 0.4),
+        "frac_reward_zero_std": after(39, 1.0, 0.1),
+        "grad_norm": after(39, 0.0, 0.6),
+        "entropy": after(39, 0.01, 0.5),
+    }
+    assert said(200, solved) == []
+    half = {**solved, "rewards/accuracy/std": 0.5, "reward": lambda s: min(1.0, 0.9 + 0.0275 * s)}
+    assert "F211" in [code for code, _ in said(60, half)]
+    same = {name: 0.0 for name in solved if name.endswith("std")} | {
+        "frac_reward_zero_std": 1.0,
+        "reward": 1.0,
+    }
+    assert "F211" in [code for code, _ in said(60, same)]
+
+
+def test_a_reward_that_follows_the_length() -> None:
+    """F223 where lengths have doubled or shrunk to a third in its direction, and nothing else was learned."""
+    longer: dict[str, Curve | float] = {
+        "reward": lambda s: 0.3 + 0.02 * s,
+        "completions/mean_length": lambda s: 100 + 8 * s,
+        "completions/reward_length_correlation": 0.95,
+        "rewards/accuracy/mean": None,
+        "rewards/accuracy/std": None,
+        "rewards/format/mean": None,
+        "rewards/format/std": None,
+    }
+    assert "F223" in [code for code, _ in said(40, longer)]
+    shorter = {
+        "completions/mean_length": lambda s: max(5, 200 - 6 * s),
+        "completions/reward_length_correlation": -0.95,
+    }
+    assert "F223" in [code for code, _ in said(50, {**longer, **shorter})]
+    for spared in (
+        {"completions/reward_length_correlation": 0.4},
+        {"completions/reward_length_correlation": -0.95},
+        {"completions/mean_length": 120.0},
+    ):
+        assert "F223" not in [code for code, _ in said(40, {**longer, **spared})]
+    learned = {
+        "rewards/accuracy/mean": lambda s: min(1.0, 0.1 + 0.02 * s),
+        "rewards/accuracy/std": 0.45,
+        "rewards/length/mean": lambda s: 0.2 + 0.02 * s,
+        "rewards/length/std": 0.1,
+    }
+    assert "F223" not in [code for code, _ in said(40, {**longer, **learned})]
+
+
+def test_lengths_that_grow_over_hundreds_of_steps_with_the_reward() -> None:
+    """Reasoning that is learned: fivefold in 400 steps, and the reward does not follow the length."""
+    grows = {**RISES, "completions/mean_length": lambda s: 200 + 2 * s}
+    assert said(400, grows) == []
+    fast = {**RISES, "completions/mean_length": after(20, 900.0, 200.0)}
+    assert said(60, {**fast, "completions/reward_length_correlation": 0.3}) == []
+
+
 def test_selected_groups_do_not_say_how_good_the_policy_is() -> None:
     """The rules go by what was sampled: a reward that rises there has risen, groups that are flat there are
     few or many, and a reward that is learnt from may stay where it is."""
@@ -214,7 +342,9 @@ def test_held_out_reward_that_falls_while_training_rises() -> None:
     falls = {"reward": training, "eval_reward": held_out(0.4, 0.8, 0.6, 0.5, 0.5)}
     assert said(100, falls) == [("F208", 100)]
     assert said(100, {**falls, "eval_reward": held_out(0.4, 0.8, 0.6, 0.5, 0.79)}) == []
-    assert said(100, {**falls, "reward": lambda s: 0.4 - 0.001 * s}) == []
+    # Where the training reward is no higher either, the model is simply worse: 0.8 at 40, 0.5 from 80 on.
+    both = {**falls, "reward": lambda s: 0.4 - 0.001 * s}
+    assert said(100, both) == [("F222", 84)]
 
 
 def test_a_run_that_stands_still() -> None:
@@ -283,6 +413,8 @@ HELD_OUT: dict[str, Curve | float] = {
 }
 SAME: dict[str, Curve | float] = {"completions/identical_groups": lambda s: 0.8 if s == 3 else 0.1}
 KEPT = [(c, change, step) for c, change, step, _ in CASES if c != "F214"]
+KEPT += [("F221", {**BROKEN, "entropy": after(1, 3.0, 0.5)}, 10), ("F222", BROKEN, 12)]
+KEPT += [("F224", {"completions/most_common_ratio": after(5, 0.97, 0.1)}, 20)]
 KEPT += [("F208", HELD_OUT, 100), ("F215", {"update_ratio": 0.0}, 100), ("F212", SAME, 3)]
 
 

@@ -9,7 +9,6 @@ and so in a tied one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch

@@ -1,0 +1,210 @@
+"""Signs that a run makes its model worse, or something else than was wanted: F207, F208, F221 to F224."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median
+
+from covey.health.baseline import (
+    Change,
+    fallen,
+    fallen_parts,
+    held_out_fall,
+    is_better,
+    risen_parts,
+    total_of,
+)
+from covey.health.history import History, Series
+from covey.health.names import CUT, ENTROPY, LENGTH, MOST_COMMON, PAID_LENGTH, REPETITIVE, UNPARSED
+from covey.health.sign import Sign
+from covey.health.thresholds import limit
+from covey.types import Fix
+
+
+def breakdown(h: History) -> Sign | None:
+    """F221: the reward, or a part of it that nothing makes up for, is far below its start or its best, and
+    the completions are not what they were."""
+    found, other = _largest_fall(h), other_completions(h)
+    if found is None or not other:
+        return None
+    name, change = found
+    return Sign(
+        seen=f"{name} {change.words}; {', '.join(other)}",
+        cause="Updates that are too large: the learning rate is too high for this model and batch.",
+        fixes=(h.slower(), back_to_before()),
+        badness=change.badness,
+    )
+
+
+def fell(h: History) -> Sign | None:
+    """F222: the reward, or the held-out one, is far below its start or its best, and completions look as
+    before."""
+    found, held_out = _largest_fall(h), held_out_fall(h)
+    if found is not None and other_completions(h):
+        return None
+    seen, badness = [], 1.0
+    if found is not None and found[1].badness >= limit("fell_badness"):
+        name, change = found
+        seen.append(f"{name} {change.words}")
+        badness = change.badness
+    # Where the training reward rises, this is F208's.
+    total = h.series.get(total_of(h))
+    if held_out is not None and (total is None or total.now <= total.begin):
+        best, newest = held_out
+        seen.append(
+            f"held-out reward {best.value:.3g} at step {best.step} -> {newest.value:.3g} at step "
+            f"{newest.step}"
+        )
+    if not seen:
+        return None
+    return Sign(
+        seen="; ".join(seen),
+        cause="The learning rate is too high, the reward changed during the run, or the prompts of these "
+        "steps are harder.",
+        fixes=(h.slower(), back_to_before()),
+        badness=badness,
+    )
+
+
+def _largest_fall(h: History) -> tuple[str, Change] | None:
+    """The fall of the total reward; else that of a part, where no other part has risen."""
+    total = fallen(h, total_of(h))
+    if total is not None:
+        return "reward", total
+    parts = fallen_parts(h)
+    return parts[0] if parts and not risen_parts(h) else None
+
+
+def hacking(h: History) -> Sign | None:
+    """F207: one reward has risen while another has fallen, and the total has not."""
+    if fallen(h, total_of(h)) is not None:
+        return None
+    up, down = risen_parts(h), fallen_parts(h)
+    if not up or not down:
+        return None
+    (up_name, rise), (down_name, fall) = up[0], down[0]
+    return Sign(
+        seen=f"{up_name} {rise.words}, while {down_name} {fall.words}",
+        cause="One reward can be had without the other, and the easier one is learned at its cost.",
+        fixes=(
+            Fix(text="a smaller weight for the one that rises: --reward_weights"),
+            Fix(text="pay for it only where the other is earned"),
+        ),
+        badness=min(rise.badness, fall.badness),
+    )
+
+
+def held_out_falls(h: History) -> Sign | None:
+    """F208: three evaluations in a row are clearly below the best one, and the training reward is above."""
+    series, reward = h.get("eval_reward"), h.get(h.sampled("reward"))
+    wanted = int(limit("eval_fall_values"))
+    if series is None or reward is None or series.last[-1].step != h.step or len(series.last) <= wanted:
+        return None
+    values = list(series.last)
+    best = max(values[:-wanted], key=lambda v: v.value)
+    highest = max(values[-wanted:], key=lambda v: v.value)
+    error = 0.5 / math.sqrt(max(highest.count, 1))
+    bound = max(limit("eval_fall_share") * abs(best.value), limit("eval_fall_errors") * error)
+    then = [v.value for v in reward.last if v.step <= best.step][-int(limit("recent_values")) :]
+    # An evaluation before the first step has no rollout before it.
+    then = then or [reward.begin]
+    if best.value - highest.value <= bound or reward.now <= fmean(then):
+        return None
+    return Sign(
+        seen=f"held-out reward {best.value:.3g} at step {best.step}, at most {highest.value:.3g} in the last "
+        f"{wanted} evaluations; training reward {fmean(then):.3g} -> {reward.now:.3g}",
+        cause="The model learns what is peculiar to the training prompts, or to their reward.",
+        fixes=(
+            Fix(
+                text=f"use the checkpoint of about step {best.step}; let it end there by itself "
+                "(--early_stopping_patience)"
+            ),
+            Fix(text="more, or more varied, prompts"),
+        ),
+        badness=(best.value - highest.value) / bound,
+    )
+
+
+def length_is_paid(h: History) -> Sign | None:
+    """F223: within groups the reward follows the length of completions, and that has moved as it pays."""
+    length, paid = h.series.get(LENGTH), h.series.get(PAID_LENGTH)
+    if length is None or paid is None or not h.has_risen():
+        return None
+    share = length.now / max(length.begin, 1e-9)
+    way = 1.0 if share > 1 else -1.0
+    moved = share / limit("length_paid_share") if way > 0 else limit("length_short_share") / max(share, 1e-9)
+    if moved < 1:
+        return None
+    # Once all completions are as long as they may be, nothing is left to correlate.
+    correlation = max(_weighted(paid, way, is_first) for is_first in (True, False))
+    if correlation < limit("length_correlation"):
+        return None
+    if is_better(h) and len(risen_parts(h)) > 1:
+        return None  # something else than length was learned, too
+    total = h.series[total_of(h)]
+    return Sign(
+        seen=f"mean length {length.begin:.4g} -> {length.now:.4g} tokens, reward {total.begin:.4g} -> "
+        f"{total.now:.4g}; their correlation within groups is {way * correlation:.2f}",
+        cause=f"The reward pays for {'long' if way > 0 else 'short'} completions, whatever they say.",
+        fixes=(
+            Fix(text="bound what length can earn, or pay for it only where the answer is right"),
+            Fix(text="a smaller weight for the reward that follows the length: --reward_weights"),
+        ),
+        badness=moved,
+    )
+
+
+def one_answer(h: History) -> Sign | None:
+    """F224: different prompts get the same completion, which at the start they did not."""
+    same = h.get(MOST_COMMON)
+    if same is None or same.begin >= limit("one_answer_start") or same.now < limit("one_answer"):
+        return None
+    return Sign(
+        seen=f"{same.now:.0%} of the completions of different prompts are the same text, {same.begin:.0%} at "
+        "the start",
+        cause="The reward pays for one text whatever is asked, or the updates are too large.",
+        fixes=(
+            Fix(text="call the reward with that completion and another prompt: it has to tell them apart"),
+            h.slower(),
+        ),
+        badness=same.now / limit("one_answer"),
+    )
+
+
+def other_completions(h: History) -> list[str]:
+    """What completions are now that they were not at the first rollout, each with both numbers."""
+    found = []
+    kl = h.series.get("kl")
+    if kl is not None and (now := median(kl.last.numbers(3))) > limit("kl_growth_least"):
+        found.append(f"KL {now:.3g} nats a token")
+    entropy = next((h.series[n] for n in ENTROPY if n in h.series), None)
+    if entropy is not None:
+        high, low = limit("entropy_high_share"), limit("entropy_low_share")
+        if not low * entropy.begin <= entropy.now <= high * entropy.begin:
+            found.append(f"entropy {entropy.begin:.3g} -> {entropy.now:.3g} nats a token")
+    length = h.series.get(LENGTH)
+    if length is not None:
+        share, bound = length.now / max(length.begin, 1e-9), limit("length_paid_share")
+        if not 1 / bound <= share <= bound:
+            found.append(f"mean length {length.begin:.4g} -> {length.now:.4g} tokens")
+    for name, words in (
+        (CUT, "completions cut"),
+        (REPETITIVE, "completions that repeat themselves"),
+        (UNPARSED, "answers that cannot be read"),
+    ):
+        series = h.series.get(name)
+        if series is not None and series.now > series.begin + limit("share_rise"):
+            found.append(f"{words} {series.begin:.0%} -> {series.now:.0%}")
+    return found
+
+
+def back_to_before() -> Fix:
+    """Weights that have diverged stay so."""
+    return Fix(text="go on from a checkpoint of before: --resume_from_checkpoint DIR")
+
+
+def _weighted(series: Series, way: float, is_first: bool) -> float:
+    """The mean of the first or the newest values, by how many completions each saw."""
+    values = series.first if is_first else [series.last[-i] for i in range(1, 1 + min(20, len(series.last)))]
+    total = sum(v.count for v in values)
+    return way * sum(v.value * v.count for v in values) / total if total else 0.0
