@@ -52,7 +52,9 @@ class Config(AlgorithmOptions):
     adam_beta1: float = option("optimizer", 0.9, "Decay of AdamW's mean of gradients.")
     adam_beta2: float = option("optimizer", 0.999, "Decay of AdamW's mean of squared gradients.")
     adam_epsilon: float = option("optimizer", 1e-8, "Added to AdamW's denominator.")
-    weight_decay: float = option("optimizer", 0.0, "Decoupled weight decay.")
+    weight_decay: float = option(
+        "optimizer", 0.0, "Decoupled weight decay of the matrices; biases and norms are spared."
+    )
     max_grad_norm: float = option(
         "optimizer", 1.0, "Longer gradients are scaled to this norm. 0: no clipping."
     )

@@ -195,7 +195,8 @@ def _judge(
     for word, codes in _VERDICTS:
         named = [f for f in present if f.code in codes]
         if named:
-            return word, "; ".join(f"{_title(f)} ({f.code})" for f in named), WRONG
+            told = named if word == "unhealthy" else named[:1]
+            return word, "; ".join(f"{_title(f)} ({f.code})" for f in told), WRONG
     ended = _ending(log, now)
     if ended is not None:
         return ended
