@@ -38,6 +38,8 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
     >>> messages_of([{"from": "human", "value": "Hi"}])
     [{'role': 'user', 'content': 'Hi'}]
     """
+    if isinstance(value, Mapping):
+        value = _turned(value)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise RowFault("wrong_type")
     messages: list[dict[str, Any]] = []
@@ -54,6 +56,15 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
         else:
             messages += _pair(turn) or [_message(turn)]
     return messages
+
+
+def _turned(lists: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The messages of `{"role": […], "content": […]}`, as older tables hold a list of objects; else None."""
+    if not lists or not all(isinstance(values, list) for values in lists.values()):
+        return None
+    if len({len(values) for values in lists.values()}) > 1:
+        return None
+    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
 def parsed(text: str) -> Any:

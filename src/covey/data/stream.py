@@ -147,4 +147,4 @@ def _refuse(table: PromptTable) -> None:
     for reason, numbers in table.left_out_rows.items():
         if reason in REFUSED:
             detail = table.details.get(reason, "")
-            raise DataError(f"row {numbers[0] + 1} of the stream is {REASONS[reason]}: {detail}")
+            raise DataError(f"row {numbers[0] + 1} of the stream is refused, {REASONS[reason]}: {detail}")

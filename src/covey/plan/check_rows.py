@@ -104,7 +104,8 @@ def _left_out(facts: Facts) -> list[Problem]:
     problems = []
     for where in sets:
         shown = left_words(facts, where)
-        if not shown or (facts.num_prompts == 0 and not where):
+        is_told = facts.data_problem is not None if where else facts.num_prompts == 0
+        if not shown or is_told:
             continue
         problems.append(
             warning(

@@ -45,6 +45,7 @@ FORMS = {
     "json text of another column": {"prompt": json.dumps([USER])},
     "python text": {"conversations": str(turns("from", "value", ("human", "What is 10+10?")))},
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is 10+10?"}]}]},
+    "lists in an object": {"messages": {"role": ["user", "assistant"], "content": ["What is 10+10?", "20"]}},
     "query": {"query": "What is 10+10?", "response": "20"},
     "capitals": {"Question": "What is 10+10?", "Answer": "20"},
     "spaces": {" question ": "What is 10+10?"},

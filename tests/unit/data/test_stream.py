@@ -159,3 +159,16 @@ def test_a_few_blocks_are_held(codec):
     assert alive["read"] < BLOCK
     drawn.take(200, 8)
     assert alive["read"] < 2 * BLOCK
+
+
+def test_a_row_behind_the_first_block_is_refused_when_it_comes(codec):
+    rows = [{"question": f"{n}?", "solution": "1"} for n in range(BLOCK)]
+    bad = {"messages": [{"role": "user", "content": "Q?"}, {"role": "model", "content": "1"}]}
+    stream = PromptStream(
+        lambda: iter([*rows, bad]), codec, max_length=None, options=PromptOptions(), seed=0, shuffle=False
+    )
+    assert stream.first_block().left_out == {}
+    assert [row["question"] for row in stream.first_rows()[:2]] == ["0?", "1?"]
+    assert len(stream.take(0, BLOCK)) == BLOCK
+    with pytest.raises(DataError, match=f"row {BLOCK + 1} of the stream is refused, with a message of an"):
+        stream.take(1, BLOCK)

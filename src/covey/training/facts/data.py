@@ -19,6 +19,7 @@ from covey.data.rows import PromptOptions, PromptTable, prompt_table
 from covey.data.sources import DataSource, eval_name, load_source, parse_source, stream_rows
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
+from covey.plan.check_rows import left_words
 from covey.plan.facts import EvalSet, Facts, LeftOut, UnreadableFile
 from covey.plan.reasons import REFUSED
 from covey.quickstart import task
@@ -194,7 +195,8 @@ def _rendered(
         facts = _of_sets(facts, tables)
         if any(found.reason in REFUSED for found in facts.left_out):
             return facts, Data()
-        words = f"the set to evaluate on, {empty[0]}, has no usable prompt"
+        left = left_words(facts, empty[0])
+        words = f"the set to evaluate on, {empty[0]}, has no usable prompt{f': {left}' if left else ''}"
         return replace(facts, data_problem=words), Data()
     used, measured = with_pass_rates(config, table)
     facts = replace(_of_table(facts, used, table), pass_rates=measured)
@@ -246,7 +248,12 @@ def _left_out(table: PromptTable, where: str) -> list[LeftOut]:
 def _of_sets(facts: Facts, sets: Sequence[tuple[str, PromptTable]]) -> Facts:
     """The facts with what is left out of the sets to evaluate on."""
     left = [found for name, table in sets for found in _left_out(table, name)]
-    return replace(facts, left_out=(*facts.left_out, *left))
+    notes = [
+        f"{name}, {words}"
+        for name, table in sets
+        for words in _read_as(table, len(table.entries) + sum(table.left_out.values()))
+    ]
+    return replace(facts, left_out=(*facts.left_out, *left), data_notes=(*facts.data_notes, *notes))
 
 
 def _read_as(table: PromptTable, num_rows: int) -> list[str]:
@@ -293,10 +300,11 @@ def _streamed(
         return facts, Data()
     facts, data = _rendered(facts, config, codec, (), sets)
     longest = limit if limit is not None else block.longest
+    of_sets = tuple(found for found in facts.left_out if found.where)
     facts = replace(_of_table(facts, block, block), longest_prompt=longest)
+    facts = replace(facts, left_out=(*facts.left_out, *of_sets))
     # How many there are is not known, but for a beginning without any.
     facts = replace(facts, num_prompts=None) if block.entries else replace(facts, num_rows=len(first))
-    facts = _of_sets(facts, data.eval_sets)
     return facts, replace(data, prompts=None, stream=stream, sample=block)
 
 
