@@ -203,7 +203,7 @@ Every option of `covey train` and `covey rlhf`, with its default. Made from the 
 - A list takes several words, `--reward_funcs accuracy format`, or one with commas,
   `--reward_funcs accuracy,format`. A flag given twice replaces.
 - A word that begins with a dash and is no flag is a value, `--system "- be brief"`;
-  one that looks like a flag stands behind an equals sign, `--system=--brief`.
+  one that looks like a flag stands behind an equals sign, `--NAME=VALUE`.
 - A switch is `--NAME`, `--NAME true`, `--NAME false` or `--no_NAME`.
 - An option that takes an object takes JSON: `--columns '{"final": "solution"}'`.
 - A YAML file holds the same names, flat or under the names of the groups below. Flags override it.
