@@ -4,6 +4,7 @@ cause."""
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -19,7 +20,10 @@ from covey.checkpoint.read import verify
 from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.health.rules import Rules
+from covey.learner import update
 from covey.learner.optimizer import Masters
+from covey.learner.update import _Sums
+from covey.training.evaluate import Evaluator
 from covey.types import StepStats
 
 WORDS = [
@@ -185,3 +189,34 @@ def test_weights_that_do_not_move_are_named(tmp_path: Path) -> None:
     with pytest.raises(GuardStop) as stopped:
         train(**SMALL, learning_rate=1e-30, max_steps=5, output_dir=str(tmp_path / "run"))
     assert (stopped.value.finding.code, stopped.value.finding.step) == ("F103", 1)
+
+
+def test_a_condemned_step_is_recorded_and_not_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+    real = Evaluator.run
+
+    def counted(self: Evaluator) -> Any:
+        evaluated.append(self.comm.place.step)
+        return real(self)
+
+    monkeypatch.setattr(Evaluator, "run", counted)
+    sets = {"val_dataset": ["quickstart#8"], "eval_strategy": "steps", "eval_steps": 1}
+    with pytest.raises(GuardStop):
+        train(**SMALL, **sets, learning_rate=1e-30, max_steps=5, output_dir=str(tmp_path / "run"))
+    assert steps(tmp_path / "run") == [1] and 1 not in evaluated
+
+
+def test_a_gap_that_is_not_a_number_on_one_rank_is_one_for_all() -> None:
+    """Wherever the rank stands among the others."""
+    for gaps in ([math.nan, 0.1], [0.1, math.nan]):
+
+        class Ranks(LocalComm):
+            world = 2
+
+            def sum(self, values: Any, gaps: list[float] = gaps) -> list[float]:
+                return [0.0, *gaps, *values[3:]]
+
+        (_, largest), _ = update._with_evidence(_Sums(has_signal=(), gradients=[torch.zeros(1)]), [], Ranks())
+        assert largest is not None and math.isnan(largest)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,11 @@ import torch
 from safetensors.torch import load_file
 
 from covey.checkpoint.manifest import FileEntry, hash_file, list_files, read_manifest, render_manifest
+from covey.checkpoint.read import verify
 from covey.config.resolve import from_dict
+from covey.rewards.reward_set import RewardSet
+from covey.rollout.generate import _Draw
+from covey.rollout.native.engine import NativeEngine
 from covey.training.run import train
 from support.runs import options, train_and_watch, train_in_processes
 
@@ -154,6 +159,47 @@ def test_a_resume_may_leave_the_selection_out_or_take_it_up(tmp_path: Path) -> N
     train_and_watch(opts(run, **{**short, **off}, **change, stop_after_steps=2))
     train_and_watch(opts(run, **short, **change))
     assert ["select/attempts" in r for r in records(run)] == [True, False, True]
+
+
+# Where a signal comes: in which call of what, while rollout 3 is drawn or scored.
+WITHIN = {
+    "native": (NativeEngine, "_advance", {}),
+    "generate": (_Draw, "__call__", {"engine": "generate"}),
+    "reward": (RewardSet, "begin", {}),
+    "selected": (NativeEngine, "_advance", {**SELECTED, "per_device_train_batch_size": 32}),
+    "bfloat16": (NativeEngine, "_advance", {"torch_dtype": "bfloat16"}),
+}
+
+
+@pytest.mark.parametrize("case", WITHIN)
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.99], ids=["first", "third", "last"])
+def test_a_signal_within_a_rollout(
+    case: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollout is left at once, in the first of the run too, and is sampled again: the run is the same."""
+    owner, name, changes = WITHIN[case]
+    real, calls, number = getattr(owner, name), 0, -1
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        # Rewards are also tried before the run begins.
+        calls += signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        if calls == number:
+            signal.raise_signal(signal.SIGTERM)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(from_dict(opts(whole, **changes, max_steps=4), 1))
+    number, calls = 1 + int(share * calls), 0
+    stopped = train(from_dict(opts(cut, **changes, max_steps=4), 1))
+    assert stopped.exit_code == 143
+    assert stopped.step == (0 if share == 0.0 else stopped.step) and stopped.step < 4
+    assert verify(cut / f"checkpoint-{stopped.step}").trainer
+    assert len(list((cut / "rollouts").glob("*.jsonl"))) == stopped.step
+    number = -1
+    train(from_dict(opts(cut, **changes, max_steps=4, resume_from_checkpoint="latest"), 1))
+    assert_same_run(cut, whole, 4)
 
 
 @pytest.mark.multi

@@ -181,8 +181,10 @@ def _with_evidence(
     gaps = [0.0] * comm.world
     gaps[comm.rank] = float(torch.stack(sums.gaps).max()) if sums.gaps else -1.0
     silent, *found = comm.sum([float(sums.silent), *gaps, *values])
-    largest = max(found[: comm.world])
-    return (int(silent), largest if largest >= 0.0 else None), found[comm.world :]
+    # Python's max drops a NaN that does not come first.
+    gaps = found[: comm.world]
+    largest = math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps)
+    return (int(silent), None if largest < 0.0 else largest), found[comm.world :]
 
 
 def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:

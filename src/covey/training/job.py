@@ -184,7 +184,9 @@ class Job:
             self.recorder.event("reference_moved", step=self.progress.step)
         self._agree_to_end()
         seconds = time.perf_counter() - self._clock
-        evaluated, is_best = self._evaluate_if_due()
+        condemned = self._condemned(batch, result, is_fresh=is_fresh)
+        # A step that a guard condemns is recorded, and not evaluated first.
+        evaluated, is_best = ({}, False) if condemned is not None else self._evaluate_if_due()
         record = self._record(batch, result, seconds, {**changing, **evaluated})
         self.recorder.step(record, result.skipped)
         self._report(self.rules.look(record))
@@ -192,13 +194,22 @@ class Job:
             self.buffer.clear()
             self.progress.rollout += 1
             self.progress.began = self.progress.step
-        self.guards.step(batch, result, self.progress.step, is_fresh=is_fresh)
+        if condemned is not None:
+            raise condemned
         every = self.saver.plan.every
         if (every and self.progress.step % every == 0) or (is_best and self.saver.plan.keep_best):
             self.saver.save(self.progress.step)
         self._clock = time.perf_counter()
         if self.progress.step % _COLLECT_EVERY == 0:
             gc.collect()
+
+    def _condemned(self, batch: Batch, result: StepResult, *, is_fresh: bool) -> GuardStop | None:
+        """What a guard says against the step that has just been taken. Collective."""
+        try:
+            self.guards.step(batch, result, self.progress.step, is_fresh=is_fresh)
+        except GuardStop as stop:
+            return stop
+        return None
 
     def steps_per_rollout(self) -> int:
         """Optimizer steps of the current rollout over all its passes."""

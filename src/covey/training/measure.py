@@ -50,11 +50,13 @@ def _selection_metrics(collected: Collected, version: int) -> dict[str, Metric]:
     if selection is None:
         return {}
     num, stale = len(collected.groups), collected.stale
-    ages = [
-        version - min(chain.from_iterable(s.versions for t in g.group.trajectories for s in t.segments))
+    sampled_by = [
+        set(chain.from_iterable(s.versions for t in g.group.trajectories for s in t.segments))
         for i, g in enumerate(collected.groups)
         if i in stale
     ]
+    # A group that sampled no token has no age.
+    ages = [version - min(versions) for versions in sampled_by if versions]
     counts = {f"select/dropped_{why}": len(ids) for why, ids in selection.dropped.items()}
     counts |= {"select/attempts": selection.attempts, "select/without_signal": selection.num_silent}
     return {

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from covey.comm import Comm
-from covey.errors import CheckpointError, ConfigError, GuardStop, RunFailed
+from covey.errors import CheckpointError, ConfigError, CoveyError, GuardStop, RunFailed
 from covey.exits import end_now, meeting_place, started
 from covey.health.record import fields_of
 from covey.health.watchdog import flush_output
@@ -174,7 +174,7 @@ class Together:
 
     def _record(self, finding: Finding) -> None:
         # Neither is a directory that was deleted made anew for it, nor is it for another one in its place.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, CoveyError):
             if self.lock is not None:
                 self.lock.check()
             if self.output_dir.is_dir():
