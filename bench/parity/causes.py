@@ -31,7 +31,7 @@ _BESIDE = re.compile(
 )
 _LETTERS = re.compile(r"\(?[A-G](?:[,、\s]*[A-G])*\)?")
 _LATEX = re.compile(r"\\boxed|\$[^$]+\$|\\\(|\\\[")
-# Where gold and answer were both read, a person read the pair for its cause. These are the completions.
+# Where gold and answer were both read, the cause was given pair by pair. These are the completions.
 _READ_BY_HAND: Mapping[str, tuple[str, ...]] = {
     "place": (
         "#### 72\n\nThis can be checked: 72 / 6 = 12.",
