@@ -1,13 +1,15 @@
 """How long the workers take to score 1,000 completions: `python bench/reward_pool.py`.
 
-A cheap function of a file, one that waits, and `code_reward` with five tests a program: programs that end,
-and the same with one in fifty that never does. No model, no GPU. Prints a table.
+A cheap function of a file, one that waits, `code_reward` with five tests a program: programs that end, and
+the same with one in fifty that never does; and `accuracy` of formulas, 40 % of them right and written in
+another way than the gold. No model, no GPU. Prints a table.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 import tempfile
 import time
@@ -64,18 +66,51 @@ def main() -> int:
             ("code_reward, 5 tests, 2 % never end", "code_reward", loops),
         ]
         rows = [(name, *timed(entry, texts, arguments.workers)) for name, entry, texts in cases]
+    golds, answers = formulas(arguments.count)
+    rows.append(("accuracy of formulas", *timed("accuracy", answers, arguments.workers, golds)))
     sys.stdout.write(table(rows, arguments.count, arguments.workers, isolation))
     return 0
 
 
-def timed(entry: str, texts: Sequence[str], workers: int) -> tuple[float, float]:
+def formulas(count: int) -> tuple[list[str], list[str]]:
+    """Golds, one for each group, and boxed answers after a few hundred words."""
+    draw = random.Random(1)
+
+    def formula() -> str:
+        a, b, c = (draw.randint(2, 30) for _ in range(3))
+        kinds = (
+            rf"\frac{{{a}\sqrt{{{b}}}}}{{{c}}}",
+            rf"{a}\pi+{b}",
+            rf"x^2+{a}x-{b}",
+            rf"\frac{{{a}x+{b}}}{{{c}x-1}}",
+            rf"{a}\sqrt{{{b}}}-\sqrt{{{c}}}",
+            rf"\log_{{{b}}} {c}",
+            rf"\sin({a}x)+{b}",
+            rf"\left(\frac{{{a}}}{{{b}}}, {c}\sqrt{{2}}\right)",
+        )
+        return draw.choice(kinds)
+
+    golds = [g for g in (formula() for _ in range(-(-count // GROUP))) for _ in range(GROUP)][:count]
+    found = [draw.choice((f"{g}+0", f"0+{g}")) if draw.random() < 0.4 else formula() for g in golds]
+    thoughts = "<think>" + "We compute $x=3$ and then go on. " * 80 + "</think>"
+    return golds, [rf"{thoughts}So it is \boxed{{{answer}}}." for answer in found]
+
+
+def timed(
+    entry: str, texts: Sequence[str], workers: int, golds: Sequence[str] | None = None
+) -> tuple[float, float]:
     """Seconds for all completions, workers warm; and the mean of the scores."""
     options = {"unsafe_exec": False, "reward_timeout_s": 60.0}
-    rows = [scored(n, text) for n, text in enumerate(texts)]
+    rows = [scored(n, text, golds[n] if golds else None) for n, text in enumerate(texts)]
     with RewardSet.start([entry], workers=workers, options=options) as rewards:
         if rewards.faults:
             raise SystemExit(f"{entry}: {rewards.faults[0].words}")
-        rewards.score(rows[: workers * GROUP], TrainerState())
+        warm = (
+            rows[: workers * GROUP]
+            if golds is None
+            else [scored(0, rf"\boxed{{{n}+x}}", f"x+{n}") for n in range(workers)]
+        )
+        rewards.score(warm, TrainerState())
         started = time.perf_counter()
         judged = rewards.score(rows, TrainerState())
         took_s = time.perf_counter() - started
@@ -85,9 +120,11 @@ def timed(entry: str, texts: Sequence[str], workers: int) -> tuple[float, float]
     return took_s, sum(part.value or 0.0 for part in parts) / len(parts)
 
 
-def scored(number: int, text: str) -> Scored:
-    """A completion with tests of a sum."""
+def scored(number: int, text: str, gold: str | None = None) -> Scored:
+    """A completion with tests of a sum, or with its gold."""
     columns: dict[str, Any] = {"verification_info": {"language": "python", "test_cases": TESTS}}
+    if gold is not None:
+        columns = {"solution": gold}
     prompt = Prompt(
         id=number // GROUP,
         messages=None,

@@ -15,6 +15,7 @@ from covey.rewards.answers import (
     find_answer,
     last_boxed,
     last_words,
+    of_sentence,
     without_thoughts,
 )
 from covey.rewards.equal import is_equal
@@ -66,15 +67,16 @@ def reasoning_accuracy(
 
 
 def _found(completion: str, gold: str | None) -> tuple[str | None, str]:
-    """The answer and how it was found; where nothing is marked and the gold is in words, its words."""
+    """The answer and how it was found: a gold in words is compared with words, another with no sentence."""
     found, how = find_answer(completion)
-    if gold is None or how in _MARKED:
+    if gold is None:
         return found, how
     wanted = extract_gold(gold)
-    if read(wanted).kind is not Kind.WORDS or not any(c.isalpha() for c in wanted):
-        return found, how
-    words = last_words(without_thoughts(completion), wanted)
-    return (found, how) if not words else (words, "last_words")
+    is_words = read(wanted).kind is Kind.WORDS and any(c.isalpha() for c in wanted)
+    if how in _MARKED:
+        return found if found is None or is_words else of_sentence(found), how
+    words = last_words(without_thoughts(completion), wanted) if is_words else None
+    return (words, "last_words") if words else (found, how)
 
 
 def _score(pair: tuple[str | None, str | None]) -> float | None:

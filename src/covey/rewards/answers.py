@@ -53,7 +53,6 @@ _SAID = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _NOT = re.compile(r"(?:\bnot|n't|不是|并非|不为|≠|\\neq?)\s*(?:\b(?:just|only|be|equal to)\s+)?[\s:*$]*\Z")
-_BUT = re.compile(r"\b(?:but|rather)\b|而是")
 _SENTENCE = re.compile(r"[^\n。!?]*?(?=\.(?:\s|$)|[\n。!?]|$)")
 _MORE = re.compile(
     r"\s*(?:,|、|;)?\s*(?:(?:\b(?:and|or)\b|和|或者?|与)\s*(?:maybe|perhaps|possibly|也许|可能)?\s*)?"
@@ -125,6 +124,14 @@ def last_words(text: str, gold: str) -> str | None:
     return None if is_denied else " ".join(words[-count:])
 
 
+def of_sentence(text: str) -> str:
+    """The number or formula that a marked sentence such as `There are 72 students.` says; else the text."""
+    if len(text.split()) < _SENTENCE_WORDS or read(text).kind is not Kind.WORDS:
+        return text
+    prose = _plain(text)
+    return _said(prose) or _last_expression(prose) or text
+
+
 def _find(text: str) -> tuple[str | None, str]:
     marked = _marked(text)
     if marked is not None:
@@ -169,7 +176,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _within(text: str) -> str:
-    """The innermost mark of what a mark holds, the one value of an object, the number of a sentence."""
+    """The innermost mark of what a mark holds, or the one value of an object."""
     for _ in range(_DEEPEST):
         boxed, only = last_boxed(text), _only_value(text)
         if boxed is not None:
@@ -180,9 +187,6 @@ def _within(text: str) -> str:
             text = only
         else:
             break
-    if len(text.split()) >= _SENTENCE_WORDS and read(text).kind is Kind.WORDS:
-        prose = _plain(text)
-        return _said(prose) or _last_expression(prose) or text
     return text
 
 
