@@ -14,12 +14,11 @@ from covey.rewards.answers import (
     extract_gold,
     find_answer,
     last_boxed,
-    last_words,
-    of_sentence,
     without_thoughts,
 )
 from covey.rewards.equal import is_equal
 from covey.rewards.golds import gold_problem
+from covey.rewards.prose import last_words, of_sentence
 from covey.rewards.values import Kind, read
 
 __all__ = ["accuracy", "extract_answer", "extract_gold", "is_equal", "last_boxed", "reasoning_accuracy"]

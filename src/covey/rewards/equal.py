@@ -27,7 +27,7 @@ from covey.rewards.values import RELATION, Kind, Value, choice_of, read
 # Longer lists are compared in the order they have.
 _LONGEST_BAG = 12
 # What the mathematics of one answer may take, all its parts together.
-_PATIENCE_S = 4.0
+_PATIENCE_S = 12.0
 # A closed form of a number, that is, with no sum or product left to do.
 _CLOSED = re.compile(r"-?\s*\d*\s*\\(?:frac|sqrt)[^+*=]*")
 _WORK = re.compile(r"\\(?:times|cdot|div|pm|mp)(?![a-z])|[\d})]\s*-")
@@ -47,6 +47,8 @@ def is_equal(gold: str, answer: str | None) -> bool:
             bool(wanted.items) and found.kind is not Kind.CHOICE and _same(wanted.items[0], found, ends)
         )
         return is_option or wanted.text == choice_of(without_text_commands(tidy(answer)))
+    if found.kind is Kind.CHOICE and found.items:
+        return _same(wanted, found.items[0], ends)
     if found.kind is Kind.WORDS and wanted.items and all(i.kind is Kind.CHOICE for i in wanted.items):
         return sorted(found.text.upper()) == sorted(i.text for i in wanted.items)
     return _same(wanted, found, ends)
@@ -82,9 +84,12 @@ def _same(gold: Value, answer: Value, ends: float) -> bool:
         and not (answer.name or gold.name)
         and not RELATION.search(gold.text)
     ):
-        # Of an equation the right side is the answer where none is asked for.
-        side = read(answer.text.rpartition("=")[2])
-        return "=" not in side.text and side.kind is not Kind.NOTHING and _same(gold, side, ends)
+        # Where no equation is asked for, the right side of m+n = 5 is the answer, but not that of x^2 = 9.
+        left, _, right = answer.text.rpartition("=")
+        side = read(right)
+        if side.kind is Kind.NOTHING or (_is_equation(left, right) and not ALGEBRA.equal(left, right)):
+            return False
+        return _same(gold, side, ends)
     if gold.kind is Kind.NUMBER and (not _CLOSED.fullmatch(answer.text) or _WORK.search(answer.text)):
         return False
     if bool(gold.name) != bool(answer.name) and "=" in gold.text + answer.text:
@@ -92,9 +97,26 @@ def _same(gold: Value, answer: Value, ends: float) -> bool:
     return ALGEBRA.equal(gold.text, answer.text)
 
 
+def _is_equation(left: str, right: str) -> bool:
+    """Whether a side says something of unknowns: x, y or z outside of a call, or a power, root or multiple of
+    a letter."""
+    if left.startswith(("\\int", "\\sum", "\\lim", "\\prod")):
+        return False
+    left = re.sub(
+        r"\\(?:frac|cdot|times|angle|triangle|text|mathrm|overline|max|min)(?![a-zA-Z])|_(?:\w|\{[^{}]*\})",
+        "",
+        left,
+    )
+    left = re.sub(r"[A-Za-z]\([^()]*\)", "f", left.rpartition("=")[2])
+    left = re.sub(r"(?<=[A-Z])\^\{?(?:-1|T|\d)\}?", "", left)
+    if not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", left)):
+        return False
+    return right == "0" or re.search(r"[xyz]|\^|\\[a-z]+|\d", left) is not None
+
+
 def _is_same_name(gold: str, answer: str) -> bool:
-    """Whether two names are one, apart from their case and from the numbers of roots: x and x_1."""
-    return gold.casefold() == answer.casefold() or (
+    """Whether two names are one, apart from the numbers of roots: x and x_1."""
+    return gold == answer or (
         "_" not in gold and re.fullmatch(re.escape(gold) + r"_\{?\d\}?", answer) is not None
     )
 

@@ -16,6 +16,12 @@ from covey.rewards.values import Kind, Value, read
 
 _LONGEST_PROSE = 200
 _SENTENCES = re.compile(r"\w[.。]\s*[A-Z\u4e00-\u9fff].*\s.*\w[.。]?\s*$", re.DOTALL)
+# Notations that math-verify does not read: equal where they are written alike.
+_AS_TEXT = re.compile(
+    r"(?=.*(?:\\(?:cap|cup|land|lor|neg|lnot|wedge|vee|parallel|perp|cong|sim|subset|subseteq|notin|l?dots|cdots"
+    r"|mathbb|triangle|lg|binom)(?![a-zA-Z])|\d{4,}!))(?:[^\\]|\\[{}]|\\(?!int|lim|prod)[a-zA-Z]+)+",
+    re.DOTALL,
+)
 _NO_GOLDS = frozenset(
     ("proof", "see proof", "proof omitted", "see solution", "略", "证明略", "见证明", "见解析")
 )
@@ -101,7 +107,8 @@ def _plain_problem(gold: str, value: Value) -> str | None:
 
 
 def _unread(value: Value) -> str | None:
-    unread = next((f for f in _formulas(value) if not ALGEBRA.parses(f)), None)
+    formulas = (f for f in _formulas(value) if not _AS_TEXT.fullmatch(f))
+    unread = next((f for f in formulas if not ALGEBRA.parses(f)), None)
     return None if unread is None else f"math-verify reads nothing in {unread:.80}"
 
 

@@ -16,7 +16,7 @@ OPENING = (
 ANSWER = r"\b(?:answers?|options?|choices?)\b"
 COPULA = r"(?:\b(?:is|are|was|be|(?:should|must|would|will|has to) be|comes out (?:to|as)|equals?)\b|[:=])"
 ANSWER_CHINESE = r"(?:[【\[]?(?:答案|解答)[】\]]?|应?[选選][择项]?)"
-COPULA_CHINESE = r"(?:应该?|就)?(?:[是为有:=]|等于)"
+COPULA_CHINESE = r"(?:应该?|就)?(?:[为有:=]|是(?!\W*$)|等于)"
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
@@ -26,6 +26,9 @@ _BEFORE = {
     **{c: f" {a}/{b} " for c, a, b in ("½12", "⅓13", "⅔23", "¼14", "¾34", "⅕15", "⅖25", "⅛18", "⅜38")},
     "，": ", ",
     "∶": ":",
+    "º": "°",
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+    **{c: f"({n})" for n, c in enumerate("①②③④⑤⑥⑦⑧⑨", start=1)},
     "…": r"\ldots ",
     "℃": "°C",
     "℉": "°F",
@@ -38,7 +41,7 @@ _AFTER = {
     **{"≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp "},
     **{"≈": r"\approx ", "≃": r"\approx ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}"},
     **{"∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "π": r"\pi "},
-    **{"θ": r"\theta ", "∠": r"\angle ", "≡": r"\equiv ", "º": "°", "【": "[", "】": "]", "《": "", "》": ""},
+    **{"θ": r"\theta ", "∠": r"\angle ", "≡": r"\equiv ", "【": "[", "】": "]", "《": "", "》": ""},
 }
 _BEFORE_TABLE = {ord(c): text for c, text in _BEFORE.items()}
 _AFTER_TABLE = {ord(c): text for c, text in _AFTER.items()}
@@ -51,33 +54,53 @@ _LEAD_IN = re.compile(
     rf"|^\s*{OPENING}{ANSWER_CHINESE}\s*(?:{COPULA_CHINESE}\s*)*",
     re.IGNORECASE,
 )
-_REWRITES = tuple(
+_LATEX_REWRITES = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
-        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?", ""),
-        (r"\\(?:displaystyle|limits|nolimits|hfill|textstyle)(?![a-zA-Z])", ""),
-        (r"(?<!\\)\\[!,;: ]|(?<!\\)~|\\q?quad(?![a-zA-Z])", " "),
+        (r"\\text\s*\{\s*not\s*\}", r" not "),
+        (r"\\text\s*\{\s*(?:negative|minus)\s*\}\s*", r"-"),
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?", r""),
+        (
+            r"\\(?:displaystyle|limits|nolimits|hfill|textstyle|[lL]arge|LARGE|[hH]uge|bf|rm|it)(?![a-zA-Z])",
+            r"",
+        ),
+        (r"\\(?:color|textcolor)\s*\{\w+\}|\\tag\*?\s*\{[^{}]*\}", r""),
+        (r"\\(?:boldsymbol|bm|mathsf|emph|underline|framebox)\s*\{([^{}]*)\}", r"\1"),
+        (r"^\s*\\(?:implies|Rightarrow|therefore|to)(?![a-zA-Z])", r""),
+        (r"\\mathbf\s*\{\s*([RNZQC])\s*\}", r"\\mathbb{\1}"),
+        (r"\\in\s*([RNZQC])(?![a-zA-Z])", r"\\in \\mathbb{\1}"),
+        (r"\\backslash(?![a-zA-Z])|(?<=\\mathbb\{R\})\s*-\s*(?=\\\{)", r"\\setminus "),
+        (r"\\(?:mathrm|text)\s*\{\s*lg\s*\}", r"\\lg "),
+        (r"(?:\\mathrm\s*\{C\}|\bC)_\{?(\d+)\}?\^\{?(\d+)\}?", r"\\binom{\1}{\2}"),
+        (r"(?<!\\)\\[!,;: ]|(?<!\\)~|\\q?quad(?![a-zA-Z])", r" "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\(?:text|mathrm|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}", ", "),
+        (r"\\(?:text|mathrm|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}", r", "),
         (r"\\(?:mathrm|text|rm)\s*\{\s*([ei])\s*\}", r" \1 "),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
-        (r"\\lt(?![a-zA-Z])", "<"),
-        (r"\\gt(?![a-zA-Z])", ">"),
-        (r"\\(?:mid|vert)(?![a-zA-Z])", "|"),
-        (r"\^\s*(?:\\prime|\{\s*\\prime\s*\})", "'"),
-        (r"^\s*(?:\\approx(?![a-zA-Z])|=)", ""),
-        (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", "°"),
-        (r"\\degree(?:s)?(?![a-zA-Z])", "°"),
+        (r"\\lt(?![a-zA-Z])", r"<"),
+        (r"\\gt(?![a-zA-Z])", r">"),
+        (r"\\(?:mid|vert)(?![a-zA-Z])", r"|"),
+        (r"\^\s*(?:\\prime|\{\s*\\prime\s*\})", r"'"),
+        (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", r"°"),
+        (r"\\degree(?:s)?(?![a-zA-Z])", r"°"),
         (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
         (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
         (r"\\neq(?![a-zA-Z])", r"\\ne"),
         (r"\\(?:varnothing)(?![a-zA-Z])", r"\\emptyset"),
+        (r"\\%", r"%"),
+        (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
+        (r"[,;\s]*\(?\s*[kn]\s*\\in\s*\\mathbb\s*\{[ZN]\}(?:\^\{?[*+]\}?)?\s*\)?\s*$", r""),
+    )
+)
+_REWRITES = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"^\s*(?:\\approx(?![a-zA-Z])|=)", r""),
         (r">=", r"\\ge "),
         (r"<=", r"\\le "),
-        (r"\{,\}", ","),
-        (r"\\%", "%"),
-        (r"\*\*", "^"),
+        (r"\{,\}", r","),
+        (r"\*\*", r"^"),
         (r"\(\s*mod\s*([^()]*)\)", r"\\pmod{\1}"),
         (r"\b([ap])\.m\b\.?", r"\1m"),
         (
@@ -88,31 +111,40 @@ _REWRITES = tuple(
         (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"√\s*(\d+|[a-z])", r"\\sqrt{\1}"),
-        (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
     )
 )
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mbox|operatorname|rm|bf)\s*\{([^{}]*)\}"
 )
 _JOINED = re.compile(
-    r",?\s+(?:and|or)\s+|(?<=[\w)}\]])\s*(?:或者?|和|且)\s*(?=[\d\\({\[-]|[A-Za-z])",
+    r",?\s+(?:and|or)\s+|,?\s+&\s+(?=[A-J](?!\w))|(?<=[\w)}\]])\s*(?:或者?|和|且)\s*(?=[\d\\({\[-]|[A-Za-z])",
+)
+_SYSTEM = re.compile(r"(?:\\left\s*\\\{\s*)?\\begin\{(cases|array)\}(?:\{[lcr|]+\})?((?s:.*?))\\end\{\1\}")
+_ALIGNED = re.compile(
+    r"\\begin\{((?:align(?:ed|at)?|split|gather(?:ed)?|eqnarray|equation|multline)\*?)\}((?s:.*?))\\end\{\1\}"
 )
 _OPEN, _CLOSE = "([{", ")]}"
 
 
 def tidy(text: str) -> str:
     """A gold or answer without tags, delimiters, lead-in and closing point, in plain characters."""
-    text = half_width(text).translate(_AFTER_TABLE)
+    text = text if text.isascii() else half_width(text).translate(_AFTER_TABLE)
     text = re.sub(r"(\d),\\!\s*(\d{3})", r"\1,\2", _TAG.sub(" ", text))
-    text = _LEAD_IN.sub("", _undelimited(text))
-    text = _undelimited(text)
+    text = _LEAD_IN.sub("", _in_one_line(_undelimited(text)))
+    text = re.sub(r"\$(?![\s$])([^$\n]{0,400}[^\s$])\$(?!\d)", r"\1", _undelimited(text))
+    # Most texts hold no command.
     for pattern, new in _REWRITES:
         text = pattern.sub(new, text)
+    if "\\" in text:
+        for pattern, new in _LATEX_REWRITES:
+            text = pattern.sub(new, text)
     return re.sub(r"\s+", " ", text).strip()
 
 
 def half_width(text: str) -> str:
     """A text with full-width characters, superscripts and subscripts written in plain ones."""
+    if text.isascii():
+        return text
     text = _SUPERSCRIPT.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
     text = _SUBSCRIPT.sub(lambda m: "_{" + m[0].translate(_SUBSCRIPTS) + "}", text)
     return unicodedata.normalize("NFKC", text.translate(_BEFORE_TABLE))
@@ -161,6 +193,23 @@ def split_list(text: str) -> list[str]:
     starts = [0, *(p + 1 for p in places)]
     parts = [text[a:b].strip() for a, b in zip(starts, [*places, len(text)], strict=True)]
     return [p for p in parts if p] if len(parts) > 1 else [text.strip()]
+
+
+def _in_one_line(text: str) -> str:
+    """The last line of an aligned calculation, or the equations of a system as a list; titles left out."""
+    if "\\" not in text:
+        return text
+    text = re.sub(r"^\s*\\text(?:bf)?\s*\{\s*(?:Final )?(?:Answer|答案)\s*:?\s*\}\s*:?", "", text, flags=re.I)
+    system = _SYSTEM.fullmatch(text.replace("\\right.", "").strip())
+    if system:
+        return ", ".join(
+            row.replace("&", "").strip(" ,;") for row in re.split(r"\\\\", system[2]) if row.strip()
+        )
+    aligned = _ALIGNED.fullmatch(text.strip())
+    if aligned is None:
+        return text
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", aligned[2]) if row.strip()]
+    return rows[-1].replace("&", "").strip(" .,") if rows else ""
 
 
 def _undelimited(text: str) -> str:

@@ -22,7 +22,7 @@ _NUMBER = (
 )
 _UNIT_WORD = r"(?:[^\W\d_]|[°$€£¥₹])+"
 _UNIT = (
-    rf"\\?%|\\(?:text|mathrm|mbox|operatorname|rm)\s*\{{[^{{}}\d]{{1,40}}\}}(?:\^\{{?[23]\}}?)?"
+    rf"\\?%|\\(?:text|mathrm|mbox|operatorname|rm)\s*\{{(?:[^{{}}\d]|\^-?\d){{1,40}}\}}(?:\^\{{?[23]\}}?)?"
     rf"|{_UNIT_WORD}(?: {_UNIT_WORD}){{0,3}}(?:\^\{{?[23]\}}?)?(?: ?/ ?{_UNIT_WORD}(?:\^\{{?[23]\}}?)?)?"
 )
 _SCALES = {
@@ -100,6 +100,19 @@ _KNOWN_UNITS = {
         "角",
         "分",
         "rad radian",
+        "pa pascal",
+        "hz hertz",
+        "n newton",
+        "j joule",
+        "w watt",
+        "v volt",
+        "ampere amp",
+        "ω ohm",
+        "ev",
+        "nm",
+        "mol mole",
+        "k kelvin",
+        "atm",
     )
     for name in names.split()
 }
@@ -108,7 +121,11 @@ _PROSE_UNIT = re.compile(
     rf"\s?({'|'.join(sorted((n for n in _KNOWN_UNITS if not n.isascii()), key=len, reverse=True))}"
     r"|(?:square |cubic )?[a-zA-Z°]+(?:\^\{?[23]\}?)?(?:\s?/\s?[a-zA-Z]+|\s+per\s+[a-z]+)?(?!\w))"
 )
-_WORDS_TOO = frozenset(("in", "a", "r", "unit", "units", "min", "sec", "bucks"))
+_WORDS_TOO = frozenset(
+    ("in", "a", "r", "n", "j", "w", "v", "k", "pa", "unit", "units", "min", "sec", "bucks")
+)
+_ABOUT = re.compile(r"^(?:大?约|USD|RMB)\s*")
+_IN_BRACKETS = re.compile(r"(?<=\d)\s*\(([^\W\d]+)\)$")
 # They count things, and say no more than the number.
 _COUNTERS = re.compile("^[个只人本名种次棵张页支辆件条位岁](?!方)")
 
@@ -124,7 +141,10 @@ class Quantity:
 def quantity(text: str) -> Quantity | None:
     """A tidied text as a number with sign, currency and unit; else None."""
     # The length is limited because the text is a policy's: a number of a million digits takes minutes.
-    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
+    if len(text) > _LONGEST:
+        return None
+    text = _ABOUT.sub("", text)
+    match = _QUANTITY.fullmatch(_IN_BRACKETS.sub(r" \1", text) if text.endswith(")") else text)
     if match is None:
         return None
     number = _number(match["number"])
@@ -158,6 +178,14 @@ def unit_end(text: str, start: int) -> int:
     return end
 
 
+def without_unit(text: str) -> str:
+    """A closed formula without the unit of the table behind it: `9\\pi cm^2`."""
+    found = re.fullmatch(r"(.*(?:[\d})]|\\pi|\\sqrt ?\d))\s+([^\s=+\\-]+(?: ?/ ?\w+)?)", text)
+    if found is None or not re.search(r"[\\^]", found[1]) or not found[2][0].isalpha():
+        return text
+    return found[1] if unit_end(found[2], 0) == len(found[2]) else text
+
+
 def _unit(text: str, is_apart: bool) -> str | None:
     """A unit by its one name; None where the letters may be factors."""
     if not text:
@@ -172,7 +200,7 @@ def _unit(text: str, is_apart: bool) -> str | None:
         joined = "/".join(parts)
         return _KNOWN_UNITS.get(joined, joined)
     words = set(_WORD.findall(plain))
-    if words & _NO_NOUNS or words & FUNCTIONS:
+    if words & _NO_NOUNS or words & FUNCTIONS or name.startswith("的"):
         return None
     if not (is_text or not plain.isascii() or (is_apart and max(map(len, words)) > 2)):
         return None

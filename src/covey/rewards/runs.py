@@ -33,6 +33,8 @@ _OF_TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|emph|underline|section|item
 _COIN = re.compile(r"[-−]?\\?[$€£¥₹]\s?$")
 _BESIDE = re.compile(r" [=<>≤≥+*/^≠]")
 _ARTICLES = frozenset("aAI")
+# A longer formula is no answer, and a text of brackets alone takes no time.
+_LONGEST = 160
 _MATHS = frozenset(("delimited", "environment", "number", "command", "braced", "letter", "symbol", "close"))
 _DASHES = re.compile(r"[-−–]+")
 _BULLET = re.compile(r"(?:^|\n)[ \t]*(?:\(?\d{1,2}[.)]|[-*+•])[ \t]*\Z")
@@ -58,10 +60,11 @@ class _Token:
 def runs(text: str) -> list[Run]:
     """The numbers and formulas of a text that stand by themselves, in their order."""
     tokens = _tokens(text)
+    pairs = _pairs(tokens)
     found = []
     i = 0
     while i < len(tokens):
-        end = _end_of_run(tokens, i)
+        end = _end_of_run(tokens, i, pairs)
         if end == i:
             i += 1
             continue
@@ -77,7 +80,7 @@ def _tokens(text: str) -> list[_Token]:
     end = 0
     while m := _TOKEN.match(text, end):
         start, end = m.span()
-        if m.lastgroup == "number":
+        if m.lastgroup in ("number", "delimited", "command"):
             end = unit_end(text, end)
         tokens.append(_Token(_kind(str(m.lastgroup), m[0], text, start, end), start, end, text[start:end]))
     return tokens
@@ -102,15 +105,31 @@ def _kind(group: str, token: str, text: str, start: int, end: int) -> str:
     return "letter" if is_product and text[end : end + 1] in tuple("^_") else "word"
 
 
-def _end_of_run(tokens: list[_Token], begin: int) -> int:
+def _pairs(tokens: list[_Token]) -> set[int]:
+    """The brackets that open and are closed again before a formula gets too long."""
+    opened: list[int] = []
+    pairs = set()
+    for i, token in enumerate(tokens):
+        if token.kind == "open":
+            opened.append(i)
+        elif token.kind == "close" and opened:
+            start = opened.pop()
+            if i - start < _LONGEST:
+                pairs.add(start)
+    return pairs
+
+
+def _end_of_run(tokens: list[_Token], begin: int, pairs: set[int]) -> int:
     """The token behind the run that begins here; `begin` itself where none does."""
     if tokens[begin].kind not in ("open", "operator") and tokens[begin].kind not in _MATHS - {"close"}:
         return begin
     end = i = begin
     opened: list[int] = []
-    while i < len(tokens):
+    while i < min(len(tokens), begin + _LONGEST):
         token = tokens[i]
         if token.kind == "open":
+            if i not in pairs:
+                break
             opened.append(i)
         elif token.kind == "close":
             if not opened:
@@ -148,9 +167,11 @@ def _goes_on(tokens: list[_Token], begin: int, i: int, *, is_within: bool) -> bo
     if after.kind == "operator":
         behind = tokens[i + 2] if i + 2 < len(tokens) else None
         return behind is not None and behind.kind not in ("word", "other")
+    if before.text in FUNCTIONS or after.text in FUNCTIONS:
+        return True
     if after.kind == "open":
         is_modulus = i + 2 < len(tokens) and tokens[i + 2].text == "mod"
-        return is_modulus or (before.kind == "letter" and before.text in FUNCTIONS)
+        return is_modulus
     if {before.kind, after.kind} & {"command", "symbol"}:
         return "word" not in (before.kind, after.kind) and "delimited" not in (before.kind, after.kind)
     return _is_mixed(tokens, i)

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from covey.rewards.algebra import LONGEST_FORMULA
 from covey.rewards.notation import in_brackets, split_list, squeeze, tidy, without_text_commands
-from covey.rewards.quantities import FUNCTIONS, quantity
+from covey.rewards.quantities import FUNCTIONS, quantity, without_unit
 
 _DEEPEST_LIST = 4
 _CHOICE = re.compile(r"[(\[]?([A-Ja-f])[)\]]?\s*[.:)]?")
@@ -96,6 +96,9 @@ def _read(text: str, depth: int) -> Value:
         several = _several(text, plain, depth)
         if several is not None:
             return several
+        bare = without_unit(text)
+        if bare != text:
+            return _read(bare, depth + 1)
     if _is_words(plain):
         return _words(plain)
     return Value(kind=Kind.MATHS, text=_upwards(squeeze(text)))
@@ -142,6 +145,9 @@ def _shortened(text: str) -> str | None:
     done = _DONE.match(text)
     if done and any(c.isdigit() for c in done[0]) and text[done.end() :].strip():
         return text[done.end() :].strip()
+    turned = re.fullmatch(r"([^=]*\d[^=]*)=\s*([a-zA-Z])", text)
+    if turned:
+        return f"{turned[2]} = {turned[1].strip()}"
     exact, _, rounded = text.partition("\\approx")
     if rounded.strip():
         name = re.fullmatch(r"\s*(?:[A-Za-z]+|.*=)\s*", exact)
@@ -184,7 +190,7 @@ def _several(text: str, plain: str, depth: int) -> Value | None:
         items = tuple(_read(p, depth + 1) for p in parts)
         # Two in square brackets are an interval, unless they are strings.
         if brackets == "{}" or (brackets == "[]" and (len(parts) != 2 or parts[0][:1] in ("'", '"'))):
-            return _list(text, items)
+            return _list(text, items, "{}" if brackets == "{}" and len(items) > 1 else "")
         if len(parts) > 1:
             return Value(kind=Kind.TUPLE, text=squeeze(text), items=items, brackets=brackets)
         return items[0] if items[0].kind is not Kind.MATHS else None
@@ -217,7 +223,8 @@ def _is_words(plain: str) -> bool:
         return False
     if all(len(w) == 1 and w.isascii() for w in words):
         return plain.strip("\"'*. ").isalpha()
-    return all(c.isalpha() or not c.isalnum() for c in plain) or any(len(w) > 2 for w in words)
+    is_told = any(len(w) > 2 or not w.isascii() for w in words)
+    return is_told or all(c.isalpha() or not c.isalnum() for c in plain)
 
 
 def choice_of(plain: str) -> str:
