@@ -97,6 +97,7 @@ _REWRITES = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
         (r"^\s*(?:\\approx(?![a-zA-Z])|=)", r""),
+        (r"(?<!\\)~", " "),
         (r">=", r"\\ge "),
         (r"<=", r"\\le "),
         (r"\{,\}", r","),

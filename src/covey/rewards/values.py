@@ -27,7 +27,7 @@ _LITERAL = re.compile(
     r"\d+(?:\s*:\s*\d+)+(?:\s*[ap]m)?|\d{1,4}([-/])\d{1,2}\1\d{1,4}|[\dA-Fa-f]*\d_(?:\d|\{\d{1,2}\})", re.I
 )
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([^\W\d]+)\s*(?:and\s+|,\s*)?(\d+(?:\.\d+)?)\s*([^\W\d]+)")
-_ALL_TEXT = re.compile(r"\\text\{(?:[^{}]|\{[^{}]*\})*\}")
+_ALL_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{(?:[^{}]|\{[^{}]*\})*\}")
 _WORD = re.compile(r"[^\W\d_]+")
 _OPERATORS = re.compile(r"[\\=+*/^_<>{}|~]")
 RELATION = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-z])")

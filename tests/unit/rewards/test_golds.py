@@ -106,10 +106,9 @@ def test_ten_thousand_plain_golds_take_no_time():
         r"\frac{{{}}}{{3}}",
     ]
     golds = [kinds[i % len(kinds)].format(i) for i in range(10_000)]
-    started = time.perf_counter()
+    started = time.process_time()
     report = check_golds(golds, budget_s=0.0)
-    # It takes a second; the limit leaves room for a busy computer.
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert (report.num_checked, report.bad) == (10_000, [])
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from covey.rewards.accuracy import accuracy
 
-TABLE = Path(__file__).parents[2] / "golden" / "accuracy_pairs.jsonl"
-ROWS = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
+GOLDEN = Path(__file__).parents[2] / "golden"
+ROWS = [json.loads(line) for line in (GOLDEN / "accuracy_pairs.jsonl").read_text("utf-8").splitlines()]
+# What real models write, and near misses: each was scored wrongly once.
+REAL = [json.loads(line) for line in (GOLDEN / "accuracy_real.jsonl").read_text("utf-8").splitlines()]
 # Gold and completion: what accuracy gives, and why.
 MEANT = {
     ("10^{100}", "\\boxed{(10^{50})^2}"): (0.0, "a power of a power is work that is not done"),
@@ -32,14 +34,22 @@ def test_the_table_is_large_and_mixed():
     assert min(values.count(1.0), values.count(0.0)) > 700 and values.count(None) >= 10
 
 
-def test_every_pair_has_its_value_but_for_those_that_are_meant():
-    given = accuracy(completions=[r["completion"] for r in ROWS], solution=[r["gold"] for r in ROWS])
-    differ = {
+def differences(rows):
+    given = accuracy(completions=[r["completion"] for r in rows], solution=[r["gold"] for r in rows])
+    return {
         (str(row["gold"]), row["completion"]): value
-        for row, value in zip(ROWS, given, strict=True)
+        for row, value in zip(rows, given, strict=True)
         if value != row["accuracy"]
     }
-    assert differ == {pair: value for pair, (value, _) in MEANT.items()}
+
+
+def test_what_real_models_write_has_its_value():
+    assert len(REAL) > 200
+    assert differences(REAL) == {}
+
+
+def test_every_pair_has_its_value_but_for_those_that_are_meant():
+    assert differences(ROWS) == {pair: value for pair, (value, _) in MEANT.items()}
 
 
 def test_the_page_lists_each_difference_that_is_meant():
