@@ -88,7 +88,7 @@ def hacking(h: History) -> Sign | None:
         cause="One reward can be had without the other, and the easier one is learned at its cost.",
         fixes=(
             Fix(text="a smaller weight for the one that rises: --reward_weights"),
-            Fix(text="pay for it only where the other is earned"),
+            Fix(text="give this reward only where the other one is earned"),
         ),
         badness=min(rise.badness, fall.badness),
     )
@@ -200,7 +200,7 @@ def other_completions(h: History) -> list[str]:
 
 def back_to_before() -> Fix:
     """Weights that have diverged stay so."""
-    return Fix(text="go on from a checkpoint of before: --resume_from_checkpoint DIR")
+    return Fix(text="resume from a checkpoint before this step: --resume_from_checkpoint DIR")
 
 
 def _weighted(series: Series, way: float, is_first: bool) -> float:

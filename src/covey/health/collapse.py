@@ -187,6 +187,9 @@ def repetition(h: History) -> Sign | None:
         seen=f"{newest.value:.0%} of {newest.count} completions repeat one token or one phrase",
         cause="The model has diverged, or the weights that are sampled from are not those that are trained: "
         "the second if it began at once.",
-        fixes=(h.slower(), Fix(text="go on from a checkpoint of before: --resume_from_checkpoint DIR")),
+        fixes=(
+            h.slower(),
+            Fix(text="resume from a checkpoint before this step: --resume_from_checkpoint DIR"),
+        ),
         badness=newest.value / limit("repetitive"),
     )

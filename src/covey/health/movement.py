@@ -363,7 +363,7 @@ def not_finite(h: History) -> Sign | None:
         cause="A division by 0 where every token of a batch is masked, an overflow, or weights that are gone "
         "already.",
         fixes=(
-            Fix(text="go on from a checkpoint of before: --resume_from_checkpoint DIR"),
+            Fix(text="resume from a checkpoint before this step: --resume_from_checkpoint DIR"),
             h.slower(),
         ),
         badness=1.0,

@@ -51,7 +51,7 @@ def _media(facts: Facts) -> list[Problem]:
             "dataset",
             f"The data holds images, audio or video: {', '.join(facts.media_columns)}.",
             "A data set for vision models.",
-            Fix(text="a data set of text alone, or this one without these rows and columns"),
+            Fix(text="use a data set without media, or remove these rows and columns"),
         )
     ]
 

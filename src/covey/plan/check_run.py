@@ -305,7 +305,7 @@ def _not_compared(resume: ResumeFacts) -> Problem:
 
 def _passed_over(resume: ResumeFacts, reason: str) -> Problem:
     seen = f"{reason}. The run goes on from {resume.path} instead."
-    fix = Fix(text="nothing has to be done: the steps after it are taken again")
+    fix = Fix(text="no action is needed: the steps after it are computed again")
     return warning("W160", "resume_from_checkpoint", seen, "", fix)
 
 
