@@ -27,7 +27,7 @@ class KeptCheck:
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
-        self._lost_of: dict[tuple[Any, ...], frozenset[int]] = {}
+        self._lost_of: dict[tuple[Any, ...], frozenset[int | tuple[int, int]]] = {}
 
     def check(
         self, text: str, messages: Sequence[Message], tools: Sequence[Message], kwargs: Mapping[str, Any]
@@ -40,8 +40,8 @@ class KeptCheck:
                 said = " ".join((message["content"] or "").split())
                 shown = said if len(said) <= _SHOWN else f"{said[:_SHOWN]} ..."
                 raise RowFault("lost", f"{message['role']} message {shown!r}")
-            for call in message.get("tool_calls") or ():
-                if tool_name(call) not in text:
+            for place, call in enumerate(message.get("tool_calls") or ()):
+                if (number, place) in lost or tool_name(call) not in text:
                     raise RowFault("lost", f"call of the tool {tool_name(call)} in a turn of the assistant")
         for tool in tools:
             if tool_name(tool) not in text:
@@ -49,10 +49,13 @@ class KeptCheck:
 
     def _lost_by_roles(
         self, messages: Sequence[Message], tools: Sequence[Message], kwargs: Mapping[str, Any]
-    ) -> frozenset[int]:
+    ) -> frozenset[int | tuple[int, int]]:
+        """The messages that are left out, by their number, and the calls, by that of the message and their
+        own."""
         kind = (
             tuple(
-                (m["role"], bool((m["content"] or "").strip()), bool(m.get("tool_calls"))) for m in messages
+                (m["role"], bool((m["content"] or "").strip()), len(m.get("tool_calls") or ()))
+                for m in messages
             ),
             bool(tools),
             repr(sorted(kwargs.items())),
@@ -63,16 +66,37 @@ class KeptCheck:
 
     def _asked(
         self, messages: Sequence[Message], tools: Sequence[Message], kwargs: Mapping[str, Any]
-    ) -> frozenset[int]:
-        marks = {
+    ) -> frozenset[int | tuple[int, int]]:
+        texts = {
             n: f"covey asks for text {n}." for n, m in enumerate(messages) if (m["content"] or "").strip()
         }
-        marked = [{**m, "content": marks[n]} if n in marks else m for n, m in enumerate(messages)]
-        try:
-            text = self._codec.render(marked, tools=tools, kwargs=kwargs)
-        except TemplateError:
-            return frozenset()
-        return frozenset(n for n, mark in marks.items() if mark not in text)
+        # The name of a tool stands among the tools, too.
+        calls = {
+            (n, i): f"covey_call_{n}_{i}"
+            for n, m in enumerate(messages)
+            for i in range(len(m.get("tool_calls") or ()))
+        }
+        with_texts = [{**m, "content": texts[n]} if n in texts else m for n, m in enumerate(messages)]
+        with_calls = [
+            {**m, "tool_calls": [_renamed(c, calls[n, i]) for i, c in enumerate(m["tool_calls"])]}
+            if m.get("tool_calls")
+            else m
+            for n, m in enumerate(messages)
+        ]
+        lost: set[int | tuple[int, int]] = set()
+        for marks, marked in ((texts, with_texts), (calls, with_calls)):
+            if not marks:
+                continue
+            try:
+                text = self._codec.render(marked, tools=tools, kwargs=kwargs)
+            except TemplateError:
+                continue
+            lost |= {key for key, mark in marks.items() if mark not in text}
+        return frozenset(lost)
+
+
+def _renamed(call: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "name": name}}
 
 
 class _Words:

@@ -185,6 +185,8 @@ def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
     message = {"role": role, "content": _text(content), **fields}
     if fields.get("tool_calls"):
         message["tool_calls"] = [_call(call) for call in _listed(fields["tool_calls"])]
+        # Many templates join the content to other text.
+        message["content"] = message["content"] or ""
     elif message["content"] is None:
         if role == "user":
             raise RowFault("wrong_type")

@@ -46,12 +46,25 @@ def rows_of(table: Table, numbers: Sequence[int] | None) -> list[dict[str, Any]]
 
 def load_file(path: Path) -> Dataset:
     """A .json, .csv, .parquet or .arrow file."""
+    _refuse_other_separators(path)
     return _read(str(path), None, None, lambda d: _load(d, **_file(path)))
 
 
 def stream_file(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of such a file, without holding them all."""
+    _refuse_other_separators(path)
     return _rows(str(path), lambda d: _load(d, **_file(path), streaming=True))
+
+
+def _refuse_other_separators(path: Path) -> None:
+    """DataError for a CSV file whose first line has no comma and another separator."""
+    if path.suffix != ".csv":
+        return
+    with path.open("rb") as file:
+        first = file.readline(1 << 16)
+    for separator, name in ((b";", "';'"), (b"\t", "a tab"), (b"|", "'|'")):
+        if separator in first and b"," not in first:
+            raise DataError(f"{path} separates its columns with {name}: write it with commas")
 
 
 def load_directory(path: Path, subset: str | None, split: str | None, *, called: str) -> Dataset:

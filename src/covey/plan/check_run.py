@@ -289,7 +289,9 @@ def _nothing_to_resume(config: Config, resume: ResumeFacts, words: str) -> Probl
         "E404",
         "resume_from_checkpoint",
         words if f"{resume.path} " in words else f"{resume.path}: {words}",
-        "Another directory is meant, the run never saved, or the checkpoint kept its weights only.",
+        ""
+        if resume.skipped
+        else "Another directory is meant, the run never saved, or the checkpoint kept its weights only.",
         # With a damaged checkpoint in the directory nothing starts anew there: it may be all that is left.
         elsewhere if resume.skipped else auto,
         weights,

@@ -80,6 +80,7 @@ def test_numbers_below_zero() -> None:
         ("reward_funcs", "accuracy,format", ["accuracy", "format"]),
         ("reward_funcs", "accuracy, rewards.py:mine ,", ["accuracy", "rewards.py:mine"]),
         ("reward_funcs", '["accuracy", "format"]', ["accuracy", "format"]),
+        ("reward_funcs", "[accuracy, 'format']", ["accuracy", "format"]),
         ("reward_weights", "1,0.5", [1.0, 0.5]),
         ("target_modules", "q_proj,v_proj", ["q_proj", "v_proj"]),
         ("modules_to_save", "embed_tokens,lm_head", ["embed_tokens", "lm_head"]),

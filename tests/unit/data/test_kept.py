@@ -114,6 +114,17 @@ def test_tools_that_the_template_leaves_out_are_named(judged):
     assert details["lost"] == "call of the tool add in a turn of the assistant"
 
 
+def test_a_call_is_no_tool_of_the_list(judged):
+    """The list of tools holds the name of a call that the template does not write."""
+    called = message("assistant", None, tool_calls=[{"name": "add", "arguments": {"a": 1}}])
+    row = {"messages": [USER, called, message("tool", "3"), USER], "tools": [ADD], "solution": "3"}
+    left, details, _ = judged(TOOLS + TURNS, row)
+    assert (left, details["lost"]) == ({"lost": 1}, "call of the tool add in a turn of the assistant")
+    writes = TURNS.replace("{{ m.content }}", "{{ m.content + ((m.tool_calls or []) | tojson) }}")
+    left, _, texts = judged(TOOLS + writes, row)
+    assert left == {} and '"arguments": {"a": 1}' in texts[0] and "None" not in texts[0]
+
+
 @pytest.mark.parametrize("tools", ["add", "{", [1], [{"function": {}}], 7])
 def test_tools_that_are_none_are_refused(judged, tools):
     assert judged(TOOLS + TURNS, {"query": "Q?", "tools": tools, "solution": "3"})[0] == {"tools": 1}

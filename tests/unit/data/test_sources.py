@@ -10,6 +10,7 @@ import sys
 import datasets
 import pytest
 
+from covey.data import tables
 from covey.data.errors import DataError
 from covey.data.sources import eval_name, load_source, parse_source, read_rows, stream_rows
 
@@ -292,3 +293,14 @@ def test_reading_needs_no_torch(file, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("separator", "name"), [(";", "';'"), ("\t", "a tab"), ("|", "'|'")])
+def test_a_table_with_another_separator_is_named(separator, name, tmp_path):
+    """Read with commas it would be one column that holds the answers, too."""
+    path = tmp_path / "rows.csv"
+    path.write_text(separator.join(("question", "answer")) + "\n" + separator.join(("1+1?", "2")) + "\n")
+    for load in (tables.load_file, lambda p: list(tables.stream_file(p))):
+        with pytest.raises(DataError, match="separates its columns with") as found:
+            load(path)
+        assert name in str(found.value)
