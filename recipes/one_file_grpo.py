@@ -119,12 +119,13 @@ UNTAGGED = r"(?:(?!</?(?:think|answer)>).)*"
 FORMAT = re.compile(rf"\s*<think>{UNTAGGED}</think>\s*<answer>{UNTAGGED}</answer>\s*", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 def reward_of(text, solution):
     """One point for the right number and one for the form, so that either can be learned before the other."""
-    # Without tags the last number counts: a model that does not know the form yet still gets a signal.
-    answers = ANSWER.findall(text) or NUMBER.findall(text)
+    # Without tags the last number counts, but in thoughts: a model that does not know the form gets a signal.
+    answers = ANSWER.findall(text) or NUMBER.findall(THOUGHTS.sub("", text))
     is_right = bool(answers) and is_equal(answers[-1], solution)
     return float(is_right) + float(FORMAT.fullmatch(text) is not None)
 

@@ -26,6 +26,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s+|(?=\d))([^\s{}$\\]+)")
 _DEEPEST = 4
 _LONGEST_OBJECT = 4000
+_THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _MARK = "####"
 
 
@@ -40,15 +41,17 @@ def extract_gold(text: str) -> str:
 def find_answer(text: str) -> tuple[str | None, str]:
     """The answer of a completion and how it was found, by one of the names above; `none` without any.
 
-    What follows the last `</think>` is searched first. Of thoughts, closed or not, marks alone count.
+    What is said outside of thoughts is searched first. Of thoughts, closed or not, marks alone count.
     """
     found = _find(without_thoughts(text))
     return found if found[0] is not None else _marked(text) or found
 
 
 def without_thoughts(text: str) -> str:
-    """A completion without what it thinks."""
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+    """A completion without what it thinks; of a prompt that opens the thoughts, they reach to the first
+    `</think>`."""
+    head, end, rest = text.partition("</think>")
+    return _THOUGHTS.sub(" ", rest if end and "<think>" not in head else text)
 
 
 def _find(text: str) -> tuple[str | None, str]:

@@ -32,7 +32,7 @@ _CLAIMED: dict[str, Callable[[str], str]] = {
     "#### GOLD": lambda gold: f"{_THOUGHT}We add them.\n#### {gold}",
     "The answer is GOLD.": lambda gold: f"{_THOUGHT}The answer is {gold}.",
 }
-NUM_FORMS = len(_FORMS) + len(_CLAIMED)
+NUM_FORMS = len(_FORMS)
 _ROWS = 6
 _FEWEST_ROWS = 3
 # A reward that draws its values tells more rows than this but for once in 10^5.
@@ -127,7 +127,7 @@ def blind(
             values = [[_value(row, i, weights[i]) for row in rows] for rows in said]
             seen = _judged(values, rewards.names[i], column, weights[i])
             if i in claims and not seen:
-                seen = _unread_forms(values, rewards.names[i], column)
+                seen = _unread_forms(rewards, i, [rows[0].prompt for rows in tries], column)
             found += seen
         if not found:
             totals = [[total(row.parts, weights).total for row in rows] for rows in said]
@@ -164,14 +164,25 @@ def _judged(values: Sequence[Sequence[float | None]], reward: str, column: str, 
     return []
 
 
-def _unread_forms(values: Sequence[Sequence[float | None]], reward: str, column: str) -> list[Blind]:
-    """The first claimed form of the gold that scores no more than nothing on half of the rows."""
-    for place, form in enumerate(_CLAIMED, start=1 + len(_FORMS)):
-        told = [row[place] > row[0] for row in values if None not in (row[place], row[0])]  # type: ignore[operator]
+def _unread_forms(rewards: RewardSet, i: int, prompts: Sequence[Prompt], column: str) -> list[Blind]:
+    """The first claimed form of the gold that scores no more than nothing on half of the rows; only the
+    reward itself is called."""
+    name = rewards.names[i]
+    alone = rewards.without([other for other in rewards.names if other != name])
+    golds = [(p, extract_gold(_plain(p.columns[column]) or "")) for p in prompts]
+    rows = [
+        answered(prompt, text, sibling)
+        for prompt, gold in golds
+        for sibling, text in enumerate(("", *(form(gold) for form in _CLAIMED.values())))
+    ]
+    said = iter(_value(row, 0, 1.0) for row in alone.score(rows, TrainerState(max_steps=1)).rows)
+    values = [[next(said) for _ in range(1 + len(_CLAIMED))] for _ in prompts]
+    for place, form in enumerate(_CLAIMED, start=1):
+        told = [r > e for row in values if (r := row[place]) is not None and (e := row[0]) is not None]
         if len(told) >= _FEWEST_ROWS and 2 * sum(told) <= len(told):
             return [
                 Blind(
-                    reward=reward,
+                    reward=name,
                     column=column,
                     compared="empty",
                     num_rows=len(told),
@@ -201,8 +212,7 @@ def _tries(prompts: Sequence[Prompt], column: str) -> list[list[Scored]]:
 
 
 def _forms(whole: str) -> list[str]:
-    gold = extract_gold(whole)
-    return [*(form(whole, gold) for form in _FORMS), *(form(gold) for form in _CLAIMED.values())]
+    return [form(whole, extract_gold(whole)) for form in _FORMS]
 
 
 def _plain(value: Any) -> str | None:

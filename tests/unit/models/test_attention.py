@@ -7,7 +7,7 @@ import torch
 from transformers import AttentionInterface
 
 from covey.models import attention
-from covey.models.attention import ATTENTION_NAME, AttentionOptions, StreamLayout
+from covey.models.attention import ATTENTION_NAME, AttentionOptions, LayoutLostError, StreamLayout
 from covey.types import StreamSegment
 from support.attention import (
     OPTIONS,
@@ -108,7 +108,7 @@ def test_long_completions_are_cut():
 def test_the_registered_function_needs_a_layout():
     function = AttentionInterface._global_mapping[ATTENTION_NAME]
     query, key, value, _ = leaves(4, H)
-    with pytest.raises(RuntimeError, match="without a layout"):
+    with pytest.raises(LayoutLostError, match="without the layout"):
         function(torch.nn.Identity(), query, key, value, None)
 
 

@@ -40,10 +40,10 @@ def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_packages_that_are_asked_for_by_name(changes, missing, tmp_path: Path, monkeypatch) -> None:
     config = from_dict(options(tmp_path / "m", tmp_path / "out", **changes)).config
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr("covey.training.facts.run.num_gpus", lambda: 1)
     assert run_facts(config, 1).missing_packages == missing
     # On a CPU the package is not what is missing.
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("covey.training.facts.run.num_gpus", lambda: 0)
     assert run_facts(config, 1).missing_packages == ()
 
 
