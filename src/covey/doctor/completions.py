@@ -46,4 +46,5 @@ def _metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
         rewards.setdefault(group, []).append(number(record.get("reward")))
         prompts[group] = record.get("prompt_id", group)
     parsed = [(record.get("extras") or {}).get("parsed_by") for record in records]
-    return completion_metrics(list(groups.values()), parsed, list(prompts.values()), list(rewards.values()))
+    found = completion_metrics(list(groups.values()), parsed, list(prompts.values()), list(rewards.values()))
+    return {name: metric for name, metric in found.items() if metric.value is not None}

@@ -31,9 +31,16 @@ with ends_on_signals():
 def test_a_main_thread_that_does_not_hear(number: int, code: int, tmp_path: Path) -> None:
     environment = {**os.environ, EXIT_FILE: str(tmp_path / "exit"), "RANK": "0"}
     started = subprocess.Popen(
-        [sys.executable, "-c", DEAF], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", DEAF],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Tests that run in the background of a shell ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert started.stdout is not None and started.stdout.readline() == "ready\n"
+    # It has said so, and begins to sleep.
+    time.sleep(1.0)
     asked = time.monotonic()
     started.send_signal(number)
     assert started.wait(timeout=20) == code
@@ -45,12 +52,14 @@ def test_a_main_thread_that_does_not_hear(number: int, code: int, tmp_path: Path
     ("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
 )
 def test_a_main_thread_that_hears(number: int, error: type[BaseException]) -> None:
+    own = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     with pytest.raises(error), ends_on_signals():
         os.kill(os.getpid(), number)
         time.sleep(5)
     assert {n: signal.getsignal(n) for n in before} == before
     time.sleep(1.2)  # the thread has ended with the block, or this process would be gone
+    signal.signal(signal.SIGINT, own)
 
 
 def test_the_signals_of_a_run_are_its_own() -> None:
