@@ -88,7 +88,7 @@ def gone(rank: int, pid: int, place: Place, output_dir: Path) -> Finding:
     """F133: a process that is not there any more and said nothing."""
     return Finding(
         code="F133",
-        seen=f"the process of rank {rank}, number {pid}, ended without a word after step {place.step}",
+        seen=f"rank {rank} (process {pid}) ended without an error message after step {place.step}",
         why=CODES["F133"].why,
         cause="It was killed: by the system because memory ran out (see dmesg), by a scheduler, or by hand.",
         fixes=(_go_on(output_dir),),
