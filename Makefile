@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_H
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow mutants bench accuracy-parity learning-curves lint types format model clean
+.PHONY: help install test-install quickstart test test-slow mutants bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -53,6 +53,23 @@ test-slow: test-install ## the tests that take minutes: learning curves, wheel i
 bench: test-install .bench/trl/.installed .bench/swift/.installed ## write docs/performance.md: covey, TRL and ms-swift in turns (two to three hours)
 	@$(VENV)/bin/python bench/compare --trl .bench/trl/bin/python --swift .bench/swift/bin/python \
 		--write docs/performance.md
+
+# The Python of .venv where there is one, else PYTHON; a PYTHON that is given comes first.
+GPU_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))),$(PYTHON),$(or $(wildcard $(VENV)/bin/python),$(PYTHON)))
+WHEELS_PYTHON ?= 3.12
+PARTS ?=
+OUT ?= .gpu-check
+
+gpu-check: ## check and measure this machine's GPU: PARTS=1,4 or all, OUT=folder, SMALL=1 without a GPU
+	@$(GPU_PYTHON) bench/gpu.py --parts '$(PARTS)' --out '$(OUT)' $(if $(SMALL),--small)
+
+gpu-wheels: ## collect in .gpu-wheels what gpu-check needs on a machine with torch and without a network
+	@rm -rf .gpu-wheels
+	@$(GPU_PYTHON) -m pip --disable-pip-version-check download -q --no-deps --only-binary=:all: \
+		--python-version $(WHEELS_PYTHON) --implementation cp --platform manylinux_2_28_x86_64 \
+		--platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--constraint constraints.txt --requirement bench/gpu-wheels.txt --dest .gpu-wheels
+	@du -sh .gpu-wheels
 
 accuracy-parity: test-install .bench/swift/.installed ## write the tables of docs/accuracy.md: covey, math-verify, TRL and ms-swift on the same answers
 	@$(THREADS) $(VENV)/bin/python bench/accuracy_parity.py --swift .bench/swift/bin/python \

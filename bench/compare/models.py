@@ -56,8 +56,8 @@ def _large(target: Path) -> None:
 
 
 def _half_billion(target: Path) -> None:
-    """The sizes of Qwen 2.5 0.5B, but for the number of key heads."""
-    _random(target, hidden=896, layers=24, heads=14, intermediate=4864, vocabulary=151_936)
+    """The sizes of Qwen 2.5 0.5B, which has 7 query heads to a key head."""
+    _random(target, hidden=896, layers=24, heads=14, kv_heads=2, intermediate=4864, vocabulary=151_936)
 
 
 def _wide(vocabulary: int) -> Callable[[Path], None]:
@@ -70,7 +70,14 @@ def _wide(vocabulary: int) -> Callable[[Path], None]:
 
 
 def _random(
-    target: Path, *, hidden: int, layers: int, heads: int, intermediate: int, vocabulary: int | None
+    target: Path,
+    *,
+    hidden: int,
+    layers: int,
+    heads: int,
+    intermediate: int,
+    vocabulary: int | None,
+    kv_heads: int | None = None,
 ) -> None:
     import torch
     import transformers
@@ -86,7 +93,7 @@ def _random(
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_key_value_heads=kv_heads or heads,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         eos_token_id=own["eos_token_id"],

@@ -1,1 +1,1 @@
-"""The parts of `python bench/gpu.py`."""
+"""The parts of `make gpu-check`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,12 +64,6 @@ QWEN_7B = Shape(
 def device() -> torch.device:
     """The GPU, or the CPU where there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def say(line: str = "") -> None:
-    """One line, at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def random_model(shape: Shape, dtype: torch.dtype) -> Any:

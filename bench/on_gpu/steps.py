@@ -1,18 +1,18 @@
-"""Part 4: whole GRPO steps of covey with either engine and, where it can be imported, of TRL."""
+"""Part 6: whole GRPO steps of covey with its native engine and, where it can be imported, of TRL."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from on_gpu.machine import device, say
+from on_gpu.lines import Found, Lines
+from on_gpu.processes import run_limited
 
 COMPARE = Path(__file__).parent.parent / "compare"
 sys.path.insert(0, str(COMPARE))
@@ -43,41 +43,45 @@ SMALL = replace(
 )
 
 
-def steps(small: bool, trl: str | None) -> None:
-    """Print seconds a step of every side; `trl` is the Python of an environment with TRL, None this one."""
-    case = SMALL if small else FULL
-    say(f"GRPO steps on {device()}: {case.says}")
-    say(f"{'side':<18} {'s/step':>8} {'rollout s':>9} {'tokens/s':>10} {'GB':>6}")
-    sides = {"covey, native": {"engine": "native"}, "covey, generate": {"engine": "generate"}}
+def run(lines: Lines) -> None:
+    """Write seconds a step of covey, and of TRL where it can be imported."""
+    case = SMALL if lines.small else FULL
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
-        for name, options in sides.items():
-            _side(name, "covey", sys.executable, replace(case, options=options), work)
-        if trl is not None or importlib.util.find_spec("trl") is not None:
-            _side("TRL", "trl", trl or sys.executable, case, work)
-        else:
-            say("TRL                is not installed here; --trl PYTHON names an environment that has it")
+        native = replace(case, options={"engine": "native"})
+        lines.case("covey", lambda: _side("covey", native, work, lines), needs_s=20)
+        if importlib.util.find_spec("trl") is not None and not lines.small:
+            lines.case("TRL", lambda: _side("trl", case, work, lines), needs_s=20)
 
 
-def _side(name: str, side: str, python: str, case: Case, work: Path) -> None:
-    spec, run = work / "case.json", work / name.replace(", ", "-")
+def _side(side: str, case: Case, work: Path, lines: Lines) -> Found:
+    """Three steps by one side, in a process that ends with this part at the latest."""
+    spec, folder = work / "case.json", work / side
     spec.write_text(json.dumps(prepare(case, work)))
-    run.mkdir()
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [python, str(COMPARE / f"side_{side}.py"), str(spec), str(run / "result.json")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        say(f"{name:<18} failed: {(done.stderr or done.stdout)[-600:]}")
-        return
-    found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    folder.mkdir()
+    with lines.path.with_name(f"steps-{side}.log").open("w+", encoding="utf-8") as log:
+        code = run_limited(
+            [sys.executable, str(COMPARE / f"side_{side}.py"), str(spec), str(folder / "result.json")],
+            limit_s=lines.left_s,
+            log=log,
+            environment=os.environ,
+        )
+        log.seek(0)
+        last = (log.read().strip().splitlines() or ["it printed nothing"])[-1]
+    if code != 0:
+        ended = "killed for time" if code is None else f"exit status {code}"
+        # What is late is no fault of covey's, and what ends another side is none either.
+        passed = None if side == "trl" or code is None else False
+        return Found(figures={"exit_status": code}, passed=passed, why=f"{ended}: {last[:200]}")
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     ends, skipped = found["ends"], case.warmup
     seconds = ends[-1] - ends[skipped - 1]
     rollouts = found["rollout_s"][skipped:]
-    rate = sum(found["tokens"][skipped:]) / seconds
-    step_s, rollout_s = seconds / (len(ends) - skipped), sum(rollouts) / len(rollouts)
-    say(f"{name:<18} {step_s:>8.3f} {rollout_s:>9.3f} {rate:>10,.0f} {found['peak_bytes'] / 1e9:>6.1f}")
+    return Found(
+        figures={
+            "s_a_step": seconds / (len(ends) - skipped),
+            "rollout_s": sum(rollouts) / len(rollouts),
+            "tokens_per_s": sum(found["tokens"][skipped:]) / seconds,
+            "gb": found["peak_bytes"] / 1e9,
+        }
+    )

@@ -1,20 +1,27 @@
-"""Part 3: tokens a second of an optimizer step, as a share of what the device multiplies."""
+"""Part 5: tokens a second of an optimizer step, as a share of what the device multiplies, and profiles."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from covey.algorithm.losses import LossOutput
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import OptimizerConfig
-from covey.models.layouts import AttentionKind, automatic
+from covey.models.layouts import StreamKind, automatic
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from covey.models.stream import Row
 from covey.plan.recompute import Recompute
 from covey.types import MicroBatch, TokenStats
+from on_gpu.lines import Found, Lines
 from on_gpu.machine import (
     QWEN_06B,
     QWEN_15B,
@@ -26,9 +33,10 @@ from on_gpu.machine import (
     matmul_peak,
     peak_bytes,
     random_model,
-    say,
     seconds_of,
+    wait,
 )
+from on_gpu.sampling import recorded_engine, recordings, requests, sample
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
 
@@ -43,57 +51,123 @@ class Plan:
     completion: int
 
 
-FULL = Plan(shapes=(QWEN_06B, QWEN_15B), tokens=(2048, 8192, 16384), prompt=512, completion=1536)
-SMALL = Plan(shapes=(TINY,), tokens=(64, 256), prompt=16, completion=48)
+FULL = Plan(shapes=(QWEN_15B, QWEN_06B), tokens=(16384, 8192), prompt=512, completion=1536)
+SMALL = Plan(shapes=(TINY,), tokens=(256, 64), prompt=16, completion=48)
+# Tokens a second that were predicted for one H100, by model and tokens of a pass.
+PREDICTED = {("1.5B", 16384): [27e3, 30e3]}
+# Rows of a profile.
+TOP = 20
 
 
-def training(small: bool) -> None:
-    """Print a line for every shape, count of tokens and kind of attention."""
-    plan = SMALL if small else FULL
-    peak = matmul_peak(small)
-    rows = f"rows of {plan.prompt} + {plan.completion} tokens"
-    say(f"training: forward, backward and AdamW with float32 weights, computed in {compute_dtype()}; {rows}")
-    say(f"measured matmul peak {peak / 1e12:.1f} TFLOP/s; operations of recomputation are not counted")
-    say(
-        f"{'model':<6} {'tokens':>6} {'attention':<10} {'stream':<7} {'again':<9} "
-        f"{'tokens/s':>10} {'of peak':>8} {'GB':>6}"
-    )
-    best = automatic(device())
-    kinds: tuple[AttentionKind, ...] = ("sdpa",) if best == "sdpa" else ("sdpa", best)
+def run(lines: Lines) -> None:
+    """Write a line for every shape, count of tokens and stream; profiles go into a file of their own."""
+    plan = SMALL if lines.small else FULL
+    peak = matmul_peak(lines.small)
+    profiles = lines.path.with_name("profile.txt")
     for shape in plan.shapes:
         forget_peak()
         policy = Policy(random_model(shape, torch.float32)).train()
+        policy.attention = automatic(device())
         backend = SingleBackend(policy, OPTIMIZER, compute_dtype=compute_dtype())
         for tokens in plan.tokens:
-            for kind in kinds:
-                _line(shape, backend, tokens, kind, plan, peak)
+            for stream in _streams(tokens, plan):
+                lines.case(
+                    f"{shape.name} {tokens} {stream}",
+                    lambda b=backend, s=shape, t=tokens, k=stream: _rate(b, s, t, k, plan, peak),  # type: ignore[misc]
+                    needs_s=10,
+                )
+        # A profile of the smaller model comes if there is time; kernels of both are the same.
+        lines.case(
+            f"{shape.name} profile of a step",
+            lambda b=backend, s=shape: _profiled_step(b, s, plan, profiles),  # type: ignore[misc]
+            needs_s=8,
+        )
         del backend, policy
+        gc.collect()
+    _replay(lines, plan.shapes[0], profiles)
 
 
-def _line(
-    shape: Shape, backend: SingleBackend, tokens: int, kind: AttentionKind, plan: Plan, peak: float
-) -> None:
-    count = tokens // (plan.prompt + plan.completion)
-    for stream in ("packed", "prefix") if count > 1 else ("packed",):
-        backend.policy.attention = kind
-        backend.policy.use_stream(stream)  # type: ignore[arg-type]
-        rows = _rows(shape, count, plan)
-        micro = micro_of(rows, stream, device())  # type: ignore[arg-type]
-        found = _first_that_fits(backend, micro)
-        head = f"{shape.name:<6} {tokens:>6} {kind:<10} {stream:<7}"
-        if found is None:
-            say(f"{head} out of memory, with all activations computed again too")
-            continue
-        again, seconds = found
-        # Tokens of the rows, whatever the stream: a shared prompt counts as often as it is used.
-        rate = f"{tokens / seconds:>10,.0f}"
-        share = f"{_operations(shape, micro) / seconds / peak:>8.1%}"
-        say(f"{head} {again:<9} {rate} {share} {peak_bytes() / 1e9:>6.1f}")
+def _streams(tokens: int, plan: Plan) -> tuple[StreamKind, ...]:
+    return ("prefix", "packed") if tokens // (plan.prompt + plan.completion) > 1 else ("packed",)
 
 
-def _first_that_fits(backend: SingleBackend, micro: MicroBatch) -> tuple[Recompute, float] | None:
-    """The least recomputation that fits into memory, and the seconds of a step."""
+def _rate(
+    backend: SingleBackend, shape: Shape, tokens: int, stream: StreamKind, plan: Plan, peak: float
+) -> Found:
+    """Tokens of the rows a second, whatever the stream: a shared prompt counts as often as it is used."""
+    backend.policy.use_stream(stream)
+    micro = micro_of(_rows(shape, tokens // (plan.prompt + plan.completion), plan), stream, device())
+    fitting = _first_that_fits(backend, micro)
+    if fitting is None:
+        return Found(figures={}, why="out of memory, with all activations computed again too")
+    again, seconds = fitting
+    predicted = PREDICTED.get((shape.name, tokens)) if stream == "packed" else None
+    return Found(
+        figures={
+            "tokens_per_s": tokens / seconds,
+            "share_of_product": _operations(shape, micro) / seconds / peak,
+            "recompute": again,
+            "gb": peak_bytes() / 1e9,
+        },
+        predicted={} if predicted is None else {"tokens_per_s": predicted},
+    )
 
+
+def _profiled_step(backend: SingleBackend, shape: Shape, plan: Plan, path: Path) -> Found:
+    """The kernels of one step on the fewest tokens, with what that many tokens were computed again by."""
+    tokens = min(plan.tokens)
+    backend.policy.use_stream("packed")
+    micro = micro_of(_rows(shape, tokens // (plan.prompt + plan.completion), plan), "packed", device())
+    step = _step_of(backend, micro)
+    step()
+    return _profiled(f"{shape.name}: one update step of {tokens} tokens", step, path)
+
+
+def _replay(lines: Lines, shape: Shape, path: Path) -> None:
+    """The kernels of a rollout whose strides are played from recordings."""
+
+    def work() -> Found:
+        forget_peak()
+        policy = Policy(random_model(shape, compute_dtype()), stream="prefix").eval()
+        held = recordings()
+        engine = recorded_engine(policy, held, max_rows=64)
+        asked = requests([64] * 8, [17] * 8, shape.vocabulary)
+        sample(engine, asked)
+        found = _profiled(f"{shape.name}: a rollout of 64 x 17 tokens", lambda: sample(engine, asked), path)
+        why = f"recordings failed: {held.failure}" if held.failure else ""
+        return Found(figures=found.figures, passed=False if held.failure else None, why=why)
+
+    lines.case(f"{shape.name} profile of a replay", work, needs_s=8)
+
+
+def _profiled(title: str, work: Callable[[], object], path: Path) -> Found:
+    """The kernels that took longest, into the file; on a CPU the operations."""
+    on_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as watched:
+        work()
+        wait()
+    events: Any = [
+        e for e in watched.key_averages() if (e.device_type == DeviceType.CUDA) == on_gpu and e.count
+    ]
+    spent = {e.key: (e.self_device_time_total if on_gpu else e.self_cpu_time_total) for e in events}
+    counts = {e.key: e.count for e in events}
+    total = sum(spent.values()) or 1.0
+    longest = sorted(spent, key=lambda key: -spent[key])[:TOP]
+    rows = [f"{spent[k] / 1e3:>10.3f} ms {spent[k] / total:>6.1%} {counts[k]:>7} x {k[:90]}" for k in longest]
+    with path.open("a", encoding="utf-8") as file:
+        file.write(
+            "\n".join([f"{title}: {total / 1e3:.1f} ms in {sum(counts.values())} calls", *rows, "", ""])
+        )
+    figures = {
+        "busy_ms": total / 1e3,
+        "calls": sum(counts.values()),
+        "longest": longest[0][:60] if rows else "",
+    }
+    return Found(figures=figures)
+
+
+def _step_of(backend: SingleBackend, micro: MicroBatch) -> Callable[[], None]:
     def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
         return LossOutput(loss=-stats.logprob_N.mean(), sums={})
 
@@ -101,6 +175,13 @@ def _first_that_fits(backend: SingleBackend, micro: MicroBatch) -> tuple[Recompu
         backend.backward(micro, loss, last=True)
         backend.step(1e-6)
 
+    return step
+
+
+def _first_that_fits(backend: SingleBackend, micro: MicroBatch) -> tuple[Recompute, float] | None:
+    """The least recomputation that fits into memory, and the seconds of a step."""
+
+    step = _step_of(backend, micro)
     kinds: tuple[Recompute, ...] = ("none", "selective", "full")
     for kind in kinds:
         backend.policy.keep_activations(kind)
