@@ -68,7 +68,7 @@ def main(words: list[str] | None = None) -> int:
         # A CPU has no lease to fit into, and other work beside this may make it slow.
         parts = [replace(part, limit_s=_SMALL_FACTOR * part.limit_s) for part in parts]
     signal.signal(signal.SIGTERM, _interrupt)
-    with tempfile.TemporaryDirectory(prefix="covey-gpu-check-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="covey-gpu-check-", ignore_cleanup_errors=True) as scratch:
         return _all(parts, arguments, Path(scratch))
 
 
@@ -83,6 +83,11 @@ def _one(arguments: argparse.Namespace) -> int:
         small=arguments.small,
         deadline=began + arguments.seconds - _MARGIN_S,
     )
+    sys.path.insert(0, str(ROOT / "src"))
+    from covey import environment
+
+    # As `covey train` has it, and before torch is imported.
+    environment.settle()
     import torch
     import transformers
 

@@ -63,25 +63,40 @@ PREDICTED = {
 def run(lines: Lines) -> None:
     """Write a line for every shape and batch, and one for completions of ragged lengths."""
     plan = SMALL if lines.small else FULL
-    bandwidth = copy_bandwidth(lines.small)
-    for shape in plan.shapes:
-        forget_peak()
-        policy = Policy(random_model(shape, compute_dtype()), stream="prefix").eval()
-        for batch in plan.batches:
-            lines.case(
-                f"{shape.name} batch {batch}",
-                lambda p=policy, s=shape, b=batch: _rate(p, s, b, plan, bandwidth),  # type: ignore[misc]
-                needs_s=8,
-            )
+    measured: dict[str, float] = {}
+
+    def limits() -> Found:
+        measured["bandwidth"] = copy_bandwidth(lines.small)
+        return Found(figures={"copy_tb_per_s": measured["bandwidth"] / 1e12})
+
+    if lines.case("limits", limits):
+        for shape in plan.shapes:
+            _shape(lines, shape, plan, measured["bandwidth"])
             gc.collect()
-        if shape in (QWEN_15B, TINY):
-            lines.case(
-                f"{shape.name}, 64 rows up to {plan.ragged}",
-                lambda p=policy, s=shape: _ragged(p, s, plan),  # type: ignore[misc]
-                needs_s=25,
-            )
-        del policy
+
+
+def _shape(lines: Lines, shape: Shape, plan: Plan, bandwidth: float) -> None:
+    """Every batch of one model, which may be too large for this GPU."""
+    forget_peak()
+    made: list[Policy] = []
+
+    def weights() -> Found:
+        made.append(Policy(random_model(shape, compute_dtype()), stream="prefix").eval())
+        return Found(figures={"gb": peak_bytes() / 1e9})
+
+    if not lines.case(f"{shape.name} weights", weights, needs_s=8):
+        return
+    for batch in plan.batches:
+        lines.case(
+            f"{shape.name} batch {batch}",
+            lambda: _rate(made[0], shape, batch, plan, bandwidth),  # noqa: B023 - called at once
+            needs_s=8,
+        )
         gc.collect()
+    if shape in (QWEN_15B, TINY):
+        lines.case(
+            f"{shape.name}, 64 rows up to {plan.ragged}", lambda: _ragged(made[0], shape, plan), needs_s=25
+        )
 
 
 def _rate(policy: Policy, shape: Shape, batch: int, plan: Plan, bandwidth: float) -> Found:

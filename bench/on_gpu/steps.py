@@ -69,10 +69,11 @@ def _side(side: str, case: Case, work: Path, lines: Lines) -> Found:
         log.seek(0)
         last = (log.read().strip().splitlines() or ["it printed nothing"])[-1]
     if code != 0:
-        ended = "killed for time" if code is None else f"exit status {code}"
-        # What is late is no fault of covey's, and what ends another side is none either.
-        passed = None if side == "trl" or code is None else False
-        return Found(figures={"exit_status": code}, passed=passed, why=f"{ended}: {last[:200]}")
+        if code is None:
+            raise TimeoutError(f"killed before its {case.steps} steps were done: {last[:200]}")
+        if side == "trl":
+            raise RuntimeError(f"exit status {code}: {last[:200]}")
+        return Found(figures={"exit_status": code}, passed=False, why=f"exit status {code}: {last[:200]}")
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     ends, skipped = found["ends"], case.warmup
     seconds = ends[-1] - ends[skipped - 1]

@@ -42,7 +42,7 @@ def table(results: Sequence[dict[str, Any]], ended: Sequence[Ended]) -> Table:
 
 def _how(end: Ended) -> str:
     if not end.was_run:
-        return "not run"
+        return "not finished"
     if end.code is None:
         return f"killed at its limit of {end.part.limit_s:.0f} s; parts.log says where it stood"
     return f"{end.seconds:.0f} s" + (f", exit status {end.code}; see parts.log" if end.code else "")
@@ -56,7 +56,7 @@ def _faults(end: Ended, cases: Sequence[dict[str, Any]]) -> list[str]:
         if end.was_run and end.code is None:
             found.append("killed at its limit")
     if not end.was_run:
-        return [*found, "not run"]
+        return [*found, "not finished"]
     if end.code:
         found.append(f"exit status {end.code}")
     if not any(c["status"] in ("ok", "measured", "FAILED") for c in cases):

@@ -62,29 +62,43 @@ TOP = 20
 def run(lines: Lines) -> None:
     """Write a line for every shape, count of tokens and stream; profiles go into a file of their own."""
     plan = SMALL if lines.small else FULL
-    peak = matmul_peak(lines.small)
     profiles = lines.path.with_name("profile.txt")
-    for shape in plan.shapes:
-        forget_peak()
+    measured: dict[str, float] = {}
+
+    def limits() -> Found:
+        measured["peak"] = matmul_peak(lines.small)
+        return Found(figures={"product_tflops": measured["peak"] / 1e12})
+
+    if lines.case("limits", limits):
+        for shape in plan.shapes:
+            _shape(lines, shape, plan, measured["peak"], profiles)
+            gc.collect()
+    _replay(lines, plan.shapes[0], profiles)
+
+
+def _shape(lines: Lines, shape: Shape, plan: Plan, peak: float, profiles: Path) -> None:
+    """Every count of tokens of one model, which may be too large for this GPU; then a profile."""
+    forget_peak()
+    made: list[SingleBackend] = []
+
+    def weights() -> Found:
         policy = Policy(random_model(shape, torch.float32)).train()
         policy.attention = automatic(device())
-        backend = SingleBackend(policy, OPTIMIZER, compute_dtype=compute_dtype())
-        for tokens in plan.tokens:
-            for stream in _streams(tokens, plan):
-                lines.case(
-                    f"{shape.name} {tokens} {stream}",
-                    lambda b=backend, s=shape, t=tokens, k=stream: _rate(b, s, t, k, plan, peak),  # type: ignore[misc]
-                    needs_s=10,
-                )
-        # A profile of the smaller model comes if there is time; kernels of both are the same.
-        lines.case(
-            f"{shape.name} profile of a step",
-            lambda b=backend, s=shape: _profiled_step(b, s, plan, profiles),  # type: ignore[misc]
-            needs_s=8,
-        )
-        del backend, policy
-        gc.collect()
-    _replay(lines, plan.shapes[0], profiles)
+        made.append(SingleBackend(policy, OPTIMIZER, compute_dtype=compute_dtype()))
+        return Found(figures={"gb": peak_bytes() / 1e9, "attention": policy.attention})
+
+    if not lines.case(f"{shape.name} weights", weights, needs_s=8):
+        return
+    for tokens in plan.tokens:
+        for stream in _streams(tokens, plan):
+            lines.case(
+                f"{shape.name} {tokens} {stream}",
+                lambda: _rate(made[0], shape, tokens, stream, plan, peak),  # noqa: B023 - called at once
+                needs_s=10,
+            )
+    lines.case(
+        f"{shape.name} profile of a step", lambda: _profiled_step(made[0], shape, plan, profiles), needs_s=8
+    )
 
 
 def _streams(tokens: int, plan: Plan) -> tuple[StreamKind, ...]:

@@ -27,11 +27,13 @@ from on_gpu.train import STEPS, stepped, used  # noqa: E402
 from covey.types import Completion, Finish  # noqa: E402
 
 CHECKING = Part(number=1, name="engine", module="engine", limit_s=9, checks=True)
+RAGGED = "tiny, 64 rows up to 40"
 MEASURING = Part(number=4, name="decode", module="decode", limit_s=9, checks=False)
 
 
-def check(out: Path, parts: str, plant: str = "") -> tuple[int, str, list[dict[str, Any]]]:
-    """Run the command; `plant` is code that each part's process runs first. Status, output and results."""
+def check(out: Path, parts: str, plant: str = "", stop_at: str = "") -> tuple[int, str, list[dict[str, Any]]]:
+    """Run the command; status, output and results. `plant` is code that each part's process runs first; the
+    command is told to stop behind the case `stop_at`."""
     environment = dict(os.environ)
     if plant:
         out.mkdir(parents=True)
@@ -40,15 +42,19 @@ def check(out: Path, parts: str, plant: str = "") -> tuple[int, str, list[dict[s
         code = guard + textwrap.indent(bench + textwrap.dedent(plant), "    ")
         (out / "sitecustomize.py").write_text(code)
         environment["PYTHONPATH"] = str(out)
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, str(ROOT / "bench/gpu.py"), "--small", "--parts", parts, "--out", str(out)],
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=500,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr, read_lines(out / "results.jsonl")
+    ) as process:
+        while stop_at and not any(r["case"] == stop_at for r in read_lines(out / "results.jsonl")):
+            time.sleep(0.2)
+        if stop_at:
+            process.terminate()
+        said, _ = process.communicate(timeout=500)
+    return process.returncode, said, read_lines(out / "results.jsonl")
 
 
 def test_every_part_runs_and_passes(tmp_path: Path) -> None:
@@ -97,7 +103,7 @@ def test_a_speed_without_recordings_is_a_failure(tmp_path: Path) -> None:
     """
     code, said, results = check(tmp_path / "out", "4", plant)
     failed = [r for r in results if r["status"] == "FAILED"]
-    assert code == 1 and len(failed) == 3, said
+    assert code == 1 and [r["case"] for r in failed] == ["tiny batch 8", "tiny batch 16", RAGGED], said
     assert all("stream is capturing" in r["why"] and "tokens_per_s" not in r["figures"] for r in failed)
 
 
@@ -123,6 +129,23 @@ def test_a_crash_of_one_part_loses_no_other(tmp_path: Path) -> None:
     assert (
         "FAILED: decode: exit status -6" in said and "Traceback" in (tmp_path / "out/parts.log").read_text()
     )
+
+
+def test_a_stopped_check_shows_what_was_finished(tmp_path: Path) -> None:
+    plant = """
+        import types
+        module = types.ModuleType("on_gpu.engine")
+        def run(lines):
+            import time
+            from on_gpu.lines import Found
+            lines.case("first", lambda: Found(figures={"done": 1}, passed=True))
+            time.sleep(300)
+        module.run = run
+        sys.modules["on_gpu.engine"] = module
+    """
+    code, said, results = check(tmp_path / "out", "1,2", plant, stop_at="first")
+    assert code == 1 and "FAILED: engine: not finished; gradients: not finished" in said
+    assert [r["case"] for r in results] == ["first"] and "first" in (tmp_path / "out/table.txt").read_text()
 
 
 def test_at_its_limit_a_process_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
