@@ -9,18 +9,22 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import gpu  # noqa: E402
 from on_gpu.engine import agreement  # noqa: E402
 from on_gpu.lines import Found, Lines, read_lines  # noqa: E402
 from on_gpu.parts import ALL_SECONDS, DEFAULT_SECONDS, PARTS, Part, chosen  # noqa: E402
 from on_gpu.processes import run_limited  # noqa: E402
+from on_gpu.sampling import Graphs  # noqa: E402
 from on_gpu.table import Ended, table  # noqa: E402
 from on_gpu.train import STEPS, stepped, used  # noqa: E402
 
@@ -299,6 +303,46 @@ def test_the_command_needs_nothing_of_this_environment() -> None:
     )
     ignored = (ROOT / ".gitignore").read_text().split()
     assert {".gpu-check/", ".gpu-wheels/"} <= set(ignored)
+
+
+def test_carried_packages_are_used_where_some_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "carried-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carried/__init__.py", "")
+    monkeypatch.setattr(gpu, "WHEELS", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/before")
+    packages = tmp_path / "scratch/packages"
+    own = gpu.environment_of_parts(tmp_path / "scratch")["PYTHONPATH"]
+    assert own.split(":") == [str(ROOT / "src"), "/before"] and not packages.exists()
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    found = gpu.environment_of_parts(tmp_path / "scratch")
+    assert found["PYTHONPATH"].split(":") == [str(packages), str(ROOT / "src"), "/before"]
+    assert (packages / "carried/__init__.py").exists()
+    caches = found["TORCHINDUCTOR_CACHE_DIR"], found["TRITON_CACHE_DIR"], found["TMPDIR"]
+    assert all(path.startswith(str(tmp_path / "scratch")) for path in caches)
+
+
+def test_captures_are_counted_whoever_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+            self.mode = capture_error_mode
+
+        def capture_end(self) -> None:
+            if self.mode == "bad":
+                raise RuntimeError("capture failed")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    own = Graph.capture_begin
+    with Graphs() as graphs:
+        for mode in ("thread_local", "bad", "thread_local"):
+            graph = Graph()
+            graph.capture_begin(pool=(0, 1), capture_error_mode=mode)
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                assert mode == "bad"
+    assert graphs.count == 2 and graphs.seconds >= 0 and Graph.capture_begin is own
 
 
 def test_what_is_carried_has_a_version() -> None:
