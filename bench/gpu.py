@@ -139,7 +139,9 @@ def _run(part: Part, arguments: argparse.Namespace, environment: dict[str, str])
         log.write(f"== part {part.number} {part.name}\n")
         log.flush()
         code = run_limited(command, limit_s=part.limit_s, log=log, environment=environment)
-    ended = Ended(part=part, code=code, seconds=time.monotonic() - began)
+    said = (arguments.out / "parts.log").read_text(encoding="utf-8", errors="replace")
+    last = said.strip().rpartition("\n")[2]
+    ended = Ended(part=part, code=code, seconds=time.monotonic() - began, last=last)
     line = {"part": part.name, "case": "process", "status": "ended" if code == 0 else "error"}
     with (arguments.out / "results.jsonl").open("a", encoding="utf-8") as file:
         # A killed writer can leave half a line.

@@ -11,12 +11,14 @@ from on_gpu.parts import Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How the process of a part ended; `code` is None where it was killed at its limit."""
+    """How the process of a part ended; `code` is None where it was killed at its limit. `last` is the last
+    line that it printed."""
 
     part: Part
     code: int | None
     seconds: float
     was_run: bool = True
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,9 @@ def _how(end: Ended) -> str:
         return "not finished"
     if end.code is None:
         return f"killed at its limit of {end.part.limit_s:.0f} s; parts.log says where it stood"
-    return f"{end.seconds:.0f} s" + (f", exit status {end.code}; see parts.log" if end.code else "")
+    return f"{end.seconds:.0f} s" + (
+        f", exit status {end.code}; see parts.log: {end.last[:200]}" if end.code else ""
+    )
 
 
 def _faults(end: Ended, cases: Sequence[dict[str, Any]]) -> list[str]:

@@ -111,6 +111,13 @@ def test_a_speed_without_recordings_is_a_failure(tmp_path: Path) -> None:
     assert all("stream is capturing" in r["why"] and "tokens_per_s" not in r["figures"] for r in failed)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_what_to_type(tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "bench/gpu.py"), "--parts", "0", "--out", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1 and "make gpu-check SMALL=1" in done.stdout
+
+
 def test_a_crash_of_one_part_loses_no_other(tmp_path: Path) -> None:
     plant = """
         import types
