@@ -29,6 +29,12 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "trains on padded rows and samples with generate instead.",
     ),
     (
+        "W170",
+        "Decoding without CUDA graphs",
+        "A graph launches hundreds of small kernels at once. Without graphs the host launches each of them, "
+        "which takes several times as long on a GPU. The tokens are the same.",
+    ),
+    (
         "F107",
         "Reward failed",
         "A completion without a reward is left out of its group; a reward that fails as a whole, or on more "

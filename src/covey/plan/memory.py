@@ -14,15 +14,8 @@ from typing import Any
 from covey.config.schema import Config
 from covey.environment import KEPT_KERNELS
 from covey.plan.activations import (
-    CACHE_SHARE,
     CLOSED_FORM,
-    FLAT_PROMPT,
     FLOAT,
-    MAX_ROWS,
-    MOST_COPIED,
-    NOISE_BLOCK,
-    PREFILL_TOKENS,
-    STEP_FAMILIES,
     PassSize,
     Training,
     head_block,
@@ -35,6 +28,7 @@ from covey.plan.activations import (
 from covey.plan.disk import size
 from covey.plan.facts import Facts, ModelSizes, RewardModelFacts
 from covey.plan.layout import Layout
+from covey.plan.memory_rollout import planned_layout, rollout_parts
 from covey.plan.recompute import IN_WORDS, KINDS, Recompute, choose_recompute
 
 LIBRARIES = 500_000_000
@@ -45,10 +39,6 @@ TIGHT = 0.9
 
 _LOW, _MOMENTS = 2, 2 * FLOAT
 _HEAD_BLOCKS = 3
-# Of a sampled row: logits, scaled logits and what their sum of exp takes; and of a block of the vocabulary
-# token ids, their noise in two int64 arrays, and scores. What draws in C has the logits alone.
-_SAMPLING_BYTES, _NOISE_BYTES = 3 * FLOAT, 3 * 8 + 2 * FLOAT
-_TABLE_BYTES = 8
 # What torch and oneDNN load and set aside on a CPU once they compute.
 _AT_WORK = 90_000_000
 # On a CPU, oneDNN compiles a bfloat16 product for each shape, keeps some of them, and a decoding step has two
@@ -65,6 +55,8 @@ _FRAGMENTED_LATER = 0.3
 # cuBLAS set aside, which with LIBRARIES makes the 1.5 GB at which reports begin.
 _BUCKET, _BUCKETS, _COMMUNICATION = 500_000_000, 2, 1_000_000_000
 _SHOWN = 0.02
+# The phases between a rollout and the next one.
+_AFTER = ("annotate", "update", "step", "save")
 # Of a reward model's forward pass: its tokens (`covey.rewards.apart`), and the outputs of one layer that are
 # there at a time, as wide as the model and as its MLP.
 _REWARD_TOKENS, _WIDTHS, _MLP_WIDTHS = 8192, 6, 3
@@ -93,6 +85,7 @@ class MemoryPlan:
     GPU, all of them on a CPU, each with its libraries. `recompute` says which activations are computed again.
     `is_exact` is False for a family of models whose layers are not known by the line; its activations are
     counted twice. `host_bytes` are what all processes keep in the machine's memory under the facts' layout.
+    `rests` says that the engine lets its cache go after each rollout.
     """
 
     phases: tuple[Phase, ...]
@@ -101,6 +94,7 @@ class MemoryPlan:
     recompute: Recompute
     is_exact: bool
     host_bytes: int = 0
+    rests: bool = False
 
     @property
     def binding(self) -> Phase:
@@ -123,6 +117,7 @@ class MemoryPlan:
             "recompute": self.recompute,
             "is_exact": self.is_exact,
             "host_bytes": self.host_bytes,
+            "engine_rests": self.rests,
         }
 
     def in_words(self) -> list[str]:
@@ -136,7 +131,8 @@ class MemoryPlan:
             f"{name} {size(b)}" for name, b in sorted(large.items(), key=lambda part: -part[1])
         )
         again = [] if self.recompute == "none" else [IN_WORDS[self.recompute]]
-        return [phases, f"the most in {binding.name}: {parts}", *again, self.total_in_words()]
+        rests = ["the KV cache is let go before each update, which needs its memory"] if self.rests else []
+        return [phases, f"the most in {binding.name}: {parts}", *again, *rests, self.total_in_words()]
 
     def total_in_words(self) -> str:
         """Return the peak, and what is free, as one line."""
@@ -147,8 +143,8 @@ class MemoryPlan:
 
 def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
     """Return what the phases of a configuration take."""
-    recompute = recompute_of(config, facts)
-    phases = _phases(config, facts, training_of(config, facts, recompute))
+    recompute, rests = recompute_of(config, facts), engine_rests(config, facts)
+    phases = _phases(config, facts, training_of(config, facts, recompute), rests=rests)
     return MemoryPlan(
         phases=phases,
         needed_bytes=_needed(facts, max(p.num_bytes for p in phases)) if phases else 0,
@@ -156,6 +152,7 @@ def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
         recompute=recompute,
         is_exact=facts.model_sizes is None or facts.model_sizes.family in CLOSED_FORM,
         host_bytes=_host_bytes(config, facts, training_of(config, facts, recompute)),
+        rests=rests,
     )
 
 
@@ -172,6 +169,20 @@ def recompute_of(config: Config, facts: Facts) -> Recompute:
     free = facts.free_memory_bytes
     limit = None if free is None else int(TIGHT * free)
     return choose_recompute(config.gradient_checkpointing, needed or None, limit)
+
+
+def engine_rests(config: Config, facts: Facts) -> bool:
+    """Return whether the native engine lets its cache and its recordings go after each rollout: where what
+    follows a rollout does not fit beside them, whatever is computed again. They are made anew then."""
+    if config.engine != "native" or planned_layout(facts).engine != "own" or facts.free_memory_bytes is None:
+        return False
+    how = training_of(config, facts, recompute_of(config, facts))
+    kept, rested = (
+        max((p.num_bytes for p in _phases(config, facts, how, rests=rests) if p.name in _AFTER), default=0)
+        for rests in (False, True)
+    )
+    is_tight = _needed(facts, kept) > int(TIGHT * facts.free_memory_bytes)
+    return is_tight and kept - rested > _SHOWN * kept
 
 
 def _needed(facts: Facts, num_bytes: int) -> int:
@@ -208,22 +219,22 @@ class _Weights:
         return self.low + self.single
 
 
-def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
-    """The phases in the order of a run; what one leaves behind is held by those that follow. None where
-    model or prompts are not known."""
+def _phases(config: Config, facts: Facts, how: Training, *, rests: bool = False) -> tuple[Phase, ...]:
+    """The phases in the order of a run; what one leaves behind is held by those that follow, but for the
+    cache of an engine that `rests`. None where model or prompts are not known."""
     model, prompt = facts.model_sizes, facts.longest_prompt
     if prompt is None and facts.num_rows is None:
         prompt = config.max_length
     if model is None or prompt is None:
         return ()
-    layout = _layout(facts)
+    layout = planned_layout(facts)
     weights = _weights(model, how)
     beside = _beside(facts)
     held = _held(config, model, how, weights, layout) | beside
     phases = [Phase(name="load", parts=_load(model, how, held, layout) | beside)]
     if facts.layout is not None and facts.num_processes > 1:
         held["communication"] = _COMMUNICATION
-    cache, rollout = _rollout(config, facts, how, model, prompt, sum(held.values()))
+    cache, rollout = rollout_parts(config, facts, how, model, prompt, sum(held.values()))
     held["moments"] = layout.on_gpu(_MOMENTS * weights.trained, "optimizer")
     if not how.cuda:
         held["libraries at work"] = _AT_WORK
@@ -233,7 +244,7 @@ def _phases(config: Config, facts: Facts, how: Training) -> tuple[Phase, ...]:
         held["compiled kernels"] = int(_KERNEL_BYTES * (kept + _LEFT * (made - kept)))
     if rollout:
         phases.append(Phase(name="rollout", parts=held | cache | rollout))
-    if config.engine == "native" or layout.engine != "own":
+    if (config.engine == "native" and not rests) or layout.engine != "own":
         held |= cache
     gathered = _gathered_layer(model, how, layout)
     passes = pass_sizes(config, facts, prompt)
@@ -267,11 +278,6 @@ def _beside(facts: Facts) -> dict[str, int]:
     """The processes of reward models, which are there from the trial to the end."""
     each = [reward_model_bytes(m, cuda=bool(facts.cuda)) for m in facts.reward_models if m.problem is None]
     return {"reward models": sum(each)} if each else {}
-
-
-def _layout(facts: Facts) -> Layout:
-    """The layout that is planned; else that of this machine, each process with the whole model."""
-    return facts.layout or Layout(num_gpus=max(1, facts.num_processes), gpu_bytes=0)
 
 
 def _load(model: ModelSizes, how: Training, held: Mapping[str, int], layout: Layout) -> dict[str, int]:
@@ -318,7 +324,7 @@ def _publish(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]
 
 def _host_bytes(config: Config, facts: Facts, how: Training) -> int:
     """What offloading keeps in the machine's memory, of all processes together."""
-    model, layout = facts.model_sizes, _layout(facts)
+    model, layout = facts.model_sizes, planned_layout(facts)
     if model is None:
         return 0
     weights = _weights(model, how)
@@ -372,67 +378,6 @@ def _moving(how: Training, weights: _Weights, layout: Layout) -> dict[str, int]:
 
 def _steps_per_rollout(config: Config) -> int:
     return config.num_iterations * config.steps_per_generation // max(1, config.gradient_accumulation_steps)
-
-
-def _rollout(
-    config: Config, facts: Facts, how: Training, model: ModelSizes, prompt: int, held: int
-) -> tuple[dict[str, int], dict[str, int]]:
-    """The cache, which the native engine keeps, and what sampling works with beside it; both empty where
-    nothing is sampled."""
-    asked, layout = _requests(config, facts), _layout(facts)
-    if not asked:
-        return {}, {}
-    if layout.engine != "own":
-        engine = {"engine": layout.engine_bytes}
-        return ({}, engine) if layout.engine_sleeps else (engine, engine)
-    # The engine of the training process samples with the whole model.
-    whole = how.element * model.parameters
-    missing = whole - layout.on_gpu(whole, "weights")
-    held += missing
-    key = 2 * model.layers * model.kv_heads * model.head_width * how.element
-    row = key * (prompt + config.max_completion_length)
-    rows, slots = min(max(r for r, _ in asked), MAX_ROWS), max(s for _, s in asked)
-    if facts.free_memory_bytes is not None and config.engine == "native":
-        # Moments are made by the first step, after the cache.
-        rows = min(rows, max(1, int(CACHE_SHARE * max(0, facts.free_memory_bytes - held)) // max(1, row)))
-    slots = min(slots, rows) if config.engine == "native" else rows
-    own = config.max_completion_length + (prompt if prompt <= FLAT_PROMPT else 0)
-    cache = {"KV cache": key * (rows * own + slots * prompt)}
-    prefill = min(slots * prompt, max(PREFILL_TOKENS, prompt))
-    alone = PassSize(tokens=prefill, trained=0, keys=prefill, cells=0, later=False)
-    low = how.element if how.element != FLOAT else 0
-    sampling = rows * (model.vocabulary * (_SAMPLING_BYTES + low) + NOISE_BLOCK * _NOISE_BYTES)
-    sampling += model.vocabulary * _TABLE_BYTES
-    work = {"sampling": max(sampling, working_bytes(model, alone, how))}
-    if not how.full and how.element == FLOAT:
-        work["merged weights"] = FLOAT * model.adapted_parameters
-    if missing:
-        work["gathered weights"] = missing
-    # Recordings of a GPU go on reading the copies.
-    (cache if how.cuda else work).update(_copies(config, model, how))
-    return cache, work
-
-
-def _copies(config: Config, model: ModelSizes, how: Training) -> dict[str, int]:
-    """What the native engine copies of a small model's weights, to have them side by side."""
-    columns = (model.heads + 2 * model.kv_heads) * model.head_width + 2 * model.intermediate
-    copied = model.layers * model.hidden * columns * how.element
-    if config.engine != "native" or model.family not in STEP_FAMILIES or copied > MOST_COPIED:
-        return {}
-    return {"weights side by side": copied}
-
-
-def _requests(config: Config, facts: Facts) -> list[tuple[int, int]]:
-    """Rows and prompts that a process samples side by side, in training and in each evaluation."""
-    world = max(1, facts.num_processes)
-    asked = []
-    if config.replay_rollouts is None:
-        rows = config.per_device_train_batch_size * config.steps_per_generation
-        asked.append((rows, -(-rows // max(1, config.num_generations))))
-    if config.eval_strategy != "no":
-        each = config.num_generations_eval
-        asked += [(-(-s.num_prompts * each // world), -(-s.num_prompts // world)) for s in facts.eval_sets]
-    return asked
 
 
 def _annotation(model: ModelSizes, size: PassSize, how: Training) -> dict[str, int]:

@@ -31,6 +31,11 @@ class Engine(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
+    @property
+    def given_up(self) -> str:
+        """What the engine goes on without, and why; empty where nothing failed."""
+        ...
+
     def submit(self, request: GenerationRequest) -> int:
         """Take a request and return its id; nothing is computed yet."""
         ...
@@ -49,4 +54,9 @@ class Engine(Protocol):
         `named_weights` gives tensors under transformers' names, gathered one by one as they are asked for; an
         engine on the learner's own weights asks for none.
         """
+        ...
+
+    def rest(self) -> None:
+        """Called when a rollout or an evaluation is over: an engine that was made to rest lets go of its
+        memory for what comes next."""
         ...

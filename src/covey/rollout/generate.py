@@ -47,6 +47,7 @@ class GenerateEngine:
     """Samples with `model.generate`, at most `max_rows` completions at a time."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
+    given_up = ""
 
     def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
         self._policy = policy
@@ -89,6 +90,9 @@ class GenerateEngine:
         """Count a new version; `generate` reads the learner's own weights."""
         self._version = version
         return Receipt(version=version)
+
+    def rest(self) -> None:
+        """Nothing is kept from one rollout to the next."""
 
     def _next_batch(self) -> dict[int, GenerationRequest]:
         """The queued requests with the first one's prompt length and stop tokens, up to `max_rows`."""

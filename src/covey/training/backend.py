@@ -14,7 +14,7 @@ from covey.learner.backends.single import SingleBackend
 from covey.models.load import choose_kernels, choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
 from covey.plan.facts import Facts
-from covey.plan.memory import recompute_of
+from covey.plan.memory import engine_rests, recompute_of
 from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
@@ -83,9 +83,9 @@ def _ready(policy: Policy, config: Config, dtype: torch.dtype) -> None:
     choose_stream(policy, config.attn_impl)
 
 
-def engine_for(config: Config, policy: Policy) -> Engine:
+def engine_for(config: Config, facts: Facts, policy: Policy) -> Engine:
     """The engine that a configuration asks for, or the one that the model can be sampled with."""
     # A model that cannot run as a stream keeps state that the native engine's cache does not know.
     if config.engine == "generate" or policy.stream == "padded":
         return GenerateEngine(policy)
-    return NativeEngine(policy)
+    return NativeEngine(policy, rests=engine_rests(config, facts))

@@ -11,6 +11,7 @@ from typing import Any
 
 from covey.algorithm.needs import Needs
 from covey.batching.pack import PackPlan, pack
+from covey.codes import CODES
 from covey.comm import Comm
 from covey.errors import GuardStop
 from covey.health.record import fields_of
@@ -32,7 +33,7 @@ from covey.training.saving import Saver
 from covey.training.scoring import Scoring
 from covey.training.source import Source
 from covey.training.state import Progress, RolloutBuffer
-from covey.types import Batch, Finding, Metric, StepRecord, StepResult, TrainSample
+from covey.types import Batch, Finding, Metric, Severity, StepRecord, StepResult, TrainSample
 
 # Steps between full garbage collections, on every rank at once. A run makes next to no garbage, but the
 # interpreter keeps lists of freed objects, which only such a collection empties.
@@ -96,6 +97,7 @@ class Job:
     recorder: Recorder
     signals: Signals = field(default_factory=Signals)
     ended_by: str = ""
+    _is_slow: bool = False
     _clock: float = field(default_factory=time.perf_counter)
     _started: float = field(default_factory=time.perf_counter)
 
@@ -122,7 +124,9 @@ class Job:
         """The next rollout; None where a signal ended it, and the run stands before it as if it had not been
         begun."""
         try:
-            return self.source.next(self.progress.rollout)
+            collected = self.source.next(self.progress.rollout)
+            self.engine.rest()
+            return collected
         except Stopped:
             self._agree_to_end()
             return None
@@ -131,7 +135,7 @@ class Job:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         self.guards.rollout(collected, rows, self.progress.step)
         metrics = rollout_metrics(collected, rows, self.progress.step)
-        self._report(self.watch.look(collected.sampled, self.progress.step))
+        self._report([*self.watch.look(collected.sampled, self.progress.step), *self._given_up()])
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
 
         def records() -> list[dict[str, Any]]:
@@ -145,6 +149,24 @@ class Job:
 
         self.recorder.rollout(self.progress.rollout, records, step=self.progress.step)
         self._record_selection(collected)
+
+    def _given_up(self) -> list[Finding]:
+        """What the engine of some rank goes on without, the first time that it does. Collective."""
+        own = self.engine.given_up
+        (is_slow,) = self.comm.max([float(bool(own))])
+        if not is_slow or self._is_slow:
+            return []
+        self._is_slow = True
+        return [
+            Finding(
+                code="W170",
+                seen=own or "on another rank decoding goes on without CUDA graphs, since one failed",
+                why=CODES["W170"].why,
+                cause="",
+                severity=Severity.WARNING,
+                step=self.progress.step,
+            )
+        ]
 
     def _record_selection(self, collected: Collected) -> None:
         """Write which rows of the data had groups that were left out, and why; the step is the first that
@@ -263,6 +285,7 @@ class Job:
     def _evaluate(self) -> dict[str, Metric]:
         assert self.evaluator is not None
         metrics = dict(self.evaluator.run().metrics)
+        self.engine.rest()
         shown = [n for n in metrics if n.endswith(("reward", "/mean")) or "pass@" in n]
         shown = [n for n in shown if "tasks/" not in n or n.endswith("reward")]
         values = ", ".join(f"{n} {metrics[n].value:.4g}" for n in shown if metrics[n].value is not None)

@@ -185,7 +185,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     backend = backend_for(config, facts, device, comm, reference=settled.reference)
     policy = backend.policy
     choose_stream(policy, config.attn_impl)
-    engine = engine_for(config, policy)
+    engine = engine_for(config, facts, policy)
     drawing = _drawing(config, found, plan)
     progress, buffer = Progress(upcoming(drawing), may_differ=is_reordered(config, facts)), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)

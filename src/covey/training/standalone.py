@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,9 +62,10 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
         with merged(policy):
             yield policy
 
+    engine = engine_for(config, found.facts, policy)
     evaluator = Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
-        engine=engine_for(config, policy),
+        engine=engine,
         view=view,
         score=Scoring(found.rewards, reward_weights(config), Progress(), None),
         codec=found.codec,
@@ -76,6 +78,8 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
         rewards=found.rewards.tasks,
     )
     evaluation = evaluator.run()
+    if engine.given_up:
+        warnings.warn(f"W170: {engine.given_up}", RuntimeWarning, stacklevel=2)
     output = _output_dir(resolved, directory)
     _write(evaluation, directory, output)
     return Evaluated(metrics=evaluation.metrics, output_dir=output)

@@ -15,9 +15,11 @@ from covey.plan.activations import (
     HEAD_BLOCK,
     MAX_ROWS,
     MOST_COPIED,
+    MOST_RECORDINGS,
     NOISE_BLOCK,
     PREFILL_TOKENS,
     STEP_FAMILIES,
+    STRIDE,
     PassSize,
     Training,
     head_block,
@@ -39,6 +41,9 @@ MODEL = replace(
     adapter_parameters=50,
 )
 AT_WORK = {"libraries at work": 90_000_000}
+# What 4 rows sample in; 48 recordings of 8 steps, of 36 kernels a layer and 130 others, 2,048 bytes each.
+SAMPLED = 4 * (100 * 12 + 512 * 32) + 100 * 8
+RECORDINGS = SAMPLED + 48 * 8 * (2 * 36 + 130) * 2048
 FRAGMENTED, FRAGMENTED_LORA = (0.6, 0.5, 0.7), (0.85, 0.5, 0.5)
 FACTS = facts(model_sizes=MODEL, longest_prompt=10, cuda=False, free_memory_bytes=10**10)
 RUN = {
@@ -223,7 +228,10 @@ def test_phases_of_full_training_in_float32() -> None:
     work = {"gradients": 0, "activations": 2 * FULL_LAYER + LAST, "head": HEAD}
     assert found["update"] == held | work | {"fragmentation": round(FRAGMENTED[0] * 2 * FULL_LAYER)}
     there = phases(replace(FACTS, cuda=True), torch_dtype="float32")["update"]
-    assert {n: b for n, b in there.items() if n not in held} == work | {"weights side by side": 3072}
+    assert {n: b for n, b in there.items() if n not in held} == work | {
+        "weights side by side": 3072,
+        "recordings": RECORDINGS,
+    }
     assert AT_WORK.keys().isdisjoint(there)
 
 
@@ -312,7 +320,8 @@ def test_phases_in_bfloat16() -> None:
     long = phases(torch_dtype="bfloat16", max_completion_length=4000)["save"]
     assert long["compiled kernels"] == 64 * 550_000 + 960 * 220_000
     there = phases(replace(FACTS, cuda=True), torch_dtype="bfloat16")["save"]
-    assert there == held | {"weights side by side": 1536}
+    sampled = 2 * 4 * 100  # logits in bfloat16 first
+    assert there == held | {"weights side by side": 1536, "recordings": RECORDINGS + sampled}
 
 
 def test_auto_is_bfloat16_on_a_gpu() -> None:
@@ -376,7 +385,7 @@ def test_rows_of_the_cache() -> None:
     assert cache == 64 * (256 * 16 + 256 * 10)
     # 0.3 x (24,000 - 4,000) = 6,000 bytes are 5 rows of 64 x 16 bytes
     tight = {p.name: p.parts for p in memory_plan(run, replace(FACTS, free_memory_bytes=24_000)).phases}
-    assert tight["save"]["KV cache"] == 64 * 5 * 26
+    assert tight["rollout"]["KV cache"] == 64 * 5 * 26
 
 
 def test_a_long_prompt_is_in_the_cache_once() -> None:
@@ -452,7 +461,7 @@ def test_report() -> None:
 def test_limits_are_those_of_the_code() -> None:
     from covey.models import head_blocks, llama, llama_step
     from covey.rollout import noise
-    from covey.rollout.native import budget, engine, room
+    from covey.rollout.native import budget, engine, recorded, room
 
     assert head_blocks._BLOCK == HEAD_BLOCK
     assert engine._PREFILL_TOKENS == PREFILL_TOKENS
@@ -460,6 +469,7 @@ def test_limits_are_those_of_the_code() -> None:
     assert room._FLAT_PROMPT == FLAT_PROMPT
     assert noise._BLOCK == NOISE_BLOCK
     assert budget._SHARE == CACHE_SHARE
+    assert (engine._STRIDE["gpu"], recorded.MOST_HELD) == (STRIDE, MOST_RECORDINGS)
     assert engine.NativeEngine.__init__.__kwdefaults__["max_rows"] == MAX_ROWS
 
 

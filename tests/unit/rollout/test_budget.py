@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from covey.rollout.native import budget
 from covey.rollout.native.engine import NativeEngine
@@ -32,3 +33,10 @@ def test_the_engine_decodes_no_more_rows_side_by_side(
     done = run_engine(engine, requests)
     assert engine._cache is not None and engine._cache.shape.rows == 3
     assert [c.token_ids for c in done] == [c.token_ids for c in expected]
+
+
+def test_what_torch_holds_and_does_not_use_is_free(monkeypatch: pytest.MonkeyPatch):
+    """After an update torch keeps most of a GPU's memory; a second cache would get one row else."""
+    for name, value in {"mem_get_info": (100, 1000), "memory_reserved": 800, "memory_allocated": 300}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert budget.free_bytes(torch.device("cuda")) == 100 + 800 - 300

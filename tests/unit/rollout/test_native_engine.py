@@ -17,7 +17,6 @@ from covey.rollout.native import engine as native_engine
 from covey.rollout.native import room
 from covey.rollout.native.cache import PrefillLayout
 from covey.rollout.native.engine import NativeEngine
-from covey.rollout.native.recorded import Recordings
 from covey.types import Finish
 
 
@@ -159,70 +158,6 @@ def test_how_seldom_the_host_looks_does_not_matter(
     assert contents(seldom) == contents(each)
     assert largest_logprob_gap(seldom, each) < 1e-4
     assert {c.finish for c in each} == {Finish.STOP, Finish.LENGTH}
-
-
-@pytest.mark.parametrize("max_rows", [5, 256])
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_a_recording_that_is_played_again_gives_the_same(
-    family, max_rows, tiny_policy, random_prompts, requests_of, run_engine
-):
-    """Whatever the rows have by then: a recording knows nothing but the tensors that it was made with."""
-    policy, played = tiny_policy(family), []
-
-    def record(compute):
-        return lambda: (played.append(1), compute())[1]
-
-    recordings = Recordings(record)
-    engine = NativeEngine(policy, max_rows=max_rows, stride=3, recordings=recordings)
-    for number in range(2):
-        requests = requests_of(
-            random_prompts(9, 3, 14, seed=number), 4, stop=(5, 17, 40), max_new_tokens=16, rollout=number
-        )
-        plain = run_engine(NativeEngine(policy, max_rows=max_rows), requests)
-        assert contents(run_engine(engine, requests)) == contents(plain)
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.mul_(1.01)
-    assert recordings.failure == ""
-    # Sizes are few: most strides are played by a recording that was there.
-    assert len(played) > 2 * len(recordings._held) > 0
-
-
-def test_a_recording_does_not_outlive_what_it_reads(tiny_policy, random_prompts, requests_of, run_engine):
-    policy = tiny_policy("llama")
-    recordings = Recordings(lambda compute: compute)
-    engine = NativeEngine(policy, stride=3, recordings=recordings)
-    requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=9)
-    run_engine(engine, requests)
-    first = dict(recordings._held)
-    run_engine(engine, requests)
-    assert recordings._held == first
-    for parameter in policy.parameters():
-        parameter.data = parameter.data.clone()
-    run_engine(engine, requests)
-    assert recordings._held and not set(map(id, recordings._held.values())) & set(map(id, first.values()))
-
-
-def refuses(compute):
-    raise RuntimeError("operation not permitted when stream is capturing\nmore")
-
-
-def falls_short(compute):
-    return lambda: None
-
-
-@pytest.mark.parametrize("record", [refuses, falls_short])
-def test_without_a_recording_decoding_goes_on_and_says_so(
-    record, tiny_policy, random_prompts, requests_of, run_engine
-):
-    policy = tiny_policy("llama")
-    requests = requests_of(random_prompts(9, 3), 2, stop=(5, 17), max_new_tokens=9)
-    plain = run_engine(NativeEngine(policy), requests)
-    recordings = Recordings(record)
-    engine = NativeEngine(policy, stride=3, recordings=recordings)
-    with pytest.warns(RuntimeWarning, match="without CUDA graphs") as warned:
-        assert contents(run_engine(engine, requests)) == contents(plain)
-    assert len(warned) == 1 and recordings.failure
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

@@ -25,13 +25,16 @@ def kv_bytes_per_token(policy: Policy) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free now: of the GPU, else of the machine."""
+    """Memory that is free now: of the GPU, with what torch holds of it and does not use, else of the
+    machine."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def rows_that_fit(policy: Policy, tokens_per_row: int) -> int:
-    """Rows of this length, prompt included, for which a cache fits; at least one."""
+def rows_that_fit(policy: Policy, tokens_per_row: int, given_back: int = 0) -> int:
+    """Rows of this length, prompt included, for which a cache fits once so many bytes are given back; at
+    least one."""
     row = kv_bytes_per_token(policy) * tokens_per_row
-    return max(1, int(_SHARE * free_bytes(policy.device)) // row)
+    return max(1, int(_SHARE * (free_bytes(policy.device) + given_back)) // row)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -47,12 +48,28 @@ class CacheShape:
             and self.prompt >= other.prompt
         )
 
+    def with_room_for(self, other: CacheShape) -> CacheShape:
+        """The smallest shape that covers both."""
+        return CacheShape(
+            rows=max(self.rows, other.rows),
+            completion=max(self.completion, other.completion),
+            slots=max(self.slots, other.slots),
+            prompt=max(self.prompt, other.prompt),
+            flat=self.flat,
+        )
+
+
+_NUMBERS = count()
+
 
 class KVCache:
-    """Keys and values of every layer; a layer's tensors are made when its first prefill shows their width."""
+    """Keys and values of every layer; a layer's tensors are made when its first prefill shows their width.
+
+    No two caches of a process have the same `number`.
+    """
 
     def __init__(self, shape: CacheShape) -> None:
-        self.shape = shape
+        self.shape, self.number = shape, next(_NUMBERS)
         self.prefix: dict[int, Tensor] = {}
         self.own: dict[int, Tensor] = {}
 
@@ -65,6 +82,11 @@ class KVCache:
             columns = self.start + self.shape.completion
             self.own[layer] = key_1KTD.new_zeros(2, self.shape.rows, heads, columns, width)
         return self.prefix[layer]
+
+    @property
+    def num_bytes(self) -> int:
+        """What its tensors take so far."""
+        return sum(t.nbytes for t in (*self.prefix.values(), *self.own.values()))
 
     @property
     def spare_slot(self) -> int:
@@ -144,6 +166,30 @@ class Families:
     place_n: Tensor
     longest_prompt: int
     shortest_prompt: int
+
+    @classmethod
+    def of(
+        cls,
+        prompt_length_n: Tensor,
+        slots: Sequence[int],
+        longest: int,
+        shortest: int,
+        num_slots: int = 0,
+        fullest: int = 0,
+    ) -> Families:
+        """Rows of these `slots`, and spare ones behind them as lengths say; for so many slots and siblings at
+        least."""
+        members: dict[int, list[int]] = {}
+        for i, slot in enumerate(slots):
+            members.setdefault(slot, []).append(i)
+        fullest = max(fullest, *map(len, members.values()))
+        row_FM = torch.zeros(max(num_slots, max(members) + 1), fullest, dtype=torch.long)
+        place_n = torch.zeros(len(prompt_length_n), dtype=torch.long)
+        for slot, rows in members.items():
+            row_FM[slot, : len(rows)] = torch.tensor(rows)
+            place_n[rows] = slot * fullest + torch.arange(len(rows))
+        device = prompt_length_n.device
+        return cls(prompt_length_n, row_FM.to(device), place_n.to(device), longest, shortest)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

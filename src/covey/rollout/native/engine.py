@@ -21,7 +21,6 @@ from covey.models.attention import StreamLayout
 from covey.models.llama_native import LlamaNative, llama_native
 from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.policy import Policy
-from covey.models.rounding import step_up
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.branches import Branches
 from covey.rollout.native.cache import (
@@ -33,9 +32,9 @@ from covey.rollout.native.cache import (
     KVCache,
     PrefillLayout,
 )
-from covey.rollout.native.recorded import Compute, Recordings
+from covey.rollout.native.recorded import Compute, Recordings, recorded_columns, recorded_rows
 from covey.rollout.native.room import Room
-from covey.rollout.native.rows import Draws, Family, Row
+from covey.rollout.native.rows import Draws, Family, Row, refuse_empty
 from covey.rollout.noise import Ahead, row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt, StreamSegment
 
@@ -55,7 +54,8 @@ _LOOK = 16
 class NativeEngine:
     """Samples from `policy`. `max_rows` bounds how many completions decode side by side, `stride` is how many
     tokens each of them gets before the host looks. Strides are recorded as CUDA graphs on a GPU;
-    `recordings` takes others."""
+    `recordings` takes others. The cache and the recordings last until the next rollout, unless `rests` is
+    True: then `rest` lets them go."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
 
@@ -66,15 +66,16 @@ class NativeEngine:
         max_rows: int = 256,
         stride: int | None = None,
         recordings: Recordings | None = None,
+        rests: bool = False,
     ) -> None:
-        self._policy = policy
+        self._policy, self._rests = policy, rests
         self._stride = stride or _STRIDE["cpu" if policy.device.type == "cpu" else "gpu"]
         self._room = Room(policy, max_rows, self._stride)
         self._recordings = recordings
         if recordings is None and policy.device.type == "cuda":
             self._recordings = Recordings()
         self._branches = Branches(may_share=self._stride == 1 and self._recordings is None)
-        self._places: tuple[int, ...] = ()
+        self._places: tuple[object, ...] = ()
         self._fullest = 1
         self._version = 0
         self._next_id = 0
@@ -106,6 +107,12 @@ class NativeEngine:
         """Whether decoding steps run in C."""
         return self._library is not None and llama_native(self._library, self._policy, 1) is not None
 
+    @property
+    def given_up(self) -> str:
+        """What the engine goes on without, and why; empty where nothing failed."""
+        failure = self._recordings.failure if self._recordings is not None else ""
+        return failure and f"decoding goes on without CUDA graphs, since one failed: {failure}"
+
     # -- protocol
 
     def submit(self, request: GenerationRequest) -> int:
@@ -113,7 +120,7 @@ class NativeEngine:
 
         One that the cache is too small for waits until what runs in it has ended.
         """
-        _refuse_empty(request)
+        refuse_empty(request)
         number = self._next_id
         self._next_id += 1
         self._requests[number] = request
@@ -183,6 +190,16 @@ class NativeEngine:
         """Count a new version; the weights are the learner's own, so there is nothing to send."""
         self._version = version
         return Receipt(version=version)
+
+    def rest(self) -> None:
+        """Let go of the cache and the recordings where that was asked for. Nothing may be queued."""
+        if not self._rests or self._requests:
+            return
+        self._room.clear()
+        self._cache = self._last_hidden_FD = self._arrangement = self._draws = self._step = None
+        self._places = ()
+        if self._recordings is not None:
+            self._recordings.forget()
 
     # -- one turn
 
@@ -336,10 +353,10 @@ class NativeEngine:
         assert self._cache is not None
         rows, device, shape = self._rows, self._policy.device, self._cache.shape
         active = len(rows)
-        spare = min(step_up(active, 1, 4), shape.rows) - active
+        spare = min(recorded_rows(active), shape.rows) - active
         if self._arrangement is None:
             self._arrangement = self._arrange(device, spare, shape)
-        columns = min(step_up(longest_own + self._stride, 64, 4), shape.completion)
+        columns = min(recorded_columns(longest_own + self._stride), shape.completion)
         draws = Draws.of(rows, device, spare)
         arrangement, tensors = self._arrangement, self._arrangement.tensors
 
@@ -352,8 +369,8 @@ class NativeEngine:
 
             return steps
 
-        size = (*(n for tensor in tensors for n in tensor.shape), columns, int(shape.flat))
-        return recordings.play(size, (*tensors, *draws.tensors), compute)
+        size = (*(n for tensor in tensors for n in tensor.shape), columns)
+        return recordings.play(self._cache.number, size, (*tensors, *draws.tensors), compute)
 
     def _short_step(self, num_positions: int) -> LlamaStep | LlamaNative | None:
         """The step in C, else the one in few calls, else none."""
@@ -366,12 +383,13 @@ class NativeEngine:
         return llama_step(self._policy, num_positions, former)
 
     def _forget_what_moved(self) -> None:
-        """Drop the recordings where the cache or a weight lies elsewhere than before."""
+        """Drop the recordings of caches that are gone, and all of them where a weight lies elsewhere than
+        before."""
         if self._recordings is None:
             return
-        places = (id(self._cache), id(self._step), *(p.data_ptr() for p in self._policy.parameters()))
-        if places != self._places:
-            self._recordings.forget()
+        places = (self._step, *(p.data_ptr() for p in self._policy.parameters()))
+        is_same = len(places) == len(self._places) and places[0] is self._places[0]
+        self._recordings.forget(self._room.numbers if is_same and places[1:] == self._places[1:] else ())
         self._places = places
 
     def _until_it_matters(
@@ -424,16 +442,9 @@ class NativeEngine:
         longest, shortest = (fixed.prompt, 0) if fixed else (max(lengths), min(lengths))
         if self._cache.shape.flat:
             return FlatRows(length_n, longest, shortest)
-        members: dict[int, list[int]] = {}
-        for i, row in enumerate(leads):
-            members.setdefault(row.family.slot, []).append(i)
-        fullest = self._fullest if fixed else max(len(rows) for rows in members.values())
-        row_FM = torch.zeros(fixed.slots if fixed else max(members) + 1, fullest, dtype=torch.long)
-        place_n = torch.zeros(len(leads) + spare, dtype=torch.long)
-        for slot, rows in members.items():
-            row_FM[slot, : len(rows)] = torch.tensor(rows)
-            place_n[rows] = slot * fullest + torch.arange(len(rows))
-        return Families(length_n, row_FM.to(device), place_n.to(device), longest, shortest)
+        fullest = self._fullest if fixed else 0
+        slots = [row.family.slot for row in leads]
+        return Families.of(length_n, slots, longest, shortest, fixed.slots if fixed else 0, fullest)
 
     def _draw(self, hidden_nD: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The next token of some rows and its logprob, (n,) each; `draws` goes on to it."""
@@ -489,9 +500,3 @@ class NativeEngine:
             self._families = [f for f in self._families if f.running or f.waiting]
         if sources or has_ended:
             self._arrangement = None
-
-
-def _refuse_empty(request: GenerationRequest) -> None:
-    if not request.prompt_token_ids or request.sampling.max_new_tokens < 1:
-        num, most = len(request.prompt_token_ids), request.sampling.max_new_tokens
-        raise ValueError(f"a request has {num} prompt tokens and max_new_tokens {most}; both are at least 1")

@@ -7,28 +7,91 @@ inputs of a stride are copied into tensors that stay.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+import gc
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+
+from covey.models.rounding import step_up
 
 # Makes a recording of what a function computes, without computing it; the recording is played by a call.
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 # Computes a stride on tensors at their places: tokens and logprobs, (n, k) each.
 Compute = Callable[[], tuple[Tensor, Tensor]]
 
+MOST_HELD = 48
+"""Recordings that are held at a time. A rollout of 64 rows and 2,048 tokens takes about 25 sizes."""
+
+# Recorded sizes between two powers of two: each costs half a second, and memory. Spare rows cost little, as a
+# step of few rows waits for the weights, so there are two. Attention reads every column, so there are four,
+# which leaves a tenth of them unused in the mean.
+_ROW_SIZES, _COLUMN_SIZES, _COLUMN_STEP = 2, 4, 128
 # Logprobs of a recording and of the plain steps, which may take other kernels.
 _TOLERANCE = 1e-2
 
 
-def cuda_graph(compute: Callable[[], None]) -> Callable[[], None]:
-    """Record as a CUDA graph; the plain run before it has chosen kernels and made workspaces."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        compute()
-    return graph.replay
+def recorded_rows(needed: int) -> int:
+    """The rows of the recording that so many are played by."""
+    return step_up(needed, 1, _ROW_SIZES)
+
+
+def recorded_columns(needed: int) -> int:
+    """The same of the columns that attention reads of each row."""
+    return step_up(needed, _COLUMN_STEP, _COLUMN_SIZES)
+
+
+@dataclass(slots=True)
+class CudaGraphs:
+    """Records as CUDA graphs; the plain run before has chosen kernels and made workspaces.
+
+    All graphs share one pool of memory. That is safe in whatever order they are played: what a graph reads
+    and what it leaves lie outside of the pool, and nobody reads what is inside once it has been played.
+    """
+
+    _stream: Any = None
+    _pool: Any = None
+    _graphs: WeakSet[Any] = field(default_factory=WeakSet)
+
+    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """Record what `compute` launches; the current stream is the same afterwards, also if that fails."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        if not self._graphs:
+            # torch refuses the handle of a pool whose last graph is gone.
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream), _no_collection():
+            # Other threads may use the GPU meanwhile: a reward of the user's, say.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                compute()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        self._graphs.add(graph)
+        return graph.replay  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python frees nothing by itself within it: what it frees may be of the GPU, which is not allowed during
+    a recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(slots=True)
@@ -40,37 +103,55 @@ class _Recording:
 
 
 class Recordings:
-    """Recordings by size; `failure` says why there are no more, and then every stride is computed plainly.
+    """Recordings by cache and size; `failure` says why there are no more, and then every stride is computed
+    plainly.
 
-    The first stride of each size is computed both ways and compared.
+    The first stride of each size is computed both ways and compared. Where `most` are held, the one that was
+    not played for longest is let go. `num_made` counts all that were ever made.
     """
 
-    def __init__(self, record: Record = cuda_graph) -> None:
-        self._record = record
-        self._held: dict[tuple[int, ...], _Recording] = {}
+    def __init__(self, record: Record | None = None, *, most: int = MOST_HELD) -> None:
+        self._record = record or CudaGraphs()
+        self._most = most
+        self._held: OrderedDict[tuple[int, ...], _Recording] = OrderedDict()
+        self.num_made = 0
         self.failure = ""
 
-    def forget(self) -> None:
-        """Drop every recording: something that they read lies elsewhere now."""
-        self._held.clear()
+    def __len__(self) -> int:
+        """How many are held."""
+        return len(self._held)
+
+    def forget(self, kept: Collection[int] = ()) -> None:
+        """Drop the recordings of all caches but those `kept`: something that they read lies elsewhere
+        now."""
+        for key in [key for key in self._held if key[0] not in kept]:
+            del self._held[key]
 
     def play(
-        self, size: tuple[int, ...], inputs: tuple[Tensor, ...], compute: Callable[..., Compute]
+        self,
+        cache: int,
+        size: tuple[int, ...],
+        inputs: tuple[Tensor, ...],
+        compute: Callable[..., Compute],
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and logprobs of a stride; `compute(*tensors)` says how they follow from inputs of this
-        size."""
-        held = self._held.get(size)
+        """Tokens and logprobs of a stride over the cache of this number; `compute(*tensors)` says how they
+        follow from inputs of this size."""
+        key = cache, *size
+        held = self._held.get(key)
         if held is None:
-            return compute(*inputs)() if self.failure else self._made(size, inputs, compute)
+            return compute(*inputs)() if self.failure else self._made(key, inputs, compute)
+        self._held.move_to_end(key)
         for tensor, value in zip(held.inputs, inputs, strict=True):
             tensor.copy_(value)
         held.play()
         return held.tokens_nk, held.logprobs_nk
 
     def _made(
-        self, size: tuple[int, ...], inputs: tuple[Tensor, ...], compute: Callable[..., Compute]
+        self, key: tuple[int, ...], inputs: tuple[Tensor, ...], compute: Callable[..., Compute]
     ) -> tuple[Tensor, Tensor]:
         """Compute a stride plainly, record it and play it: a second time it writes what it wrote before."""
+        while len(self._held) >= self._most:
+            self._held.popitem(last=False)
         fixed = tuple(tensor.clone() for tensor in inputs)
         steps = compute(*fixed)
         tokens_nk, logprobs_nk = steps()
@@ -89,14 +170,10 @@ class Recordings:
         if not torch.equal(out[0], tokens_nk) or not torch.allclose(out[1], logprobs_nk, atol=_TOLERANCE):
             self._give_up("a recording gave other tokens than the steps that it was made of")
             return tokens_nk, logprobs_nk
-        self._held[size] = _Recording(fixed, play, *out)
+        self._held[key] = _Recording(fixed, play, *out)
+        self.num_made += 1
         return tokens_nk, logprobs_nk
 
     def _give_up(self, why: str) -> None:
         self.failure = why
         self.forget()
-        warnings.warn(
-            f"decoding goes on without CUDA graphs, which costs time and changes no token: {why}",
-            RuntimeWarning,
-            stacklevel=2,
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from covey.models.policy import Policy
 from covey.rollout.native.budget import rows_that_fit
@@ -35,31 +35,41 @@ class Room:
     def reserve(self, requests: Collection[GenerationRequest], num_prompts: int) -> KVCache:
         """A cache for these requests, of so many prompts; no row may be in one."""
         prompt = max(len(r.prompt_token_ids) for r in requests)
-        tokens = prompt + max(r.sampling.max_new_tokens for r in requests)
-        rows = min(len(requests), self.max_rows, rows_that_fit(self.policy, tokens))
+        flat = prompt <= _FLAT_PROMPT
+        held = self._caches.get(flat)
         # How things lie in memory must not follow from what came before, as products round by it: a resumed
         # run has another past.
-        flat = prompt <= _FLAT_PROMPT
         wanted = CacheShape(
-            rows=rows,
+            rows=min(len(requests), self.max_rows),
             completion=self._completion(requests),
-            slots=min(num_prompts, rows),
+            slots=num_prompts,
             prompt=_FLAT_PROMPT if flat else _aligned(prompt),
             flat=flat,
         )
-        held = self._caches.get(flat)
-        if held is None or not held.shape.covers(wanted):
-            old = held.shape if held else wanted
-            held = self._caches[flat] = KVCache(
-                CacheShape(
-                    rows=max(old.rows, wanted.rows),
-                    completion=max(old.completion, wanted.completion),
-                    slots=max(old.slots, wanted.slots),
-                    prompt=max(old.prompt, wanted.prompt),
-                    flat=flat,
-                )
-            )
-        return held
+        tokens = prompt + max(r.sampling.max_new_tokens for r in requests)
+        wanted = self._that_fits(wanted, tokens, held)
+        if held is not None and held.shape.covers(wanted):
+            return held
+        if held is not None:
+            wanted = self._that_fits(wanted.with_room_for(held.shape), 0, held)
+        self._caches[flat] = KVCache(wanted)
+        return self._caches[flat]
+
+    def _that_fits(self, shape: CacheShape, tokens: int, held: KVCache | None) -> CacheShape:
+        """The shape with as many rows, of so many tokens at least, as fit once the one `held` is gone."""
+        tokens = tokens or shape.prompt + shape.completion
+        fits = rows_that_fit(self.policy, tokens, 0 if held is None else held.num_bytes)
+        rows = min(shape.rows, fits)
+        return replace(shape, rows=rows, slots=min(shape.slots, rows))
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Those of the caches that there are."""
+        return frozenset(cache.number for cache in self._caches.values())
+
+    def clear(self) -> None:
+        """Give all of it back; no row may be in one."""
+        self._caches.clear()
 
     def _completion(self, requests: Collection[GenerationRequest]) -> int:
         """Columns for the longest completion."""

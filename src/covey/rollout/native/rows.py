@@ -108,3 +108,10 @@ class Draws:
             torch.tensor([row.key for row in rows] + more, device=device),
             frozenset[int]().union(*{row.request.sampling.stop_token_ids for row in rows}),
         )
+
+
+def refuse_empty(request: GenerationRequest) -> None:
+    """ValueError for a request without a prompt, or for no token."""
+    if not request.prompt_token_ids or request.sampling.max_new_tokens < 1:
+        num, most = len(request.prompt_token_ids), request.sampling.max_new_tokens
+        raise ValueError(f"a request has {num} prompt tokens and max_new_tokens {most}; both are at least 1")

@@ -1,0 +1,104 @@
+"""The memory of the phase in which a run samples: the cache, and what sampling works with."""
+
+from __future__ import annotations
+
+from covey.config.schema import Config
+from covey.plan.activations import (
+    CACHE_SHARE,
+    FLAT_PROMPT,
+    FLOAT,
+    MAX_ROWS,
+    MOST_COPIED,
+    MOST_RECORDINGS,
+    NOISE_BLOCK,
+    PREFILL_TOKENS,
+    STEP_FAMILIES,
+    STRIDE,
+    PassSize,
+    Training,
+    working_bytes,
+)
+from covey.plan.facts import Facts, ModelSizes
+from covey.plan.layout import Layout
+
+# Of a sampled row: logits, scaled logits and what their sum of exp takes; and of a block of the vocabulary
+# token ids, their noise in two int64 arrays, and scores. What draws in C has the logits alone.
+_SAMPLING_BYTES, _NOISE_BYTES = 3 * FLOAT, 3 * 8 + 2 * FLOAT
+_TABLE_BYTES = 8
+# What a GPU keeps of each kernel of a recording (an estimate until it is measured), and kernels of a decoding
+# step: of a layer by the short step and by transformers' modules, and of sampling.
+_KERNEL_KEPT, _SHORT_KERNELS, _MODULE_KERNELS, _SAMPLING_KERNELS = 2048, 36, 60, 130
+
+
+def planned_layout(facts: Facts) -> Layout:
+    """Return the layout that is planned; else that of this machine, each process with the whole model."""
+    return facts.layout or Layout(num_gpus=max(1, facts.num_processes), gpu_bytes=0)
+
+
+def rollout_parts(
+    config: Config, facts: Facts, how: Training, model: ModelSizes, prompt: int, held: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the cache, which the native engine keeps, and what sampling works with beside it; both empty
+    where nothing is sampled."""
+    asked, layout = _requests(config, facts), planned_layout(facts)
+    if not asked:
+        return {}, {}
+    if layout.engine != "own":
+        engine = {"engine": layout.engine_bytes}
+        return ({}, engine) if layout.engine_sleeps else (engine, engine)
+    # The engine of the training process samples with the whole model.
+    whole = how.element * model.parameters
+    missing = whole - layout.on_gpu(whole, "weights")
+    held += missing
+    key = 2 * model.layers * model.kv_heads * model.head_width * how.element
+    row = key * (prompt + config.max_completion_length)
+    rows, slots = min(max(r for r, _ in asked), MAX_ROWS), max(s for _, s in asked)
+    if facts.free_memory_bytes is not None and config.engine == "native":
+        # Moments are made by the first step, after the cache.
+        rows = min(rows, max(1, int(CACHE_SHARE * max(0, facts.free_memory_bytes - held)) // max(1, row)))
+    slots = min(slots, rows) if config.engine == "native" else rows
+    own = config.max_completion_length + (prompt if prompt <= FLAT_PROMPT else 0)
+    cache = {"KV cache": key * (rows * own + slots * prompt)}
+    prefill = min(slots * prompt, max(PREFILL_TOKENS, prompt))
+    alone = PassSize(tokens=prefill, trained=0, keys=prefill, cells=0, later=False)
+    low = how.element if how.element != FLOAT else 0
+    sampling = rows * (model.vocabulary * (_SAMPLING_BYTES + low) + NOISE_BLOCK * _NOISE_BYTES)
+    sampling += model.vocabulary * _TABLE_BYTES
+    work = {"sampling": max(sampling, working_bytes(model, alone, how))}
+    if not how.full and how.element == FLOAT:
+        work["merged weights"] = FLOAT * model.adapted_parameters
+    if missing:
+        work["gathered weights"] = missing
+    # Recordings of a GPU go on reading the copies.
+    (cache if how.cuda else work).update(_copies(config, model, how))
+    if how.cuda and config.engine == "native":
+        cache["recordings"] = sampling + _recordings(model)
+    return cache, work
+
+
+def _recordings(model: ModelSizes) -> int:
+    """What a GPU keeps of the recordings of decoding strides, beside the memory that they all work in."""
+    of_layer = _SHORT_KERNELS if model.family in STEP_FAMILIES else _MODULE_KERNELS
+    return MOST_RECORDINGS * STRIDE * (model.layers * of_layer + _SAMPLING_KERNELS) * _KERNEL_KEPT
+
+
+def _copies(config: Config, model: ModelSizes, how: Training) -> dict[str, int]:
+    """What the native engine copies of a small model's weights, to have them side by side."""
+    columns = (model.heads + 2 * model.kv_heads) * model.head_width + 2 * model.intermediate
+    copied = model.layers * model.hidden * columns * how.element
+    if config.engine != "native" or model.family not in STEP_FAMILIES or copied > MOST_COPIED:
+        return {}
+    return {"weights side by side": copied}
+
+
+def _requests(config: Config, facts: Facts) -> list[tuple[int, int]]:
+    """Rows and prompts that a process samples side by side, in training and in each evaluation."""
+    world = max(1, facts.num_processes)
+    asked = []
+    if config.replay_rollouts is None:
+        rows = config.per_device_train_batch_size * config.steps_per_generation
+        asked.append((rows, -(-rows // max(1, config.num_generations))))
+    if config.eval_strategy != "no":
+        each = config.num_generations_eval
+        asked += [(-(-s.num_prompts * each // world), -(-s.num_prompts // world)) for s in facts.eval_sets]
+    return asked
