@@ -1,4 +1,4 @@
-"""What the libraries of a CPU run read from the environment when torch loads them."""
+"""What torch and its libraries read from the environment when they load."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ KEPT_KERNELS = 64
 # machine that has other work, a reward's process say, then slows a small model by tens of times. A short spin
 # costs a few percent on an idle one.
 _LOOKS = 2000
+# The names of torch's settings of its allocator, new and old.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def settle() -> None:
     """Set what the user has not set; to be called before torch is imported."""
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KEPT_KERNELS))
     os.environ.setdefault("GOMP_SPINCOUNT", str(_LOOKS))
+    # A GPU's memory in segments that grow: rollout and update ask for blocks of other sizes, and fixed
+    # segments of the one would be lost to the other. torch reads the first name, else the second.
+    if not any(name in os.environ for name in _ALLOCATOR):
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"

@@ -27,3 +27,15 @@ def test_what_is_not_set_is_set(monkeypatch):
         monkeypatch.delenv(name)
     settle()
     assert os.environ[NAMES[0]] == str(KEPT_KERNELS) and int(os.environ[NAMES[1]]) > 0
+
+
+@pytest.mark.parametrize("theirs", ["", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_memory_of_a_gpu_grows_in_segments_unless_the_user_says_how(theirs, monkeypatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "max_split_size_mb:64")
+        if name != theirs:
+            monkeypatch.delenv(name)
+    settle()
+    found = {n: os.environ.get(n) for n in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")}
+    asked = {theirs: "max_split_size_mb:64"} if theirs else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert {n: v for n, v in found.items() if v} == asked

@@ -35,6 +35,12 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "which takes several times as long on a GPU. The tokens are the same.",
     ),
     (
+        "W175",
+        "Attention without a fused kernel",
+        "torch's math kernel holds all scores of a row in float32, in each layer. Long prompts then take "
+        "many times the memory and time. In bfloat16, with heads of width 64 or 128, there are fused ones.",
+    ),
+    (
         "F107",
         "Reward failed",
         "A completion without a reward is left out of its group; a reward that fails as a whole, or on more "

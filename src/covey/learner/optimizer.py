@@ -147,9 +147,10 @@ class Masters:
         if not self._inspections:
             return ()
         self._inspections -= 1
-        none = torch.zeros(())
-        gradients = [m.grad for m in self.masters]
-        largest = [none if g is None else torch.linalg.vector_norm(g, math.inf).cpu() for g in gradients]
+        largest = [
+            m.new_zeros(()) if m.grad is None else torch.linalg.vector_norm(m.grad, math.inf)
+            for m in self.masters
+        ]
         values = torch.stack(largest).tolist()
         untouched = tuple(n for n, value in zip(self.names, values, strict=True) if value == 0.0)
         # Once every tensor has had a gradient there is nothing left to see, and a look reads all of them.

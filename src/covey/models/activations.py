@@ -52,6 +52,9 @@ def set_recompute(model: nn.Module, kind: Recompute) -> None:
         how["context_fn"] = partial(create_selective_checkpoint_contexts, _keeps)
     enable = getattr(owner, "activation_checkpointing_enable", None)
     (enable or owner.gradient_checkpointing_enable)(how)
+    # transformers and peft hook the embedding, so that its output needs gradients. Recomputation as above
+    # does without, and a model with a hook is not sampled from by the short step.
+    owner.disable_input_require_grads()
 
 
 def _keeps(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -94,12 +94,16 @@ def attend_masked(
     """Softmax attention with grouped keys, an optional bias of 0 and -inf, soft-capping and sinks.
 
     `bias` None means plain causal attention of a row over itself. Returns (R, H, Q, D). Soft-capping and
-    sinks take the scores out of torch's fused kernels.
+    sinks take the scores out of torch's fused kernels. Keys are repeated where no fused kernel of a GPU takes
+    them grouped: torch would hold all scores in float32 there, without a word.
     """
     if options.softcap is not None or options.sinks_H is not None:
         return attend_eager(query_RHQD, key_RKLD, value_RKLD, bias_R1QL, options)
     if bias_R1QL is not None and _is_small(query_RHQD, key_RKLD, options):
         return _attend_small(query_RHQD, key_RKLD, value_RKLD, bias_R1QL, options.scaling)
+    if not takes_groups(query_RHQD, bias_R1QL):
+        repeats = query_RHQD.shape[1] // key_RKLD.shape[1]
+        key_RKLD, value_RKLD = (x.repeat_interleave(repeats, dim=1) for x in (key_RKLD, value_RKLD))
     return F.scaled_dot_product_attention(
         query_RHQD,
         key_RKLD,
@@ -110,6 +114,14 @@ def attend_masked(
         scale=options.scaling,
         enable_gqa=query_RHQD.shape[1] != key_RKLD.shape[1],
     )
+
+
+def takes_groups(query_RHQD: Tensor, bias_R1QL: Tensor | None) -> bool:
+    """Whether a fused kernel attends with fewer keys than queries. On a GPU flash attention does, which knows
+    no mask and no float32; the memory-efficient kernel knows both and wants as many keys."""
+    if query_RHQD.device.type == "cpu":
+        return True
+    return bias_R1QL is None and query_RHQD.dtype in (torch.float16, torch.bfloat16)
 
 
 def attend_eager(
@@ -175,7 +187,7 @@ class _Bucket:
     key_RL: Tensor
     is_visible_R1QL: Tensor
     age_R1QL: Tensor  # query position less key position; what a sliding window is compared with
-    is_square: bool  # no padding, no parent: plain causal attention
+    is_causal: bool  # no parent: plain causal attention, as padding is behind a row's own tokens
 
 
 class StreamLayout:
@@ -300,9 +312,9 @@ class StreamLayout:
 
     def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """What is added to a bucket's scores, 0 or -inf: made once for all layers, and kept once for all of
-        them by autograd. None for a square without a window: the kernel's own causal mask."""
+        them by autograd. None where the kernel's own causal mask is the same."""
         bucket = self._planned[0][number]
-        if bucket.is_square and window is None:
+        if bucket.is_causal and window is None:
             return None
         key = number, window, dtype
         if key not in self._biases:
@@ -402,12 +414,15 @@ def _build_bucket(pieces: Sequence[_Piece], first: int, device: torch.device | s
     age = query_position[:, :, None] - key_position
     # A padded query has position 0 and so sees the row's first key: no row of the softmax is ever empty.
     visible = (age >= 0) & (key_position < key_length)[:, None, :]
-    square = all(piece.before == 0 and piece.queries == num_queries for piece in pieces)
+    # Short padded rows on a CPU have a faster way than the fused kernel, which takes a mask.
+    is_even = all(piece.queries == num_queries for piece in pieces)
+    has_short_way = torch.device(device).type == "cpu" and num_queries * num_keys <= _SMALL_CELLS
+    is_causal = all(piece.before == 0 for piece in pieces) and (is_even or not has_short_way)
 
     def tensor(array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    return _Bucket(tensor(query), tensor(key), tensor(visible[:, None]), tensor(age[:, None]), square)
+    return _Bucket(tensor(query), tensor(key), tensor(visible[:, None]), tensor(age[:, None]), is_causal)
 
 
 def _restore_index(total: int, buckets: Sequence[Sequence[_Piece]]) -> Tensor:

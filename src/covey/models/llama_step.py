@@ -1,7 +1,8 @@
 """A sampler's forward pass through a model of the Llama family in few kernel calls.
 
-The weights of a layer's queries, keys and values, and of its gate and up, are copied side by side at the
-start of a rollout, RMSNorm is one call, queries and keys are rotated together, nothing is wrapped.
+RMSNorm is one call, queries and keys are rotated together, nothing is wrapped. Of a small model the weights
+of a layer's queries, keys and values, and of its gate and up, are copied side by side at the start of a
+rollout.
 
 Axes: n rows, or tokens of prompts, H query heads, K key heads, X all heads, D head width, E model width.
 """
@@ -17,17 +18,31 @@ from torch import Tensor
 from covey.models.llama import HeadsLayout, Linear, Llama, LlamaLayer, join_into, joined, llama, weights_of
 from covey.models.policy import Policy
 
-# Bytes that the copies may take: a model beyond it is slowed by its weights and not by calls.
+# Bytes that the copies may take: a model beyond it is slowed by its weights more than by the calls saved.
 _MOST_COPIED = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer's weights, and the copies that serve one rollout."""
+    """A layer's weights, and the copies that serve one rollout; None where the weights serve themselves."""
 
     weights: LlamaLayer
-    heads: Linear
-    gated: Linear
+    heads: Linear | None = None
+    gated: Linear | None = None
+
+    def project(self, x_nE: Tensor) -> Tensor:
+        """Queries, keys and values side by side."""
+        if self.heads is not None:
+            return self.heads(x_nE)
+        return torch.cat([part(x_nE) for part in self.weights.heads], dim=1)
+
+    def gate_and_up(self, x_nE: Tensor) -> tuple[Tensor, Tensor]:
+        """What SiLU is taken of, and what that is multiplied with."""
+        if self.gated is not None:
+            gate, up = self.gated(x_nE).chunk(2, dim=1)
+            return gate, up
+        gate, up = (part(x_nE) for part in self.weights.gated)
+        return gate, up
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +60,7 @@ class LlamaStep:
         x_nE = F.embedding(tokens_n, known.embedding)
         cos_n1D, sin_n1D = self.cos_P1D[positions_n], self.sin_P1D[positions_n]
         for number, layer in enumerate(self.layers):
-            heads_nX = layer.heads(self._norm(x_nE, layer.weights.before_attention))
+            heads_nX = layer.project(self._norm(x_nE, layer.weights.before_attention))
             heads_nXD = heads_nX.view(heads_nX.shape[0], -1, known.head_width)
             queries, keys = self._counts(layer.weights)
             turned_nXD = heads_nXD[:, : queries + keys]
@@ -56,7 +71,7 @@ class LlamaStep:
             turned_nXD.mul_(cos_n1D).add_(rolled_nXD)
             attended_nHD = layout.attend_heads(number, heads_nXD, queries, known.scaling)
             x_nE += layer.weights.out(attended_nHD.flatten(1))
-            gate_nF, up_nF = layer.gated(self._norm(x_nE, layer.weights.before_mlp)).chunk(2, dim=1)
+            gate_nF, up_nF = layer.gate_and_up(self._norm(x_nE, layer.weights.before_mlp))
             x_nE += layer.weights.down(F.silu(gate_nF).mul_(up_nF))
         return self._norm(x_nE, known.norm)
 
@@ -72,10 +87,11 @@ class LlamaStep:
         )
 
     def refresh(self) -> None:
-        """Copy the weights as they are now."""
+        """Copy the weights as they are now, where they are copied."""
         for layer in self.layers:
-            join_into(layer.heads, layer.weights.heads)
-            join_into(layer.gated, layer.weights.gated)
+            if layer.heads is not None and layer.gated is not None:
+                join_into(layer.heads, layer.weights.heads)
+                join_into(layer.gated, layer.weights.gated)
 
     def _counts(self, layer: LlamaLayer) -> tuple[int, int]:
         query, key, _ = (part.weight.shape[0] // self.weights.head_width for part in layer.heads)
@@ -90,20 +106,22 @@ class LlamaStep:
 
 @torch.inference_mode()
 def llama_step(policy: Policy, num_positions: int, former: LlamaStep | None = None) -> LlamaStep | None:
-    """The step of a policy that `covey.models.llama` recognises and that is small, for positions up to
-    `num_positions`; None for any other. A `former` one of the same weights is brought up to date and kept at
+    """The step of a policy that `covey.models.llama` recognises, for positions up to `num_positions`; None
+    for any other. A `former` one of the same weights is brought up to date and kept at
     its place."""
     known = llama(policy.model)
     if known is None:
         return None
-    copied = [part.weight for layer in known.layers for part in (*layer.heads, *layer.gated)]
-    if sum(weight.numel() * weight.element_size() for weight in copied) > _MOST_COPIED:
-        return None
     if former is not None and former.serves(known, num_positions):
         former.refresh()
         return former
+    copied = [part.weight for layer in known.layers for part in (*layer.heads, *layer.gated)]
+    is_small = sum(weight.nbytes for weight in copied) <= _MOST_COPIED
     return LlamaStep(
         known,
-        tuple(_Layer(layer, joined(layer.heads), joined(layer.gated)) for layer in known.layers),
+        tuple(
+            _Layer(layer, joined(layer.heads), joined(layer.gated)) if is_small else _Layer(layer)
+            for layer in known.layers
+        ),
         *known.turns(known.embedding, torch.arange(num_positions, device=known.embedding.device)),
     )

@@ -120,9 +120,9 @@ def adapter_off(policy: Policy) -> Iterator[Policy]:
 def merged(policy: Policy) -> Iterator[Policy]:
     """The policy with its update added to the weights, so that a token costs what the base costs.
 
-    Each float32 weight is swapped for a sum and swapped back, so the base keeps its very bits; the sums take
-    the adapted weights' size once more. Weights of a lower dtype stay unmerged: the sum would be rounded, and
-    the sampler would not be the policy.
+    Each float32 weight is written over with the sum and written back, so the base keeps its very bits at its
+    place, which recordings of a GPU read; what is held aside takes the adapted weights' size once more.
+    Weights of a lower dtype stay unmerged: the sum would be rounded, and the sampler would not be the policy.
     """
     layers = policy.adapter.layers if policy.adapter is not None else ()
     held: list[tuple[Any, Tensor]] = []
@@ -130,13 +130,13 @@ def merged(policy: Policy) -> Iterator[Policy]:
         for layer in layers:
             base = layer.get_base_layer()
             if base.weight.dtype == torch.float32:
-                held.append((layer, base.weight.data))
-                base.weight.data = _sum(layer)
+                held.append((layer, base.weight.data.clone()))
+                base.weight.data.copy_(_sum(layer))
                 layer.merged_adapters.append(_NAME)
         yield policy
     finally:
         for layer, weight in held:
-            layer.get_base_layer().weight.data = weight
+            layer.get_base_layer().weight.data.copy_(weight)
             layer.merged_adapters.clear()
 
 

@@ -47,8 +47,9 @@ def share_prompt(passes: Sequence[MicroBatch]) -> list[MicroBatch]:
     last, device = passes[0].segments[0].length - 1, passes[0].tokens_T.device
     counts = [micro.context_N.shape[0] for micro in passes]
     first_N = _on_host(torch.cat([micro.context_U[micro.context_N] for micro in passes])) == last
+    first = torch.from_numpy(np.flatnonzero(first_N)).to(device)
     target_F, temperature_F = (
-        torch.cat(parts)[torch.from_numpy(first_N).to(device)]
+        torch.cat(parts)[first]
         for parts in zip(*((micro.target_N, micro.temperature_N) for micro in passes), strict=True)
     )
     # The first tokens of all passes in their order, and behind them a pass's own.

@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Sequence
 
 from covey.config.schema import Config
+from covey.models import sdpa
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan
+from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.recompute import IN_WORDS
 from covey.plan.report import report_lines
@@ -67,7 +69,21 @@ def _kernels(config: Config, policy: Policy) -> str:
         attention = "sdpa (flex does not compile here)"
     away = ", and wait in the machine's memory" if policy.offload else ""
     norms = "; norms and gated layers: liger-kernel" if policy.has_liger else ""
-    return f"attention: {attention}{norms}; {IN_WORDS[policy.recompute]}{away}"
+    rows = "".join(f"; {name}: {kernel}" for name, kernel in sdpa.kernels(policy).items())
+    return f"attention: {attention}{norms}{rows}; {IN_WORDS[policy.recompute]}{away}"
+
+
+def slow_attention(policy: Policy) -> str:
+    """What torch attends to by its math kernel on this GPU; empty where a fused one takes everything."""
+    slow = [name for name, kernel in sdpa.kernels(policy).items() if kernel == "math"]
+    if not slow:
+        return ""
+    heads = policy.model.config.get_text_config().num_attention_heads  # type: ignore[union-attr, operator]
+    scores = size(heads * 4096**2 * 4)
+    return (
+        f"on this GPU torch attends to {' and '.join(slow)} by its math kernel, which holds every score in "
+        f"float32: a row of 4,096 tokens takes {scores} in each layer"
+    )
 
 
 def _signs(job: Job) -> list[str]:

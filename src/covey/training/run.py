@@ -34,6 +34,7 @@ from covey.plan.check_steps import step_refusals
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.report import report_json
+from covey.plan.words import coded, sentence
 from covey.rewards.registry import build, metric_names
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
@@ -44,7 +45,7 @@ from covey.telemetry.plot import plot_rewards
 from covey.telemetry.rollouts import RolloutLimits
 from covey.telemetry.trackers.factory import start as start_trackers
 from covey.training import parts
-from covey.training.announce import closing, opening
+from covey.training.announce import closing, opening, slow_attention
 from covey.training.backend import backend_for, engine_for
 from covey.training.evaluate import Best, EvalPrompts, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir, survey
@@ -472,6 +473,10 @@ def _report_layout(job: Job) -> None:
     if job.backend.policy.stream == "padded":
         seen = "the model does not keep packed rows apart (found by the probe at load)"
         job.recorder.event("finding", step=job.progress.step, code="F105", seen=seen)
+    slow = slow_attention(job.backend.policy)
+    if slow:
+        job.recorder.say(*coded("W175", sentence(slow)))
+        job.recorder.event("finding", step=job.progress.step, code="W175", seen=slow)
 
 
 def _start_trackers(config: Config, job: Job) -> None:

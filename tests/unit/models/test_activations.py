@@ -11,6 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from covey.models import activations
+from covey.models.adapter_shapes import LoraSettings
+from covey.models.llama_step import llama_step
+from covey.models.lora import add_adapter, merged
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from covey.plan import activations as forecast
@@ -208,3 +211,24 @@ def test_nothing_is_moved_without_a_gradient(tiny_model, random_rows, monkeypatc
     monkeypatch.setattr("covey.models.policy.offloaded", refuse)
     with torch.no_grad():
         policy(micro_of(random_rows((5, (3,))), "prefix", policy.device))
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_the_sampler_keeps_its_short_step(is_adapted, tiny_model):
+    """transformers leaves a hook on the embedding, and a model with hooks is not sampled from by it."""
+    policy = Policy(tiny_model("qwen3"))
+    if is_adapted:
+        settings = LoraSettings(
+            rank=2,
+            alpha=4.0,
+            dropout=0.0,
+            target_modules=("all-linear",),
+            modules_to_save=(),
+            use_dora=False,
+            use_rslora=False,
+        )
+        add_adapter(policy, settings, seed=1)
+    for kind in ("full", "selective", "none", "full"):
+        policy.keep_activations(kind)
+        with merged(policy):
+            assert llama_step(policy, 16) is not None, kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface
 
 from covey.models import attention
@@ -136,3 +137,64 @@ def test_the_registered_function_passes_on_what_the_layer_asks(assert_close_guar
     assert options == AttentionOptions(scaling=0.5, sliding_window=2, softcap=3.0, sinks_H=sinks, dropout=0.0)
     # Without a scaling of its own a layer has 1 / sqrt(width); dropout belongs to training.
     assert (training.scaling, training.dropout) == (pytest.approx(D**-0.5), 0.9)
+
+
+class _Asked(TorchFunctionMode):
+    """How torch's attention was called: grouped keys, a mask, its own causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[bool, bool, bool]] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            is_grouped = args[0].shape[1] != args[1].shape[1]
+            assert kwargs["enable_gqa"] == is_grouped
+            self.calls.append((is_grouped, kwargs["attn_mask"] is not None, kwargs["is_causal"]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_gpu_is_asked_for_nothing_that_its_fused_kernels_lack(dtype, window):
+    """A mask or float32 with fewer keys than queries goes to torch's math kernel, without a word."""
+    segments = (
+        StreamSegment(start=0, length=300),
+        StreamSegment(start=300, length=40, parent=0),
+        StreamSegment(start=340, length=90, parent=0),
+        StreamSegment(start=430, length=120),
+        StreamSegment(start=550, length=7),
+    )
+    tensors = (torch.empty(1, heads, 557, D, dtype=dtype, device="meta") for heads in (H, K, K))
+    with _Asked() as asked:
+        options = AttentionOptions(scaling=0.3, sliding_window=window)
+        out = StreamLayout(segments, "meta").attend(0, *tensors, options)
+    assert out.shape == (1, H, 557, D) and len(asked.calls) > 2
+    for is_grouped, is_masked, is_causal in asked.calls:
+        assert is_masked != is_causal
+        assert not is_grouped or (not is_masked and dtype == torch.bfloat16)
+    # Prompts need no mask, whatever their lengths; what goes on from them does.
+    assert {is_masked for _, is_masked, _ in asked.calls} == ({True} if window else {False, True})
+    if dtype == torch.bfloat16 and window is None:
+        assert {is_grouped for is_grouped, is_masked, _ in asked.calls if not is_masked} == {True}
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_prompts_of_other_lengths_need_no_mask(repeats, monkeypatch, assert_close_guarded):
+    """Padding is behind a row's own tokens, so the causal mask hides it; and keys may be repeated."""
+    monkeypatch.setattr(attention, "_SMALL_CELLS", 0)
+    monkeypatch.setattr(attention, "_MAX_BUCKET_WASTE", 100.0)
+    if repeats > 1:
+        monkeypatch.setattr(attention, "takes_groups", lambda query, bias: False)
+    segments = [StreamSegment(start=s, length=n) for s, n in ((0, 9), (9, 4), (13, 1), (14, 12))]
+    query, key, value, _ = leaves(26, K)
+    with _Asked() as asked:
+        got = StreamLayout(segments).attend(0, query, key, value, options_of("plain", None))
+    assert asked.calls == [(repeats == 1, False, True)]
+    expected = dense(query, key, value, dense_mask(segments, None), options_of("plain", None))
+    assert_close_guarded(got.detach(), expected.detach(), rtol=1e-5)
+    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(7))
+    found = torch.autograd.grad((got * weight).sum(), [query, key, value])
+    due = torch.autograd.grad((expected * weight.double()).sum(), [query, key, value])
+    for actual, exact in zip(found, due, strict=True):
+        assert_close_guarded(actual, exact, rtol=1e-5)

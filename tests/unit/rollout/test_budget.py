@@ -28,7 +28,7 @@ def test_the_engine_decodes_no_more_rows_side_by_side(
 ):
     requests = requests_of(random_prompts(9, 4), 4, max_new_tokens=6)
     expected = run_engine(NativeEngine(quickstart_policy), requests)
-    monkeypatch.setattr(budget, "free_bytes", lambda device: 10 * 2048 * 15)
+    monkeypatch.setattr(budget, "free_bytes", lambda device: 10 * 2048 * (64 + 16))
     engine = NativeEngine(quickstart_policy)
     done = run_engine(engine, requests)
     assert engine._cache is not None and engine._cache.shape.rows == 3

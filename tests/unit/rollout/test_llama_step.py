@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from covey.models import llama_step as llama_step_module
 from covey.models.adapter_shapes import LoraSettings
@@ -29,12 +30,16 @@ def layout(request, monkeypatch):
         monkeypatch.setattr(room, "_FLAT_PROMPT", 0)
 
 
-@pytest.fixture(autouse=True, params=["torch", "compiled"])
+@pytest.fixture(autouse=True, params=["torch", "torch, nothing copied", "compiled"])
 def kind(request, monkeypatch):
-    """Every test of hidden states runs with the step in torch and with the one in C."""
-    if request.param == "torch":
-        monkeypatch.setattr(Policy, "library", property(lambda self: None))
-    return LlamaStep if request.param == "torch" else LlamaNative
+    """Every test of hidden states runs with the step in torch, of a small model and of one whose weights are
+    not copied, and with the one in C."""
+    if request.param == "compiled":
+        return LlamaNative
+    monkeypatch.setattr(Policy, "library", property(lambda self: None))
+    if request.param != "torch":
+        monkeypatch.setattr(llama_step_module, "_MOST_COPIED", 0)
+    return LlamaStep
 
 
 def policy_of(family: str, **changes: object) -> Policy:
@@ -163,10 +168,78 @@ def test_a_large_model_is_not_copied(monkeypatch):
     layers = policy.model.base_model.layers
     names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     copied = sum(4 * layer.get_submodule(name).weight.numel() for layer in layers for name in names)
-    monkeypatch.setattr(llama_step_module, "_MOST_COPIED", copied)
-    assert llama_step(policy, 64) is not None
-    monkeypatch.setattr(llama_step_module, "_MOST_COPIED", copied - 1)
-    assert llama_step(policy, 64) is None
+    for most, is_copied in ((copied, True), (copied - 1, False)):
+        monkeypatch.setattr(llama_step_module, "_MOST_COPIED", most)
+        step = llama_step(policy, 64)
+        assert {part is not None for layer in step.layers for part in (layer.heads, layer.gated)} == {
+            is_copied
+        }
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operators that compute something: what a GPU would launch."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+        is_view = (
+            isinstance(out, Tensor)
+            and out.untyped_storage().data_ptr() in given
+            and not func._schema.is_mutable
+        )
+        self.number += not (is_view or func.is_view)
+        return out
+
+
+def calls_of_a_layer(hidden):
+    """What `hidden(layers)` calls for each layer, in a policy of two and one of four."""
+    numbers = []
+    for layers in (2, 4):
+        with torch.inference_mode(), Calls() as calls:
+            hidden(layers)
+        numbers.append(calls.number)
+    return (numbers[1] - numbers[0]) / 2
+
+
+class Attends:
+    """Attention that calls nothing."""
+
+    def attend(self, layer, query_1HTD, key_1KTD, value_1KTD, options):
+        return query_1HTD
+
+    def attend_heads(self, layer, heads_nXD, queries, scaling):
+        return heads_nXD[:, :queries]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_layer_is_few_operators(family):
+    """In bfloat16, without its attention: a GPU launches each of them, for eight tokens at a time."""
+    tokens, positions = torch.arange(4), torch.arange(4)
+
+    def by_modules(layers):
+        policy = policy_of(family, num_hidden_layers=layers, layer_types=["full_attention"] * layers).to(
+            torch.bfloat16
+        )
+        return lambda: policy.hidden(tokens, positions, Attends())
+
+    def by_step(layers):
+        policy = policy_of(family, num_hidden_layers=layers, layer_types=["full_attention"] * layers).to(
+            torch.bfloat16
+        )
+        step = llama_step(policy, 64)
+        return lambda: step.hidden(tokens, positions, Attends())
+
+    found = {}
+    for name, make in (("modules", by_modules), ("step", by_step)):
+        made = {layers: make(layers) for layers in (2, 4)}
+        found[name] = calls_of_a_layer(lambda layers, made=made: made[layers]())
+    is_copied = llama_step_module._MOST_COPIED > 0
+    most = {"qwen2": 16 if is_copied else 20, "qwen3": 22 if is_copied else 26}[family]
+    assert 0 < found["step"] <= most < found["modules"]
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])

@@ -488,7 +488,7 @@ def test_a_larger_round_gets_a_larger_cache(tiny_policy, random_prompts, request
     larger = requests_of(random_prompts(9, 14, 20), 4, max_new_tokens=12)
     assert contents(run_engine(engine, larger)) == contents(run_engine(NativeEngine(policy), larger))
     assert engine._cache is not small
-    assert engine._cache.shape.covers(small.shape)
+    assert engine._cache.shape.serves(small.shape)
 
 
 def test_weights_are_the_learners_own(tiny_policy, random_prompts, requests_of, run_engine):

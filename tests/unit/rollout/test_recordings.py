@@ -221,7 +221,7 @@ class FakeCuda:
     """The part of torch.cuda that records; a graph lives until nobody holds it."""
 
     def __init__(self, monkeypatch):
-        self.handles, self.captures, self.current = 0, [], "main"
+        self.handles, self.captures, self.current, self.told = 0, [], "main", []
         fake = self
 
         class Graph:
@@ -255,8 +255,12 @@ class FakeCuda:
             "stream": On,
             "graph_pool_handle": handle,
             "synchronize": lambda: None,
+            "current_device": lambda: 0,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+            told = lambda device, pool, name=name: self.told.append((name, pool))  # noqa: E731
+            monkeypatch.setattr(torch._C, name, told, raising=False)
 
 
 def test_graphs_share_one_pool_and_leave_other_threads_alone(monkeypatch):
@@ -283,30 +287,62 @@ def test_a_recording_that_fails_leaves_the_stream_as_it_was(monkeypatch):
     with pytest.raises(RuntimeError, match="not permitted"):
         graphs(fails)
     assert fake.current == "main" and gc.isenabled()
+    # Else the allocator would wait for the end of this recording for good.
+    assert fake.told == [("_cuda_endAllocateToPool", 1), ("_cuda_releasePool", 1)]
 
 
 # -- room
 
 
-def test_a_cache_that_grows_fits_without_the_old_one(monkeypatch):
-    """It asks for as many rows as fit its new length once the old one is given back."""
+def requests_for_room(number, prompt, tokens):
+    sampling = SimpleNamespace(max_new_tokens=tokens)
+    return [SimpleNamespace(prompt_token_ids=(1,) * prompt, sampling=sampling)] * number
+
+
+def room_of(monkeypatch, budget):
+    """With memory for so many tokens, those of the cache that is given back among them."""
+    monkeypatch.setattr(room, "rows_that_fit", lambda policy, tokens, given_back: max(1, budget[0] // tokens))
+    return room.Room(SimpleNamespace(), max_rows=64, stride=1)
+
+
+def test_a_cache_that_grows_serves_both(monkeypatch):
+    held = room_of(monkeypatch, [10**6])
+    first = held.reserve(requests_for_room(8, 80, 16), 2)
+    second = held.reserve(requests_for_room(4, 160, 160), 4)
+    assert (second.shape.rows, second.shape.slots, second.shape.prompt) == (8, 4, 160)
+    assert held.reserve(requests_for_room(8, 80, 16), 2) is second is not first
+    assert held.numbers == {second.number}
+
+
+def test_a_cache_stays_while_free_memory_varies(monkeypatch):
+    budget = [24_000]
+    held = room_of(monkeypatch, budget)
+    first = held.reserve(requests_for_room(64, 100, 500), 8)
+    assert first.shape.rows == 24_000 // (112 + 512)
+    for budget[0] in (24_900, 22_000, 26_000):
+        assert held.reserve(requests_for_room(64, 100, 500), 8) is first
+    budget[0] = 60_000
+    assert held.reserve(requests_for_room(64, 100, 500), 8).shape.rows == 64
+
+
+def test_short_memory_is_not_shared_by_two_shapes(monkeypatch):
+    """Few long rows of training and many short ones of an evaluation: each has as many as fit alone."""
+    held = room_of(monkeypatch, [24_000])
+    for _ in range(2):
+        assert held.reserve(requests_for_room(8, 100, 2000), 2).shape.rows == 8
+        assert held.reserve(requests_for_room(64, 80, 200), 64).shape.rows == 64
+
+
+def test_rows_are_counted_with_the_old_cache_given_back(monkeypatch):
     asked = []
 
     def fits(policy, tokens, given_back):
-        asked.append((tokens, given_back))
-        return (1000 + given_back) // tokens
+        asked.append(given_back)
+        return 64
 
     monkeypatch.setattr(room, "rows_that_fit", fits)
     held = room.Room(SimpleNamespace(), max_rows=64, stride=1)
-
-    def requests(number, prompt, tokens):
-        sampling = SimpleNamespace(max_new_tokens=tokens)
-        return [SimpleNamespace(prompt_token_ids=(1,) * prompt, sampling=sampling)] * number
-
-    first = held.reserve(requests(8, 80, 16), 2)
-    assert first.shape.rows == 8
+    first = held.reserve(requests_for_room(8, 80, 16), 2)
     monkeypatch.setattr(type(first), "num_bytes", 500)
-    second = held.reserve(requests(4, 160, 160), 4)
-    assert second is not first and asked[-1] == (320, 500)
-    assert second.shape.rows == 1500 // 320 and second.shape.slots == 4
-    assert held.reserve(requests(4, 160, 160), 4) is second
+    held.reserve(requests_for_room(8, 160, 16), 2)
+    assert asked[0] == 0 and set(asked[1:]) == {500}

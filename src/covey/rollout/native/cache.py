@@ -24,6 +24,8 @@ from torch import Tensor
 from covey.models.attention import AttentionOptions, StreamLayout
 from covey.models.llama_native import Spans
 
+_NEARLY = 7 / 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
@@ -38,14 +40,15 @@ class CacheShape:
     prompt: int
     flat: bool
 
-    def covers(self, other: CacheShape) -> bool:
-        """Whether a cache of this shape can serve what `other` asks for."""
+    def serves(self, other: CacheShape) -> bool:
+        """Whether a cache of this shape is as good as a new one for what `other` asks for: as long, and with
+        nearly as many rows, since free memory varies a little from one rollout to the next."""
         return (
             self.flat == other.flat
-            and self.rows >= other.rows
             and self.completion >= other.completion
-            and self.slots >= other.slots
             and self.prompt >= other.prompt
+            and self.rows >= _NEARLY * other.rows
+            and self.slots >= _NEARLY * other.slots
         )
 
     def with_room_for(self, other: CacheShape) -> CacheShape:

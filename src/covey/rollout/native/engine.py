@@ -53,9 +53,8 @@ _LOOK = 16
 
 class NativeEngine:
     """Samples from `policy`. `max_rows` bounds how many completions decode side by side, `stride` is how many
-    tokens each of them gets before the host looks. Strides are recorded as CUDA graphs on a GPU;
-    `recordings` takes others. The cache and the recordings last until the next rollout, unless `rests` is
-    True: then `rest` lets them go."""
+    tokens each of them gets before the host looks. Strides are recorded as CUDA graphs on a GPU; `recordings`
+    takes others. Cache and recordings last until the next rollout; where `rests`, `rest` lets them go."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
 
@@ -76,7 +75,7 @@ class NativeEngine:
             self._recordings = Recordings()
         self._branches = Branches(may_share=self._stride == 1 and self._recordings is None)
         self._places: tuple[object, ...] = ()
-        self._fullest = 1
+        self._fullest, self._positions = 1, 0
         self._version = 0
         self._next_id = 0
         self._requests: dict[int, GenerationRequest] = {}
@@ -116,10 +115,7 @@ class NativeEngine:
     # -- protocol
 
     def submit(self, request: GenerationRequest) -> int:
-        """Queue a request behind the others of its prompt.
-
-        One that the cache is too small for waits until what runs in it has ended.
-        """
+        """Queue a request behind the others of its prompt, or behind all where the cache is too small."""
         refuse_empty(request)
         number = self._next_id
         self._next_id += 1
@@ -139,7 +135,7 @@ class NativeEngine:
 
     @property
     def _is_running(self) -> bool:
-        """Whether the cache is in use, and so has to stay as it is."""
+        """Whether the cache is in use."""
         return bool(self._families or self._branches.held)
 
     def results(self) -> Iterator[Completion]:
@@ -224,7 +220,9 @@ class NativeEngine:
                 self._fullest = max([self._fullest, *sizes])
         if self._cache is not None:
             shape = self._cache.shape
-            self._step = self._short_step(shape.prompt + shape.completion)
+            # A step that is made anew takes the recordings of all caches with it.
+            self._positions = max(self._positions, shape.prompt + shape.completion)
+            self._step = self._short_step(self._positions)
             self._forget_what_moved()
 
     def _admit(self) -> list[Completion]:
@@ -383,8 +381,7 @@ class NativeEngine:
         return llama_step(self._policy, num_positions, former)
 
     def _forget_what_moved(self) -> None:
-        """Drop the recordings of caches that are gone, and all of them where a weight lies elsewhere than
-        before."""
+        """Drop recordings of caches that are gone, and all where a weight lies elsewhere than before."""
         if self._recordings is None:
             return
         places = (self._step, *(p.data_ptr() for p in self._policy.parameters()))

@@ -48,7 +48,7 @@ def recorded_columns(needed: int) -> int:
 
 @dataclass(slots=True)
 class CudaGraphs:
-    """Records as CUDA graphs; the plain run before has chosen kernels and made workspaces.
+    """Records as CUDA graphs; the plain run before has chosen kernels.
 
     All graphs share one pool of memory. That is safe in whatever order they are played: what a graph reads
     and what it leaves lie outside of the pool, and nobody reads what is inside once it has been played.
@@ -68,17 +68,26 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream), _no_collection():
-            # Other threads may use the GPU meanwhile: a reward of the user's, say.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
+                # Other threads may use the GPU meanwhile: a reward of the user's, say.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 compute()
+                graph.capture_end()
             except BaseException:
-                with suppress(RuntimeError):
-                    graph.capture_end()
+                self._abandon(graph)
                 raise
-            graph.capture_end()
         self._graphs.add(graph)
         return graph.replay  # type: ignore[no-any-return]
+
+    def _abandon(self, graph: Any) -> None:
+        """End a recording that failed. torch tells its allocator of the end last, so that an error before it
+        would leave the allocator waiting: it would never again free what it caches."""
+        with suppress(RuntimeError):
+            graph.capture_end()
+        with suppress(RuntimeError, AttributeError):
+            # Raises where the allocator knows already, and then nothing is to be released.
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
 
 
 @contextmanager

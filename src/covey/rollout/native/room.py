@@ -46,20 +46,20 @@ class Room:
             prompt=_FLAT_PROMPT if flat else _aligned(prompt),
             flat=flat,
         )
-        tokens = prompt + max(r.sampling.max_new_tokens for r in requests)
-        wanted = self._that_fits(wanted, tokens, held)
-        if held is not None and held.shape.covers(wanted):
-            return held
+        wanted = self._that_fits(wanted, held)
         if held is not None:
-            wanted = self._that_fits(wanted.with_room_for(held.shape), 0, held)
+            if held.shape.serves(wanted):
+                return held
+            both = wanted.with_room_for(held.shape)
+            # Where memory is short for both, each gets what it asks for, and the other is made anew.
+            wanted = both if self._that_fits(both, held) == both else wanted
         self._caches[flat] = KVCache(wanted)
         return self._caches[flat]
 
-    def _that_fits(self, shape: CacheShape, tokens: int, held: KVCache | None) -> CacheShape:
-        """The shape with as many rows, of so many tokens at least, as fit once the one `held` is gone."""
-        tokens = tokens or shape.prompt + shape.completion
-        fits = rows_that_fit(self.policy, tokens, 0 if held is None else held.num_bytes)
-        rows = min(shape.rows, fits)
+    def _that_fits(self, shape: CacheShape, held: KVCache | None) -> CacheShape:
+        """The shape with as many rows as fit once the cache `held` is gone."""
+        given_back = 0 if held is None else held.num_bytes
+        rows = min(shape.rows, rows_that_fit(self.policy, shape.prompt + shape.completion, given_back))
         return replace(shape, rows=rows, slots=min(shape.slots, rows))
 
     @property
