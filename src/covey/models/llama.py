@@ -58,8 +58,12 @@ class Linear:
         return torch.addmm(self.weight, added.up, added.down, alpha=added.scaling)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x @ weight.T + bias."""
-        return linear(x, self.whole, self.bias)
+        """x @ weight.T + bias; what an adapter adds is computed in its own dtype, as peft does."""
+        out = linear(x, self.weight, self.bias)
+        if self.added is None:
+            return out
+        low = linear(x.to(self.added.down.dtype), self.added.down, None)
+        return (out + linear(low, self.added.up, None) * self.added.scaling).to(out.dtype)
 
 
 def joined(layers: tuple[Linear, ...]) -> Linear:
@@ -195,10 +199,11 @@ class Tree:
         return all(map(is_, now, self._parts)) and self._now() == self._found
 
 
-def llama(model: nn.Module, *, adapted: bool = False) -> Llama | None:
+def llama(model: nn.Module, *, adapted: bool = False, samples: bool = False) -> Llama | None:
     """The weights of a model whose every module is one that this file knows; None for any other.
 
-    An adapter has to be merged, unless an `adapted` model is asked for.
+    An adapter has to be merged, unless an `adapted` model is asked for. It may have dropout where the model
+    `samples`, as long as that is off.
     """
     known: Any = model
     config, backbone = known.config, known.base_model
@@ -208,7 +213,7 @@ def llama(model: nn.Module, *, adapted: bool = False) -> Llama | None:
         return None
     if backbone.rotary_emb.rope_type not in _FIXED_TURNS:
         return None
-    layers = tuple(_layer(module) for module in backbone.layers)
+    layers = tuple(_layer(module, samples) for module in backbone.layers)
     if any(layer is None for layer in layers) or _hooked(backbone):
         return None
     attention = backbone.layers[0].self_attn
@@ -231,6 +236,8 @@ def weights_of(known: Llama) -> list[Tensor]:
     for layer in known.layers:
         weights += [part.weight for part in layer.products]
         weights += [part.bias for part in layer.products if part.bias is not None]
+        added = [part.added for part in layer.products if part.added is not None]
+        weights += [matrix for one in added for matrix in (one.down, one.up)]
         norms = (layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm)
         weights += [norm for norm in norms if norm is not None]
     return weights
@@ -252,10 +259,10 @@ def _hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
     return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
 
 
-def _layer(module: Any) -> LlamaLayer | None:
+def _layer(module: Any, samples: bool) -> LlamaLayer | None:
     attention, mlp = module.self_attn, module.mlp
     found = [
-        _linear(part)
+        _linear(part, samples)
         for part in (
             *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
             *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
@@ -278,12 +285,12 @@ def _layer(module: Any) -> LlamaLayer | None:
     )
 
 
-def _linear(module: Any) -> Linear | None:
+def _linear(module: Any, samples: bool) -> Linear | None:
     """A plain linear layer, or one of peft's whose adapter is merged or plain LoRA."""
     added = None
     if hasattr(module, "get_base_layer"):
         if not module.merged:
-            added = _low_rank(module)
+            added = _low_rank(module, samples)
             # One that is off is computed as it is when it is on, so that a new adapter changes no bit.
             if added is None:
                 return None
@@ -295,13 +302,14 @@ def _linear(module: Any) -> Linear | None:
     return Linear(module.weight, module.bias, added)
 
 
-def _low_rank(layer: Any) -> LowRank | None:
+def _low_rank(layer: Any, samples: bool) -> LowRank | None:
     """What a LoRA layer of peft adds to its weight; None where it adds anything else."""
     names = list(layer.active_adapters)
     if len(names) != 1 or names[0] in layer.lora_variant or layer.fan_in_fan_out:
         return None
     (name,) = names
     down, up = layer.lora_A[name], layer.lora_B[name]
-    drops = getattr(layer.lora_dropout[name], "p", 0.0) > 0.0
+    dropout = layer.lora_dropout[name]
+    drops = getattr(dropout, "p", 0.0) > 0.0 and (dropout.training or not samples)
     is_plain = down.bias is None and up.bias is None and not drops
     return LowRank(down.weight, up.weight, layer.scaling[name]) if is_plain else None

@@ -2,7 +2,7 @@
 
 RMSNorm is one call, queries and keys are rotated together, nothing is wrapped. Of a small model the weights
 of a layer's queries, keys and values, and of its gate and up, are copied side by side at the start of a
-rollout.
+rollout. An adapter that is not merged is computed beside the weights.
 
 Axes: n rows, or tokens of prompts, H query heads, K key heads, X all heads, D head width, E model width.
 """
@@ -109,14 +109,14 @@ def llama_step(policy: Policy, num_positions: int, former: LlamaStep | None = No
     """The step of a policy that `covey.models.llama` recognises, for positions up to `num_positions`; None
     for any other. A `former` one of the same weights is brought up to date and kept at
     its place."""
-    known = llama(policy.model)
+    known = llama(policy.model, adapted=True, samples=True)
     if known is None:
         return None
     if former is not None and former.serves(known, num_positions):
         former.refresh()
         return former
     copied = [part.weight for layer in known.layers for part in (*layer.heads, *layer.gated)]
-    is_small = sum(weight.nbytes for weight in copied) <= _MOST_COPIED
+    is_small = not known.is_adapted and sum(weight.nbytes for weight in copied) <= _MOST_COPIED
     return LlamaStep(
         known,
         tuple(

@@ -83,10 +83,12 @@ def _recordings(model: ModelSizes) -> int:
 
 
 def _copies(config: Config, model: ModelSizes, how: Training) -> dict[str, int]:
-    """What the native engine copies of a small model's weights, to have them side by side."""
+    """What the native engine copies of a small model's weights, to have them side by side: not beside an
+    adapter that is not merged."""
     columns = (model.heads + 2 * model.kv_heads) * model.head_width + 2 * model.intermediate
     copied = model.layers * model.hidden * columns * how.element
-    if config.engine != "native" or model.family not in STEP_FAMILIES or copied > MOST_COPIED:
+    is_beside = not how.full and how.element != FLOAT
+    if config.engine != "native" or model.family not in STEP_FAMILIES or is_beside or copied > MOST_COPIED:
         return {}
     return {"weights side by side": copied}
 

@@ -126,17 +126,29 @@ def test_the_weights_are_those_of_the_moment(kind, random_prompts, requests_of, 
     assert max(gaps(kind, policy, requests, run_engine, monkeypatch)) < 1e-5
 
 
-def test_an_adapter_has_to_be_merged(kind, random_prompts, requests_of, run_engine, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_is_merged_or_beside_the_weights(
+    dtype, kind, random_prompts, requests_of, run_engine, monkeypatch
+):
+    """The C step wants it merged, which it is in float32 alone."""
     policy = policy_of("qwen2")
-    add_adapter(policy, LoraSettings(rank=4, alpha=8), seed=0, compute_dtype=torch.float32)
+    add_adapter(policy, LoraSettings(rank=4, alpha=8, dropout=0.1), seed=0, compute_dtype=dtype)
+    policy.eval()
     for name, parameter in policy.named_parameters():
         if ".lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.2)
-    assert llama_step(policy, 64) is None
     requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=4)
+    limit = 1e-5 if dtype == torch.float32 else 0.02
+    found = gaps(LlamaStep, policy, requests, run_engine, monkeypatch)
+    assert len(found) > 2 and max(found) < limit
+    step = llama_step(policy, 64)
     with merged(policy):
-        found = gaps(kind, policy, requests, run_engine, monkeypatch)
-    assert len(found) > 2 and max(found) < 1e-5
+        # Merged it is another step: what was added before must not be added again.
+        assert (llama_step(policy, 64, step) is step) == (dtype == torch.bfloat16)
+        of_merged = gaps(
+            kind if dtype == torch.float32 else LlamaStep, policy, requests, run_engine, monkeypatch
+        )
+    assert len(of_merged) > 2 and max(of_merged) < limit
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt2", "mixtral"])
