@@ -7,12 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
+from covey.models import sdpa
 from covey.models.policy import Policy
+from covey.plan.disk import size
 from covey.plan.memory import TIGHT, memory_plan, recompute_of
-from covey.training.announce import _kernels
+from covey.training.announce import _kernels, slow_attention
 from covey.training.facts import survey
 from covey.training.facts.run import run_facts
 from covey.training.run import build_job
@@ -100,3 +104,25 @@ def test_the_line_says_why() -> None:
     )
     policy.use_stream("padded")
     assert _kernels(config, policy).startswith("attention: the model's own, on padded rows; ")
+
+
+def test_torch_is_asked_which_kernel_it_takes() -> None:
+    """On a CPU, which has two: the fused one, and the other where nothing else is allowed."""
+    query = torch.zeros(1, 4, 32, 16)
+    mask = torch.zeros(1, 1, 32, 32)
+    assert {sdpa._choice(query, 2, bias) for bias in (None, mask)} == {"flash_attention"}
+    with sdpa_kernel(SDPBackend.MATH):
+        assert sdpa._choice(query, 2, None) == "math"
+    assert sdpa.kernels(Policy(random_model("qwen3"))) == {}
+
+
+def test_a_slow_kernel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy(random_model("qwen3"))
+    found = {"prompts": "flash_attention", "rows behind a prompt": "efficient_attention"}
+    monkeypatch.setattr(sdpa, "kernels", lambda policy: found)
+    assert slow_attention(policy) == ""
+    found["prompts"] = "math"
+    # 4 bytes for each of 4,096 x 4,096 scores of a head.
+    heads = policy.model.config.num_attention_heads
+    assert size(heads * 4 * 4096**2) in slow_attention(policy) and "prompts" in slow_attention(policy)
+    assert "rows" not in slow_attention(policy).partition(":")[0]
