@@ -60,8 +60,8 @@ WHEELS_PYTHON ?= 3.12
 PARTS ?=
 OUT ?= .gpu-check
 
-gpu-check: ## check and measure this machine's GPU: PARTS=1,4 or all, OUT=folder, SMALL=1 without a GPU
-	@$(GPU_PYTHON) bench/gpu.py --parts '$(PARTS)' --out '$(OUT)' $(if $(SMALL),--small)
+gpu-check: ## check and measure this machine's GPU: PARTS=1,4 or all, OUT=folder, SLOWER=1.5, SMALL=1 without a GPU
+	@$(GPU_PYTHON) bench/gpu.py --parts '$(PARTS)' --out '$(OUT)' $(if $(SMALL),--small) $(if $(SLOWER),--slower $(SLOWER))
 
 gpu-wheels: ## collect in .gpu-wheels what gpu-check needs on a machine with torch and without a network
 	@rm -rf .gpu-wheels

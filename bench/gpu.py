@@ -9,6 +9,7 @@ finished. This file imports no package, so that it can say what is missing.
 from __future__ import annotations
 
 import argparse
+import compileall
 import faulthandler
 import importlib
 import importlib.util
@@ -54,6 +55,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--parts", default="", help="numbers or names with commas, or all")
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu-check", help="the folder of the results")
     parser.add_argument("--small", action="store_true", help="tiny sizes; for a machine without a GPU")
+    parser.add_argument("--slower", type=float, default=1.0, help="every time limit times this")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
@@ -64,9 +66,9 @@ def main(words: list[str] | None = None) -> int:
         parts = chosen(arguments.parts)
     except ValueError as error:
         parser.error(str(error))
-    if arguments.small:
-        # A CPU has no lease to fit into, and other work beside this may make it slow.
-        parts = [replace(part, limit_s=_SMALL_FACTOR * part.limit_s) for part in parts]
+    # A CPU has no lease to fit into, and other work beside this may make it slow.
+    slower = arguments.slower * (_SMALL_FACTOR if arguments.small else 1.0)
+    parts = [replace(part, limit_s=slower * part.limit_s) for part in parts]
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="covey-gpu-check-", ignore_cleanup_errors=True) as scratch:
         return _all(parts, arguments, Path(scratch))
@@ -154,9 +156,12 @@ def _run(part: Part, arguments: argparse.Namespace, environment: dict[str, str])
 def environment_of_parts(scratch: Path) -> dict[str, str]:
     """The environment of the parts: this repository, carried packages, one cache of compiled kernels."""
     paths = [str(ROOT / "src")]
-    if importlib.util.find_spec("pydantic") is None and WHEELS.is_dir():
+    carried = ("pydantic", "datasets", "math_verify")
+    if WHEELS.is_dir() and any(importlib.util.find_spec(name) is None for name in carried):
         for wheel in sorted(WHEELS.glob("*.whl")):
             zipfile.ZipFile(wheel).extractall(scratch / "packages")
+        # Outside of every limit: the first part would do it else.
+        compileall.compile_dir(scratch / "packages", quiet=2, workers=0)
         paths.insert(0, str(scratch / "packages"))
     if before := os.environ.get("PYTHONPATH"):
         paths.append(before)
@@ -164,8 +169,9 @@ def environment_of_parts(scratch: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        "TRITON_CACHE_DIR": str(scratch / "triton"),
+        # A caller's own folders let a second run go on from the kernels of the first.
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor")),
+        "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(scratch / "triton")),
         "TMPDIR": _folder(scratch / "tmp"),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",

@@ -140,7 +140,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def _rows(small: bool) -> list[Row]:
     """Two families of siblings; longer than a block of flex attention where that is tried."""
-    sizes = ((40, (30, 21, 1)), (11, (50, 9))) if small else ((300, (250, 140, 1)), (90, (400, 33)))
+    sizes = ((40, (30, 21, 1)), (11, (50, 9))) if small else ((300, (250, 140, 1)), (140, (400, 33)))
     generator = torch.Generator().manual_seed(5)
     rows = []
     for key, (prompt, lengths) in enumerate(sizes):

@@ -69,11 +69,12 @@ def run(lines: Lines) -> None:
         measured["peak"] = matmul_peak(lines.small)
         return Found(figures={"product_tflops": measured["peak"] / 1e12})
 
-    if lines.case("limits", limits):
+    has_limits = lines.case("limits", limits)
+    _replay(lines, plan.shapes[0], profiles)
+    if has_limits:
         for shape in plan.shapes:
             _shape(lines, shape, plan, measured["peak"], profiles)
             gc.collect()
-    _replay(lines, plan.shapes[0], profiles)
 
 
 def _shape(lines: Lines, shape: Shape, plan: Plan, peak: float, profiles: Path) -> None:
@@ -205,6 +206,7 @@ def _first_that_fits(backend: SingleBackend, micro: MicroBatch) -> tuple[Recompu
         except torch.OutOfMemoryError:
             backend.policy.zero_grad(set_to_none=True)
             backend.masters.drop_low_gradients()
+        gc.collect()
     return None
 
 

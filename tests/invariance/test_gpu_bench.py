@@ -296,7 +296,7 @@ def test_the_steps_of_a_run_are_checked() -> None:
 def test_the_command_needs_nothing_of_this_environment() -> None:
     """On a machine without a network there is no .venv, and what is collected for it is no part of git."""
     shown = subprocess.run(
-        ["make", "-n", "gpu-check", "PYTHON=python3", "PARTS=1,4"],
+        ["make", "-n", "--no-print-directory", "gpu-check", "PYTHON=python3", "PARTS=1,4"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -26,6 +26,7 @@ from covey.errors import CoveyError
 from covey.models import attention_native
 from covey.models.prefix import Prefix
 from covey.models.short_rows import ShortRows
+from covey.models.upload import upload
 from covey.types import StreamSegment
 
 ATTENTION_NAME = "covey"
@@ -228,7 +229,7 @@ class StreamLayout:
         pieces = [piece for piece in _pieces(self.segments) if piece.segment.start >= first]
         buckets = _plan_buckets(pieces, _SMALL_CELLS if is_cpu else 0)
         total = sum(segment.length for segment in self.segments)
-        restore_T = _restore_index(total, buckets)[first:].to(self._device)
+        restore_T = upload(_restore_index(total, buckets)[first:], self._device)
         return [_build_bucket(pieces, first, self._device) for pieces in buckets], restore_T
 
     def attend(
@@ -420,12 +421,12 @@ def _build_bucket(pieces: Sequence[_Piece], first: int, device: torch.device | s
     is_causal = all(piece.before == 0 for piece in pieces) and (is_even or not has_short_way)
 
     def tensor(array: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        return upload(array, device)
 
     return _Bucket(tensor(query), tensor(key), tensor(visible[:, None]), tensor(age[:, None]), is_causal)
 
 
-def _restore_index(total: int, buckets: Sequence[Sequence[_Piece]]) -> Tensor:
+def _restore_index(total: int, buckets: Sequence[Sequence[_Piece]]) -> np.ndarray[Any, Any]:
     restore = np.empty(total, dtype=np.int64)
     offset = 0
     for pieces in buckets:
@@ -434,7 +435,7 @@ def _restore_index(total: int, buckets: Sequence[Sequence[_Piece]]) -> Tensor:
             start = piece.segment.start + piece.first
             restore[start : start + piece.queries] = np.arange(offset, offset + piece.queries)
             offset += width
-    return torch.from_numpy(restore)
+    return restore
 
 
 def _interface(

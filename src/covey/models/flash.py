@@ -18,6 +18,7 @@ from torch import Tensor
 
 from covey.models.attention import AttentionOptions, StreamLayout
 from covey.models.prefix import Prefix
+from covey.models.upload import upload
 from covey.types import StreamSegment
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -43,7 +44,7 @@ class FlashLayout:
         # Packed rows see their own tokens, which lie as the kernels want them.
         is_shared = self._first > 0 or any(s.parent is not None for s in segments)
         key_L = np.concatenate([keys for _, keys in rows])
-        self._key_L = torch.from_numpy(key_L).to(device) if is_shared else None
+        self._key_L = upload(key_L, device) if is_shared else None
         self._masked: StreamLayout | None = None
 
     def attend(
@@ -85,7 +86,7 @@ class FlashLayout:
     def _rows(self, lengths: Sequence[int]) -> tuple[Tensor, int]:
         """Where rows begin and end, int32 (S + 1,), and the length of the longest."""
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        return torch.from_numpy(ends).to(self._device), max(lengths)
+        return upload(ends, self._device), max(lengths)
 
     def _by_rows(self) -> StreamLayout:
         if self._masked is None:

@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from covey.models.attention import AttentionOptions, StreamLayout
 from covey.models.prefix import Prefix
+from covey.models.upload import upload
 from covey.types import StreamSegment
 
 BLOCK = 128
@@ -79,6 +80,8 @@ class FlexLayout:
         behind = self._plan.length - first - length
         query = F.pad(query_1HTD, (0, 0, first, behind))
         key, value = (F.pad(x, (0, 0, 0, behind)) for x in (key_1KTD, value_1KTD))
+        # A pad of nothing keeps the strides, and other strides are compiled anew.
+        query, key, value = (x.contiguous() for x in (query, key, value))
         out, aux = self._attend(
             query,
             key,
@@ -126,7 +129,7 @@ class _Plan:
         first: int,
     ) -> None:
         def tensor(array: np.ndarray[Any, Any]) -> Tensor:
-            return torch.from_numpy(array.astype(np.int32)).to(device)
+            return upload(array.astype(np.int32), device)
 
         self.length, self._first = len(position), first
         self._position_T, self._end_T = tensor(position), tensor(end)
@@ -154,7 +157,7 @@ class _Plan:
         if window is None:
             return visible
         # A tensor and not a number, for which another window would compile anew.
-        reach = torch.tensor(window, dtype=torch.int32, device=end_T.device)
+        reach = torch.full((), window, dtype=torch.int32, device=end_T.device)
 
         def visible_near(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return visible(b, h, query, key) & (position_T[query] - position_T[key] < reach)

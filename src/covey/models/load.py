@@ -155,11 +155,13 @@ def choose_stream(policy: Policy, attention: Literal["auto"] | AttentionKind = "
     policy.attention = automatic(policy.device) if attention == "auto" else attention
     try:
         return _choose_stream(policy)
-    except RuntimeError:
+    except RuntimeError as error:
         # What the compiler cannot do shows in its first call: errors of it and of its kernels are of this
-        # kind. A kernel that was asked for by name is not exchanged.
-        if attention != "auto" or policy.attention == "sdpa":
+        # kind. A kernel that was asked for by name is not exchanged, and memory is no matter of kernels.
+        is_memory = isinstance(error, torch.OutOfMemoryError)
+        if is_memory or attention != "auto" or policy.attention == "sdpa":
             raise
+        policy.no_flex = (str(error).strip().splitlines() or [type(error).__name__])[0]
         policy.attention = "sdpa"
         return _choose_stream(policy)
 

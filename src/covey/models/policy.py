@@ -74,6 +74,8 @@ class Policy(nn.Module):
         self.head: HeadSpec = head_spec(model)
         self.stream: StreamKind = "padded"
         self.attention: AttentionKind = "sdpa"
+        # Why flex attention was given up, where it was.
+        self.no_flex = ""
         self.recompute: Recompute = "none"
         self.offload = False
         self.has_liger = False

@@ -15,22 +15,29 @@ _TOKENS = 32
 
 
 def kernels(policy: Policy) -> dict[str, str]:
-    """The kernel for prompts and for rows that share one, by name (flash_attention, efficient_attention,
-    cudnn_attention or math), as torch would choose it now for the heads of a policy; nothing on a CPU, or
-    where the model's attention is products anyway (a soft cap, sinks)."""
+    """The kernel for prompts that are sampled from and, where the update attends by it too, for rows behind a
+    prompt: flash_attention, efficient_attention, cudnn_attention or math, as torch would choose it now.
+
+    Empty on a CPU, where torch is not to be asked, and for a model whose attention is products anyway (a soft
+    cap, sinks).
+    """
     config: Any = policy.model.config
     config = config.get_text_config()
-    if policy.device.type != "cuda" or getattr(config, "attn_logit_softcapping", None) is not None:
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    has_sinks = any(name.endswith(".sinks") for name, _ in policy.named_parameters())
+    if policy.device.type != "cuda" or is_capped or has_sinks or not hasattr(torch, "_fused_sdp_choice"):
         return {}
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     keys = getattr(config, "num_key_value_heads", None) or heads
     dtype = next(policy.parameters()).dtype
     query = torch.empty(1, heads, _TOKENS, width, dtype=dtype, device=policy.device)
-    mask = query.new_zeros(1, 1, _TOKENS, _TOKENS)
-    return {
-        name: _choice(query, keys, bias) for name, bias in (("prompts", None), ("rows behind a prompt", mask))
-    }
+    found = {"prompts": _choice(query, keys, None)}
+    if policy.attention == "sdpa":
+        # Some kernels attend without gradients alone.
+        query.requires_grad_()
+        found["rows behind a prompt"] = _choice(query, keys, query.new_zeros(1, 1, _TOKENS, _TOKENS))
+    return found
 
 
 def _choice(query_RHQD: torch.Tensor, key_heads: int, bias_R1QL: torch.Tensor | None) -> str:

@@ -66,7 +66,7 @@ def _kernels(config: Config, policy: Policy) -> str:
     elif attention == "sdpa" and policy.library is not None:
         attention = "sdpa, in C where it is plain"
     elif config.attn_impl == "auto" and attention == "sdpa" and policy.device.type == "cuda":
-        attention = "sdpa (flex does not compile here)"
+        attention = f"sdpa (flex does not compile here: {policy.no_flex})"
     away = ", and wait in the machine's memory" if policy.offload else ""
     norms = "; norms and gated layers: liger-kernel" if policy.has_liger else ""
     rows = "".join(f"; {name}: {kernel}" for name, kernel in sdpa.kernels(policy).items())

@@ -158,9 +158,9 @@ def test_what_does_not_fit_is_shown_and_refused(capsys: pytest.CaptureFixture[st
     assert main(["plan", "--model", str(model), *RUN, *GPUS, "--ladder"]) == 2
     done = capsys.readouterr()
     assert "the most in update: moments " in done.out
-    assert "the smallest change that fits: --plan_zero_stage 3 --plan_offload optimizer" in done.out
+    assert "the smallest change that fits: --plan_zero_stage 2 --plan_offload optimizer" in done.out
     assert codes_in(done.err) == ["E211"]
-    assert "--plan_zero_stage 3 --plan_offload optimizer" in done.err
+    assert "--plan_zero_stage 2 --plan_offload optimizer" in done.err
 
 
 def test_what_is_offered_can_be_typed(capsys: pytest.CaptureFixture[str], model: Path) -> None:

@@ -9,6 +9,7 @@ the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -238,3 +239,23 @@ def test_a_policy_is_the_same_function(kind, family, tiny_model, random_rows, as
     policy.attention = kind
     for got, exact in zip(value_and_gradient(), expected, strict=True):
         assert_close_guarded(got, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_flex_always_gets_the_same_strides(follows, monkeypatch):
+    """Whatever the length of a stream: other strides would be compiled anew, in the middle of a run."""
+    seen = set()
+
+    def attend(query, key, value, **_):
+        seen.add(tuple(x.is_contiguous() for x in (query, key, value)))
+        return torch.zeros_like(query), SimpleNamespace(lse=torch.zeros(query.shape[:3]))
+
+    for length in (127, 128, 129, 256):
+        segments = [StreamSegment(start=0, length=length)]
+        prefix = Prefix(length) if follows else None
+        layout = FlexLayout(segments, "cpu", compiled=False, prefix=prefix)
+        monkeypatch.setattr(layout, "_attend", attend)
+        # As a model's heads come: of tokens first.
+        heads = [torch.randn(1, length, n, 16).transpose(1, 2) for n in (4, 2, 2)]
+        layout.attend(0, *heads, AttentionOptions(scaling=1.0))
+    assert seen == {(True, True, True)}

@@ -180,11 +180,15 @@ def refuses(compute):
     raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
 
+def says_nothing(compute):
+    raise NotImplementedError
+
+
 def falls_short(compute):
     return lambda: None
 
 
-@pytest.mark.parametrize("broken", [refuses, falls_short])
+@pytest.mark.parametrize("broken", [refuses, says_nothing, falls_short])
 def test_without_a_recording_decoding_goes_on_and_says_so(
     broken, tiny_policy, random_prompts, requests_of, run_engine
 ):

@@ -174,7 +174,7 @@ class Recordings:
             play = self._record(all_of_it)
             play()
         except RuntimeError as error:
-            self._give_up(str(error).strip().splitlines()[0])
+            self._give_up((str(error).strip().splitlines() or [type(error).__name__])[0])
             return tokens_nk, logprobs_nk
         if not torch.equal(out[0], tokens_nk) or not torch.allclose(out[1], logprobs_nk, atol=_TOLERANCE):
             self._give_up("a recording gave other tokens than the steps that it was made of")
