@@ -319,6 +319,8 @@ def test_carried_packages_are_used_where_some_are_missing(
         wheel.writestr("carried/__init__.py", "")
     monkeypatch.setattr(gpu, "WHEELS", tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/before")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/kept")
     packages = tmp_path / "scratch/packages"
     own = gpu.environment_of_parts(tmp_path / "scratch")["PYTHONPATH"]
     assert own.split(":") == [str(ROOT / "src"), "/before"] and not packages.exists()
@@ -326,8 +328,10 @@ def test_carried_packages_are_used_where_some_are_missing(
     found = gpu.environment_of_parts(tmp_path / "scratch")
     assert found["PYTHONPATH"].split(":") == [str(packages), str(ROOT / "src"), "/before"]
     assert (packages / "carried/__init__.py").exists()
-    caches = found["TORCHINDUCTOR_CACHE_DIR"], found["TRITON_CACHE_DIR"], found["TMPDIR"]
-    assert all(path.startswith(str(tmp_path / "scratch")) for path in caches)
+    own = found["TORCHINDUCTOR_CACHE_DIR"], found["TMPDIR"]
+    assert all(path.startswith(str(tmp_path / "scratch")) for path in own)
+    # What a caller keeps from one run to the next is used.
+    assert found["TRITON_CACHE_DIR"] == "/kept"
 
 
 def test_captures_are_counted_whoever_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
