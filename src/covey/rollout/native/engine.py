@@ -24,7 +24,6 @@ from covey.models.policy import Policy
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.branches import Branches
 from covey.rollout.native.cache import (
-    CacheShape,
     DecodeLayout,
     Families,
     FlatLayout,
@@ -35,6 +34,7 @@ from covey.rollout.native.cache import (
 from covey.rollout.native.recorded import Compute, Recordings, recorded_columns, recorded_rows
 from covey.rollout.native.room import Room
 from covey.rollout.native.rows import Draws, Family, Row, refuse_empty
+from covey.rollout.native.shape import CacheShape
 from covey.rollout.noise import Ahead, row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt, StreamSegment
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from covey.models.policy import Policy
 from covey.rollout.native.budget import rows_that_fit
-from covey.rollout.native.cache import CacheShape, KVCache
+from covey.rollout.native.cache import KVCache
+from covey.rollout.native.shape import CacheShape
 from covey.types import GenerationRequest
 
 # Prompts up to this length are copied to their rows: attention then takes half the calls (measured on a CPU
