@@ -61,16 +61,6 @@ def nth(call: int, change: Callable[..., Any]) -> Callable[..., Any]:
     return lambda value, *args: change(value, *args) if next(calls) == call else value
 
 
-def one_by_one(plant: Plant) -> Plant:
-    """A fault of passes that are taken one by one, as those of a model that is not compiled are."""
-
-    def planted(patch: Patch) -> None:
-        patch.setattr(single.SingleBackend, "passes", lambda self, micros: None)
-        plant(patch)
-
-    return planted
-
-
 # -- backward and optimizer
 
 
@@ -458,43 +448,37 @@ MANY = {"per_device_train_batch_size": 32}
 IN_PASSES = {"max_tokens_per_micro_batch": 24}
 
 MUTANTS = (
-    Mutant("drops the second micro-batch", "F123", 1, one_by_one(_drops_a_micro_batch)),
-    Mutant(
-        "clears the gradient at each backward", "F123", 1, one_by_one(_clears_the_buffer_at_each_backward)
-    ),
+    Mutant("drops the second micro-batch", "F123", 1, _drops_a_micro_batch),
+    Mutant("clears the gradient at each backward", "F123", 1, _clears_the_buffer_at_each_backward),
     Mutant(
         "counts the first backward twice",
         "F127",
         1,
-        one_by_one(_weighs_backward(lambda n, last: 1.0 + (n == 0))),
+        _weighs_backward(lambda n, last: 1.0 + (n == 0)),
     ),
-    Mutant(
-        "counts the last backward twice", "F127", 1, one_by_one(_weighs_backward(lambda n, last: 1.0 + last))
-    ),
+    Mutant("counts the last backward twice", "F127", 1, _weighs_backward(lambda n, last: 1.0 + last)),
     Mutant(
         "scales every gradient by 1/accumulation",
         "F127",
         1,
-        one_by_one(_weighs_backward(lambda n, last: 0.5)),
+        _weighs_backward(lambda n, last: 0.5),
     ),
-    Mutant("averages over micro-batches", "F127", 1, one_by_one(_averages_over_micro_batches)),
+    Mutant("averages over micro-batches", "F127", 1, _averages_over_micro_batches),
     Mutant(
         "forgets a prompt's earlier passes",
         "F127",
         1,
-        one_by_one(_spoils_prompts(lambda prefix: prefix._held.clear())),
+        _spoils_prompts(lambda prefix: prefix._held.clear()),
         IN_PASSES,
     ),
-    Mutant("goes on from another prompt", "F115", 1, one_by_one(_spoils_prompts(_another_prompt)), IN_PASSES),
-    Mutant(
-        "weighs one tensor's gradient", "F127", 1, one_by_one(_weighs_a_tensor("layers.1.mlp.up_proj", 1.5))
-    ),
+    Mutant("goes on from another prompt", "F115", 1, _spoils_prompts(_another_prompt), IN_PASSES),
+    Mutant("weighs one tensor's gradient", "F127", 1, _weighs_a_tensor("layers.1.mlp.up_proj", 1.5)),
     Mutant("weighs a LoRA B's gradient", "F127", 1, _weighs_a_tensor("1.mlp.up_proj.lora_B", 0.5), LORA),
     Mutant(
         "divides the loss by the micro-batches",
         "F111",
         1,
-        one_by_one(changed(update, "policy_loss", lambda out, *a: replace(out, loss=out.loss / 2))),
+        changed(update, "policy_loss", lambda out, *a: replace(out, loss=out.loss / 2)),
     ),
     Mutant("cuts the graph before the loss", "F102", 1, changed(Policy, "forward", _detached)),
     Mutant("clears every gradient before the step", "F102", 1, _zeroes("")),
@@ -505,7 +489,7 @@ MUTANTS = (
     Mutant("keeps bf16 masters at lr 1e-6", "F103", 1, bf16_masters, {"learning_rate": 1e-6}),
     Mutant("steps other tensors than the model's", "F103", 1, optimizer_holds_others),
     Mutant("NaN in a gradient", "F101", 1, nan_in_gradient),
-    Mutant("NaN in the loss", "F101", 1, one_by_one(changed(update, "policy_loss", nan_loss))),
+    Mutant("NaN in the loss", "F101", 1, changed(update, "policy_loss", nan_loss)),
     Mutant(
         "NaN in a temperature",
         "F101",
@@ -542,7 +526,7 @@ MUTANTS = (
         "training mixes packed rows",
         "F115",
         1,
-        one_by_one(before(single.SingleBackend, "backward", _leaking_rows)),
+        before(single.SingleBackend, "backward", _leaking_rows),
     ),
     Mutant(
         "duplicates sibling completions",

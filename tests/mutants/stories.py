@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from covey.learner import update
 from covey.types import Batch, MicroBatch, TokenStats
 from mutants import faults, faults_ranks
-from mutants.faults import Patch, changed, one_by_one
+from mutants.faults import Patch, changed
 from mutants.harness import START, Mutant, nothing
 
 # 000: ms-swift 4348. One completion a forward pass, 32 of them a step, no KL: loss 0 and KL 0 for ever.
@@ -98,7 +98,7 @@ MUTANTS = (
                 "mean of forward passes",
                 "F111",
                 1,
-                one_by_one(changed(update, "micro_inputs", _by_micro_batch)),
+                changed(update, "micro_inputs", _by_micro_batch),
                 SPLIT,
             ),
         ],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from mutants import faults, faults_at_once, faults_inputs, faults_ranks, faults_selection, stories
+from mutants import faults, faults_inputs, faults_ranks, faults_selection, stories
 from mutants.harness import Mutant, Seen, Surveys, run_with
 from mutants.ranks import seen_in_two
 
@@ -40,7 +40,6 @@ def in_two(mutants: Sequence[Mutant], work: Path) -> Found:
 
 GROUPS: Sequence[tuple[str, Callable[[Sequence[Mutant], Path], Found], Sequence[Mutant]]] = (
     ("one process", in_one, faults.MUTANTS),
-    ("one process, all passes at once", in_one, faults_at_once.MUTANTS),
     ("replayed groups", in_one, faults_selection.MUTANTS),
     ("what a run is given", in_one, faults_inputs.MUTANTS),
     ("one of two processes", in_two, faults_ranks.MUTANTS),

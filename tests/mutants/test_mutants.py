@@ -12,12 +12,11 @@ from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.plan.checks import refuse_faults
 from covey.types import Problem
-from mutants import faults, faults_at_once, faults_inputs, faults_selection, stories
+from mutants import faults, faults_inputs, faults_selection, stories
 from mutants.harness import BASE, Mutant, Surveys, nothing, run_with
 
 MUTANTS = (
     *faults.MUTANTS,
-    *faults_at_once.MUTANTS,
     *faults_selection.MUTANTS,
     *faults_inputs.MUTANTS,
     *stories.MUTANTS,

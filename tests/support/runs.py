@@ -144,18 +144,18 @@ def train_and_watch(
     before = _weights(masters)
     gradients: list[dict[str, Tensor]] = []
     forwards = [0]
-    step, passes = job.backend.step, job.backend.passes
+    step, backward = job.backend.step, job.backend.backward
 
-    def counted(micros: Any) -> Any:
-        forwards[-1] = len(micros)
-        return passes(micros)
+    def counted(*given: Any, **more: Any) -> Any:
+        forwards[-1] += 1
+        return backward(*given, **more)
 
     def watched(rate: float) -> Any:
         gradients.append(masters.gradients())
         forwards.append(0)
         return step(rate)
 
-    job.backend.step, job.backend.passes = watched, counted
+    job.backend.step, job.backend.backward = watched, counted
     run(job)
     after = _weights(masters)
     job.backend.close()

@@ -7,7 +7,6 @@ rank knows every sample of the rollout, so the denominators are global without a
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +30,7 @@ _CANCELLED = 1e-4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
     """How a rollout is cut: `completions_per_rank` is B x A; a forward pass holds at most `max_tokens`
-    tokens. `shares_beginnings` has what siblings go on with before they part count once, too, for a policy
-    whose memory follows from the tokens of its stream alone: attention in torch gathers the keys of each row.
-    `top_entropy_quantile` is the share of a step's tokens whose policy term counts."""
+    tokens. `top_entropy_quantile` is the share of a step's tokens whose policy term counts."""
 
     rank: int
     world: int
@@ -43,7 +40,6 @@ class PackPlan:
     max_completion_length: int
     stream: StreamKind
     device: torch.device
-    shares_beginnings: bool = False
     top_entropy_quantile: float = 1.0
 
 
@@ -96,34 +92,21 @@ def _padded_passes(samples: Sequence[Sample], numbers: Sequence[int], plan: Pack
 
 
 def _cut(samples: Sequence[Sample], unit: Sequence[int], plan: PackPlan) -> list[tuple[list[int], int]]:
-    """The passes that siblings alone would take: their numbers, and the tokens of each pass.
-
-    What a sibling begins with as another one in its pass does counts once.
-    """
+    """The passes that siblings alone would take: their numbers, and the tokens of each pass, in which their
+    prompt counts once."""
     passes: list[tuple[list[int], int]] = []
-    families: dict[tuple[int, float], list[tuple[int, ...]]] = {}
+    families: set[tuple[int, float]] = set()
     for i in unit:
-        ids, prompt, family = samples[i].token_ids, samples[i].prompt_length, _family(samples[i])
-        completion = ids[prompt:] if plan.shares_beginnings else ()
-        ordered = families.get(family, [])
-        # Of all siblings the one before it in the order of tokens, or the one behind, has the most in common.
-        at = bisect(ordered, completion)
-        common = [_in_common(completion, other) for other in ordered[max(at - 1, 0) : at + 1]]
-        members, tokens = passes[-1] if passes else ([], plan.max_tokens)
-        total = tokens + len(ids) - (prompt + max(common) if common else 0)
+        family, num_tokens = _family(samples[i]), len(samples[i].token_ids)
+        members, used = passes[-1] if passes else ([], plan.max_tokens)
+        total = used + num_tokens - (samples[i].prompt_length if family in families else 0)
         if total > plan.max_tokens:
-            passes.append(([i], len(ids)))
-            families = {family: [completion]}
+            passes.append(([i], num_tokens))
+            families = {family}
         else:
             passes[-1] = [*members, i], total
-            families[family] = [*ordered[:at], completion, *ordered[at:]]
+            families.add(family)
     return passes
-
-
-def _in_common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """The tokens up to which two completions are the same."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batch]:

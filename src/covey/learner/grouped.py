@@ -40,7 +40,7 @@ def _scores(micros: Sequence[MicroBatch], backend: Backend, place: Place) -> lis
     """Means (S,) of the log ratios of new to old, of each."""
     if any(micro.old_logprob_N is None for micro in micros):
         return [torch.zeros_like(micro.trained_count_S, dtype=torch.float32) for micro in micros]
-    now_N = backend.annotate(micros, "old", lambda done: place.advance())
+    now_N = backend.annotate(micros, "old", place.advance)
     parts = zip(micros, now_N.split([m.target_N.shape[0] for m in micros]), strict=True)
     return [sequence_means(now - m.old_logprob_N, m.sequence_N, m.trained_count_S) for m, now in parts]
 

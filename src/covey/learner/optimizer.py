@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from covey.models.gradients import own_gradient
 from covey.types import StepStats
 
 # Elements compared before and after a step, for update_ratio and frac_params_changed.
@@ -110,7 +109,6 @@ class Masters:
                 hook.remove()
 
     def _absorb_one(self, parameter: Tensor) -> None:
-        # There is none of a weight whose backward pass has added it to the master's by itself.
         if parameter.grad is not None:
             self.add(self.master_of(parameter), parameter.grad)
             parameter.grad = None
@@ -138,10 +136,6 @@ class Masters:
         """
         return _gradient(self._sampled).reshape(-1)[:_SAMPLED].clone()
 
-    def watched_gradient(self) -> Tensor:
-        """What `gradient_sample` is a copy of, where it is added to."""
-        return own_gradient(self._sampled).reshape(-1)[:_SAMPLED]
-
     def _untouched(self) -> tuple[str, ...]:
         """Names of the trainable tensors whose gradient is absent or 0 throughout, on the first steps."""
         if not self._inspections:
@@ -161,10 +155,6 @@ class Masters:
     def master_of(self, parameter: Tensor) -> nn.Parameter:
         """The master of a trainable parameter."""
         return self._master_of[parameter]  # type: ignore[index]
-
-    def gradient_of(self, parameter: Tensor) -> Tensor:
-        """The accumulated float32 gradient of a trainable parameter, to be added to."""
-        return own_gradient(self.master_of(parameter))
 
     def step(
         self, learning_rate: float, is_finite_everywhere: Callable[[bool], bool] = lambda own: own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +14,6 @@ from covey.algorithm.correction import derived_metrics
 from covey.algorithm.losses import SEQUENCE_MEANS, LossConfig, LossInputs, LossOutput, policy_loss
 from covey.comm import Comm
 from covey.errors import GuardStop
-from covey.learner.at_once import at_once
 from covey.learner.backends.base import Backend, LossFunction
 from covey.learner.grouped import contrasts
 from covey.learner.inputs import micro_inputs
@@ -113,22 +111,14 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
     if config.loss_type == "real":
         of_groups = contrasts(batch, backend, config.real_tau, comm)
     sums = _Sums(has_signal=batch.has_signal)
-    passes = backend.passes(batch.micro_batches)
-    if passes is not None:
-        parts, gradient_MX = at_once(batch, passes, config, of_groups, place)
-        for part in parts:
-            sums.add(part.inputs, part.output, part.is_stale_S)
-        sums.gradients.extend(gradient_MX)
-        return sums
     sums.gradients.append(backend.gradient_sample())
-    with backend.policy.same_weights() if num_micro > 1 else nullcontext():
-        for number, (micro, contrast) in enumerate(zip(batch.micro_batches, of_groups, strict=True), start=1):
-            place.advance(number, num_micro)
-            is_last = number == num_micro
-            loss = _loss_of(batch, config, contrast, place if is_last and comm.world > 1 else None)
-            stats, output = backend.backward(micro, loss, last=is_last)
-            sums.add(micro_inputs(stats, micro, batch, contrast), output, micro.is_stale_S)
-            sums.gradients.append(backend.gradient_sample())
+    for number, (micro, contrast) in enumerate(zip(batch.micro_batches, of_groups, strict=True), start=1):
+        place.advance(number, num_micro)
+        is_last = number == num_micro
+        loss = _loss_of(batch, config, contrast, place if is_last and comm.world > 1 else None)
+        stats, output = backend.backward(micro, loss, last=is_last)
+        sums.add(micro_inputs(stats, micro, batch, contrast), output, micro.is_stale_S)
+        sums.gradients.append(backend.gradient_sample())
     return sums
 
 

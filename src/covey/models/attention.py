@@ -25,7 +25,6 @@ from transformers import AttentionInterface
 from covey.errors import CoveyError
 from covey.models import attention_native
 from covey.models.prefix import Prefix
-from covey.models.short_rows import ShortRows
 from covey.models.upload import upload
 from covey.types import StreamSegment
 
@@ -215,7 +214,6 @@ class StreamLayout:
         self._library = library
         self._rows, self._device = rows, device
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
-        self._short: dict[tuple[int, int], ShortRows] = {}
 
     @cached_property
     def _families(self) -> attention_native.Families:
@@ -248,16 +246,8 @@ class StreamLayout:
         """The same as (T, H, D), for plain attention of `queries` heads with the keys and values behind
         them."""
         keys = (heads_TXD.shape[1] - queries) // 2
-        short = self._short_rows(queries, keys, heads_TXD)
-        if short is not None:
-            return short.attend(heads_TXD, scaling)
         query_THD, key_TKD, value_TKD = heads_TXD.split([queries, keys, keys], dim=1)
         return self._attend(layer, query_THD, key_TKD, value_TKD, AttentionOptions(scaling=scaling))
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nobody asked for another way than masked rows."""
-        return self._rows is attend_masked
 
     def _attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, options: AttentionOptions
@@ -291,25 +281,6 @@ class StreamLayout:
         if window is not None and window < self._families.longest:
             return False
         return attention_native.serves(library, self._families, query_THD, value_TKD)
-
-    def _short_rows(self, queries: int, keys: int, like: Tensor) -> ShortRows | None:
-        """The way of short rows on a CPU, where the whole stream is such; made once for all layers."""
-        buckets, restore_T = self._planned
-        if len(buckets) > 1 or not self.is_plain or self.prefix or like.dtype != torch.float32:
-            return None
-        bucket = buckets[0]
-        if (queries, keys) not in self._short:
-            cells = bucket.query_RQ.shape[1] * bucket.key_RL.shape[1]
-            is_short = cells <= _SMALL_CELLS and len(bucket.query_RQ) * queries * cells <= _MANY_CELLS
-            if not is_short or like.device.type != "cpu":
-                return None
-            bias = torch.zeros(bucket.is_visible_R1QL.shape).masked_fill_(
-                ~bucket.is_visible_R1QL, float("-inf")
-            )
-            self._short[queries, keys] = ShortRows.of(
-                bucket.query_RQ, bucket.key_RL, restore_T, bias, (queries, keys)
-            )
-        return self._short[queries, keys]
 
     def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """What is added to a bucket's scores, 0 or -inf: made once for all layers, and kept once for all of

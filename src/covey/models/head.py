@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from covey.models import head_blocks_native
-from covey.models.gradients import GradientOf
 from covey.models.head_blocks import (
     Found,
     HeadSpec,
@@ -161,8 +160,7 @@ def _slices(total: int, size: int) -> list[slice]:
 
 
 class _ChunkedStats(torch.autograd.Function):
-    """Log-probability per token and entropy per context. With `gradient_of` the backward pass adds the
-    weight's gradient to what that says, and autograd hears of none.
+    """Log-probability per token and entropy per context.
 
     The backward pass computes each block's products again, unless one block held them all. Its outer loop is
     over the vocabulary, so that each part of the weight's gradient is written once.
@@ -178,7 +176,6 @@ class _ChunkedStats(torch.autograd.Function):
         context_N: Tensor,
         target_N: Tensor,
         temperature_U: Tensor,
-        gradient_of: GradientOf | None,
     ) -> tuple[Tensor, Tensor]:
         tokens, room = Tokens(context_N, target_N, temperature_U), head.room(is_backward=False)
         logit_N = torch.zeros(target_N.shape, dtype=torch.float32, device=hidden_UD.device)
@@ -194,8 +191,7 @@ class _ChunkedStats(torch.autograd.Function):
         entropy_U, normaliser_U = stats_2U.unbind()
         found = logit_N, entropy_U, normaliser_U
         ctx.save_for_backward(hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U, *found, kept)
-        # What is saved may come back as another tensor, whose gradient nobody reads.
-        ctx.head, ctx.gradient_of, ctx.own_VD = head, gradient_of, weight_VD
+        ctx.head = head
         ctx.set_materialize_grads(False)
         return logit_N - normaliser_U[context_N], entropy_U
 
@@ -206,13 +202,8 @@ class _ChunkedStats(torch.autograd.Function):
         hidden_UD, weight_VD, bias_V, *asked_and_found, kept = ctx.saved_tensors
         tokens, found = Tokens(*asked_and_found[:3]), Found(*asked_and_found[3:])
         grad_hidden_UD = torch.zeros_like(hidden_UD, dtype=torch.float32)
-        to_VD = heard_VD = None
         # Of a frozen head no gradient is made, which would be as large as the head.
-        if ctx.needs_input_grad[2]:
-            if ctx.gradient_of is not None:
-                to_VD = ctx.gradient_of(ctx.own_VD)
-            else:
-                to_VD = heard_VD = torch.zeros_like(weight_VD)
+        to_VD = torch.zeros_like(weight_VD) if ctx.needs_input_grad[2] else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         room = head.room(is_backward=True)
         slopes = head.slopes(tokens, found, Wanted(grad_logprob_N, grad_entropy_U), room)
@@ -229,10 +220,10 @@ class _ChunkedStats(torch.autograd.Function):
                 if slope_CB.dtype != weight_VD.dtype:
                     slope_CB = copy_in(room.products, slope_CB)
                 head.add_gradients(grad_hidden_UD[rows], sums_BD, slope_CB, hidden_UD[rows], vocab, room)
-            if to_VD is not None and to_VD.dtype != torch.float32:
+            if to_VD is not None and sums_BD is not None and to_VD.dtype != torch.float32:
                 to_VD[vocab] = sums_BD
         grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return None, grad_hidden_UD.to(hidden_UD.dtype), heard_VD, grad_bias, *(None,) * 4
+        return None, grad_hidden_UD.to(hidden_UD.dtype), to_VD, grad_bias, None, None, None
 
 
 def token_stats(
@@ -243,18 +234,16 @@ def token_stats(
     target_N: Tensor,
     temperature_N: Tensor,
     spec: HeadSpec,
-    gradient_of: GradientOf | None = None,
     library: ctypes.CDLL | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of `target_N` and entropy (nats), both float32 (N,), of softmax(logits / temperature).
 
     Token n is predicted from `hidden_UD[context_N[n]]`; tokens of one context have one temperature.
-    With `gradient_of` a backward pass adds the weight's gradient to what that says by itself. Blocks are
-    computed by the `library` where it serves the head.
+    Blocks are computed by the `library` where it serves the head.
     """
     temperature_U = temperature_N.new_ones(hidden_UD.shape[0]).index_copy_(0, context_N, temperature_N)
     head = _Head.over(hidden_UD.shape[0], weight_VD, bias_V, spec, library)
     logprob_N, entropy_U = _ChunkedStats.apply(
-        head, hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U, gradient_of
+        head, hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U
     )
     return logprob_N, entropy_U.index_select(0, context_N)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -48,14 +47,6 @@ class Linear:
     weight: Tensor
     bias: Tensor | None
     added: LowRank | None = None
-
-    @property
-    def whole(self) -> Tensor:
-        """The weight with what is added to it, through which gradients reach the adapter."""
-        added = self.added
-        if added is None:
-            return self.weight
-        return torch.addmm(self.weight, added.up, added.down, alpha=added.scaling)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x @ weight.T + bias; what an adapter adds is computed in its own dtype, as peft does."""
@@ -142,68 +133,10 @@ class Llama:
         return cos[0, :, None], torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], dim=-1)
 
 
-class Turns:
-    """The turns of a model's positions, each computed once."""
-
-    def __init__(self, known: Llama) -> None:
-        self._known = known
-        self._tables: tuple[Tensor, Tensor] | None = None
-
-    def at(self, positions_n: Tensor) -> tuple[Tensor, Tensor]:
-        """What `Llama.turns` gives for embeddings at these positions."""
-        cos_PxD, sin_PxD = self.tables(positions_n)
-        return cos_PxD.index_select(0, positions_n), sin_PxD.index_select(0, positions_n)
-
-    @torch.no_grad()
-    def tables(self, positions_n: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of all positions up to the last of these, and maybe more."""
-        needed = int(positions_n.max()) + 1 if positions_n.numel() else 1
-        if self._tables is None or needed > self._tables[0].shape[0]:
-            every = torch.arange(1 << needed.bit_length(), device=positions_n.device)
-            cos_PxD, sin_PxD = self._known.turns(self._known.embedding, every)
-            self._tables = cos_PxD.contiguous(), sin_PxD.contiguous()
-        return self._tables
-
-
-class Tree:
-    """The modules of a model, its weights and who listens to its calls: whether they are as they were when
-    this was made costs a tenth of reading them again."""
-
-    def __init__(self, model: nn.Module) -> None:
-        modules = list(model.modules())
-        holders: list[dict[str, Any]] = [
-            h for module in modules for h in (module._modules, module._parameters, module._buffers)
-        ]
-        self._holders = [holder for holder in holders for _ in holder]
-        self._names = [name for holder in holders for name in holder]
-        self._parts = [part for holder in holders for part in holder.values()]
-        self._hooks = [hooks for module in modules for hooks in _hooks_of(module)]
-        # Who listens may stop.
-        self._is_passing = any(self._hooks)
-        self._weights = list(model.parameters())
-        self._adapted: list[Any] = [module for module in modules if hasattr(module, "merged_adapters")]
-        self._found = self._now()
-
-    def _now(self) -> list[tuple[Any, ...]]:
-        """Where the numbers of weights are, and what; whether adapters are off or merged."""
-        places = [(weight.data_ptr(), weight.dtype) for weight in self._weights]
-        return places + [(part.disable_adapters, bool(part.merged_adapters)) for part in self._adapted]
-
-    @property
-    def is_same(self) -> bool:
-        """Whether nothing has changed, and can be known to have not."""
-        if self._is_passing or any(self._hooks):
-            return False
-        # Without a line of Python for each: this is asked before every forward pass.
-        now = map(dict.get, self._holders, self._names)
-        return all(map(is_, now, self._parts)) and self._now() == self._found
-
-
-def llama(model: nn.Module, *, adapted: bool = False, samples: bool = False) -> Llama | None:
+def llama(model: nn.Module, *, adapted: bool = False) -> Llama | None:
     """The weights of a model whose every module is one that this file knows; None for any other.
 
-    An adapter has to be merged, unless an `adapted` model is asked for. It may have dropout where the model
-    `samples`, as long as that is off.
+    An adapter has to be merged, unless an `adapted` model is asked for. Its dropout has to be off.
     """
     known: Any = model
     config, backbone = known.config, known.base_model
@@ -213,7 +146,7 @@ def llama(model: nn.Module, *, adapted: bool = False, samples: bool = False) -> 
         return None
     if backbone.rotary_emb.rope_type not in _FIXED_TURNS:
         return None
-    layers = tuple(_layer(module, samples) for module in backbone.layers)
+    layers = tuple(_layer(module) for module in backbone.layers)
     if any(layer is None for layer in layers) or _hooked(backbone):
         return None
     attention = backbone.layers[0].self_attn
@@ -259,10 +192,10 @@ def _hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
     return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
 
 
-def _layer(module: Any, samples: bool) -> LlamaLayer | None:
+def _layer(module: Any) -> LlamaLayer | None:
     attention, mlp = module.self_attn, module.mlp
     found = [
-        _linear(part, samples)
+        _linear(part)
         for part in (
             *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
             *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
@@ -285,12 +218,12 @@ def _layer(module: Any, samples: bool) -> LlamaLayer | None:
     )
 
 
-def _linear(module: Any, samples: bool) -> Linear | None:
+def _linear(module: Any) -> Linear | None:
     """A plain linear layer, or one of peft's whose adapter is merged or plain LoRA."""
     added = None
     if hasattr(module, "get_base_layer"):
         if not module.merged:
-            added = _low_rank(module, samples)
+            added = _low_rank(module)
             # One that is off is computed as it is when it is on, so that a new adapter changes no bit.
             if added is None:
                 return None
@@ -302,7 +235,7 @@ def _linear(module: Any, samples: bool) -> Linear | None:
     return Linear(module.weight, module.bias, added)
 
 
-def _low_rank(layer: Any, samples: bool) -> LowRank | None:
+def _low_rank(layer: Any) -> LowRank | None:
     """What a LoRA layer of peft adds to its weight; None where it adds anything else."""
     names = list(layer.active_adapters)
     if len(names) != 1 or names[0] in layer.lora_variant or layer.fan_in_fan_out:
@@ -310,6 +243,6 @@ def _low_rank(layer: Any, samples: bool) -> LowRank | None:
     (name,) = names
     down, up = layer.lora_A[name], layer.lora_B[name]
     dropout = layer.lora_dropout[name]
-    drops = getattr(dropout, "p", 0.0) > 0.0 and (dropout.training or not samples)
+    drops = dropout.training and getattr(dropout, "p", 0.0) > 0.0
     is_plain = down.bias is None and up.bias is None and not drops
     return LowRank(down.weight, up.weight, layer.scaling[name]) if is_plain else None

@@ -109,7 +109,7 @@ def llama_step(policy: Policy, num_positions: int, former: LlamaStep | None = No
     """The step of a policy that `covey.models.llama` recognises, for positions up to `num_positions`; None
     for any other. A `former` one of the same weights is brought up to date and kept at
     its place."""
-    known = llama(policy.model, adapted=True, samples=True)
+    known = llama(policy.model, adapted=True)
     if known is None:
         return None
     if former is not None and former.serves(known, num_positions):

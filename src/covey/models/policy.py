@@ -7,29 +7,23 @@ A head outside the wrapped module leaves its gradient unsynchronised under DDP, 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from covey.models import head_native
 from covey.models.activations import offloaded, set_recompute
-from covey.models.attention import ATTENTION_NAME, Layout, StreamLayout
+from covey.models.attention import ATTENTION_NAME, Layout
 from covey.models.dropout import dropouts
-from covey.models.gradients import GradientOf, adding_embedding, own_gradient
 from covey.models.head import head_spec, logits_of, token_stats
 from covey.models.head_blocks import HeadSpec
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
 from covey.models.linear import is_kept_by_size
-from covey.models.llama import Tree
-from covey.models.llama_update import ShortPass, has_dropout, short_pass
-from covey.models.llama_update_native import Laid
 from covey.models.native.library import open_library
-from covey.models.passes_native import Advance, Passes
 from covey.models.prefix import Prefix, SharedPrompt
 from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
@@ -39,20 +33,6 @@ if TYPE_CHECKING:
     from covey.models.lora import Adapter
 
 __all__ = ["Policy", "StreamKind"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """What a forward pass takes: the output embedding; the short pass, whether that may add to gradients by
-    itself, and the library where it is compiled; the contexts of a block of the head where kernels are kept
-    by their number. `laid` is what passes with the same weights have in common."""
-
-    head: nn.Linear
-    short: ShortPass | None
-    adds: bool
-    library: ctypes.CDLL | None
-    block: int | None
-    laid: Laid | None
 
 
 class Policy(nn.Module):
@@ -79,10 +59,6 @@ class Policy(nn.Module):
         self.recompute: Recompute = "none"
         self.offload = False
         self.has_liger = False
-        self._tree: Tree | None = None
-        self._found: ShortPass | None = None
-        self._gradient_of: GradientOf | None = None
-        self._same: _Way | None = None
         self.goes_on = True
         self._prefix: Prefix | None = None
         config: Any = model.config
@@ -106,82 +82,34 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        way = self._same or self._way()
         if self.goes_on and self.stream == "prefix" and micro.shared is not None:
-            logprob_N, entropy_N = self._going_on(micro, micro.shared, way)
+            logprob_N, entropy_N = self._going_on(micro, micro.shared)
         else:
-            logprob_N, entropy_N = self._pass(micro, way)
+            logprob_N, entropy_N = self._pass(micro)
         return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
 
-    def look(self, micros: Sequence[MicroBatch], advance: Advance) -> TokenStats:
-        """What `forward` says of several micro-batches, one behind the other, without gradients."""
-        passes = self._passes(micros)
-        if passes is not None:
-            return passes.look(advance)
-        found = []
-        for number, micro in enumerate(micros, start=1):
-            found.append(self(micro))
-            advance(number)
-        return TokenStats(
-            logprob_N=torch.cat([stats.logprob_N for stats in found]),
-            entropy_N=torch.cat([stats.entropy_N for stats in found]),
-        )
-
-    def passes(self, micros: Sequence[MicroBatch], watched: Callable[[], Tensor]) -> Passes | None:
-        """The passes of micro-batches in one call, where everything that they go through is compiled, and
-        every weight's gradient is kept with it; None else. `watched` is a piece of these gradients."""
-        short = self._short
-        if short is None or not short.keep_gradients or not self._head.weight.is_leaf:
-            return None
-        return self._passes(micros, watched)
-
-    def _passes(
-        self, micros: Sequence[MicroBatch], watched: Callable[[], Tensor] | None = None
-    ) -> Passes | None:
-        short = self._short
-        library = self._library_of(short)
-        if short is None or short.fixed is None or library is None or self.stream == "padded":
-            return None
-        weight_VD, bias_V = self._head.weight, getattr(self._head, "bias", None)
-        contexts = max(micro.context_U.shape[0] for micro in micros)
-        if not head_native.serves(library, weight_VD, bias_V, self.head, contexts):
-            return None
-        if self.offload or not self.goes_on:
-            return None
-        return Passes(short.fixed, short.turns, weight_VD, micros, watched)
-
-    def _way(self, laid: Laid | None = None) -> _Way:
-        """What the modules as they are now are passed by."""
-        head, short = self._head, self._short
-        return _Way(
-            head=head,
-            short=short,
-            adds=short is not None and short.keep_gradients,
-            library=self._library_of(short),
-            block=self.head.block_for(head.weight)[0] if is_kept_by_size(head.weight) else None,
-            laid=laid,
-        )
-
-    def _pass(self, micro: MicroBatch, way: _Way, prefix: Prefix | None = None) -> tuple[Tensor, Tensor]:
+    def _pass(self, micro: MicroBatch, prefix: Prefix | None = None) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies (N,) of a micro-batch; behind a `prefix`, or for one, as that says."""
         if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
-            micro = in_few_sizes(micro, tokens=way.library is None, block=way.block)
+            weight_VD = self._head.weight
+            block = self.head.block_for(weight_VD)[0] if is_kept_by_size(weight_VD) else None
+            micro = in_few_sizes(micro, block=block)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
             if micro.num_rows > 1 or self.stream == "padded":
                 hidden_TD = self._hidden_padded(micro)
             else:
                 segments, device = micro.segments, micro.tokens_T.device
                 layout = stream_layout(self.attention, segments, device, prefix, self.library)
-                hidden_TD = self._hidden_of(way, micro.tokens_T, micro.positions_T, layout)
-        return self._stats(hidden_TD, micro, way)
+                hidden_TD = self.hidden(micro.tokens_T, micro.positions_T, layout)
+        return self._stats(hidden_TD, micro)
 
-    def _going_on(self, micro: MicroBatch, shared: SharedPrompt, way: _Way) -> tuple[Tensor, Tensor]:
+    def _going_on(self, micro: MicroBatch, shared: SharedPrompt) -> tuple[Tensor, Tensor]:
         """The same of a micro-batch that shares a prompt with those around it: the first of them computes it,
         with all tokens that its last position predicts, and the others go on from it."""
         end = micro.segments[0].length
         if not shared.follows:
             self._prefix = Prefix(end)
-            self._begin(micro, shared, way, self._prefix)
+            self._begin(micro, shared, self._prefix)
         prefix = self._prefix
         assert prefix is not None and prefix.length == end, "micro-batches of a prompt follow each other"
         prefix.is_last = not shared.is_followed
@@ -204,11 +132,11 @@ class Policy(nn.Module):
             target_N=micro.target_N[shared.own_X],
             temperature_N=micro.temperature_N[shared.own_X],
         )
-        stats = prefix.extend(("logprob", "entropy"), self._pass(rest, way, prefix))
+        stats = prefix.extend(("logprob", "entropy"), self._pass(rest, prefix))
         logprob_N, entropy_N = (part.index_select(0, shared.index_N) for part in stats)
         return logprob_N, entropy_N
 
-    def _begin(self, micro: MicroBatch, shared: SharedPrompt, way: _Way, prefix: Prefix) -> None:
+    def _begin(self, micro: MicroBatch, shared: SharedPrompt, prefix: Prefix) -> None:
         """The pass over a prompt alone, for a prefix."""
         end, device = prefix.length, micro.tokens_T.device
         alone = replace(
@@ -221,7 +149,7 @@ class Policy(nn.Module):
             target_N=shared.target_F,
             temperature_N=shared.temperature_F,
         )
-        for name, part in zip(("logprob", "entropy"), self._pass(alone, way, prefix), strict=True):
+        for name, part in zip(("logprob", "entropy"), self._pass(alone, prefix), strict=True):
             prefix.keep(name, part)
 
     @contextmanager
@@ -235,68 +163,18 @@ class Policy(nn.Module):
         finally:
             self.goes_on = before
 
-    @contextmanager
-    def adding_gradients(self, gradient_of: GradientOf = own_gradient) -> Iterator[None]:
-        """Forward passes within it may have backward passes that add to where gradients are kept by
-        themselves: for `loss.backward()` alone, of weights whose gradients nobody waits for. It saves writing
-        each gradient, holding it, reading it and adding it up. A float32 weight's is kept in its `.grad`."""
-        self._gradient_of = gradient_of
-        try:
-            yield
-        finally:
-            self._gradient_of = None
-
-    @contextmanager
-    def same_weights(self) -> Iterator[None]:
-        """Within it the model does not change: what passes make of it alone is made once."""
-        self._same = self._way(Laid())
-        try:
-            yield
-        finally:
-            self._same = None
-
-    def _stats(self, hidden_TD: Tensor, micro: MicroBatch, way: _Way) -> tuple[Tensor, Tensor]:
-        weight_VD, bias_V = way.head.weight, getattr(way.head, "bias", None)
-        contexts, library = micro.context_U.shape[0], way.library
-        gradient_of = self._gradient_of if weight_VD.is_leaf and hidden_TD.requires_grad else None
-        targets = micro.context_N, micro.target_N, micro.temperature_N
-        if library is not None and head_native.serves(library, weight_VD, bias_V, self.head, contexts):
-            adds = gradient_of is not None
-            found = head_native.Stats.apply(library, adds, hidden_TD, weight_VD, micro.context_U, *targets)
-            return found  # type: ignore[no-any-return]
+    def _stats(self, hidden_TD: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        weight_VD, bias_V = self._head.weight, getattr(self._head, "bias", None)
         taken_UD = hidden_TD.index_select(0, micro.context_U)
-        return token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, gradient_of, self.library)
+        targets = micro.context_N, micro.target_N, micro.temperature_N
+        return token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, self.library)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""
-        return self._hidden_of(self._way(), tokens_T, positions_T, layout)
-
-    @property
-    def _short(self) -> ShortPass | None:
-        """What a stream may take in place of the modules; read from them again when they have changed."""
-        if self.recompute != "none" or self.has_liger:
-            return None
-        if self._tree is None or not self._tree.is_same:
-            self._tree, self._found = Tree(self.model), short_pass(self.model, self.library)
-        return None if self._found is None or has_dropout(self.model) else self._found
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether a stream's layers are computed in C, whose memory follows from its tokens alone."""
-        return self._library_of(self._short) is not None
-
-    def _library_of(self, short: ShortPass | None) -> ctypes.CDLL | None:
-        return None if short is None or self.attention != "sdpa" else short.library
-
-    def _hidden_of(self, way: _Way, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
-        if way.short is not None and isinstance(layout, StreamLayout):
-            adds = way.adds and self._gradient_of is not None
-            return way.short.hidden(tokens_T, positions_T, layout, adds=adds, laid=way.laid)
         backbone: Any = self.model.base_model
-        with adding_embedding(self.model, self._gradient_of):
-            out = backbone(
-                input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout
-            )
+        out = backbone(
+            input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout
+        )
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
     def _hidden_padded(self, micro: MicroBatch) -> Tensor:

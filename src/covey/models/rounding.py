@@ -12,17 +12,17 @@ from covey.types import MicroBatch, StreamSegment
 _SEGMENT = 16
 
 
-def in_few_sizes(micro: MicroBatch, *, tokens: bool = True, block: int | None = None) -> MicroBatch:
+def in_few_sizes(micro: MicroBatch, *, block: int | None = None) -> MicroBatch:
     """The same stream with segments of padding behind it, and contexts from which nothing is predicted, so
     that few sizes ever occur: of tokens, and of contexts, which the head takes in blocks of so many.
 
     On a CPU oneDNN compiles a kernel for each new size of a product, which takes ten times as long as a
     product of a small model, and keeps it: a quarter of a megabyte. Nothing sees the padding, and its
-    gradient is exactly zero. What is multiplied by other means need not be padded: no `tokens`, no `block`.
+    gradient is exactly zero. What is multiplied by other means need not be padded: no `block`.
     """
     length, contexts = micro.tokens_T.shape[0], micro.context_U.shape[0]
     end = micro.segments[-1].start + micro.segments[-1].length
-    room = step_up(length, 64, 32) - length if tokens else 0
+    room = step_up(length, 64, 32) - length
     last = contexts % block if block else 0
     spare = min(step_up(last, 64, 4), block) - last if block else 0
     if not room and not spare:

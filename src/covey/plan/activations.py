@@ -60,8 +60,8 @@ class Training:
     """What of the configuration decides which activations are kept.
 
     `element` are the bytes of an element in the dtype that is computed in; `cuda` says where; `offload`
-    that what is kept leaves the GPU. In one process the head `adds` its gradient to the float32 one as it is
-    computed, and no other of lower precision is held.
+    that what is kept leaves the GPU. In one process it `absorbs`: each gradient of lower precision is added
+    to the float32 one, and let go, as soon as it is there.
     """
 
     element: int
@@ -71,7 +71,7 @@ class Training:
     dora: bool
     cuda: bool
     offload: bool
-    adds: bool = False
+    absorbs: bool = False
 
 
 def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSize]:

@@ -203,7 +203,7 @@ def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
         dora=config.use_dora,
         cuda=bool(facts.cuda),
         offload=config.activation_offloading and bool(facts.cuda),
-        adds=facts.num_processes == 1 and facts.layout is None,
+        absorbs=facts.num_processes == 1 and facts.layout is None,
     )
 
 
@@ -393,9 +393,7 @@ def _update(
     """The fullest moment of a backward pass: at its start all activations are held, at its end all
     gradients."""
     before = layout.on_gpu(FLOAT * weights.trained, "gradients") if size.later else 0
-    of_head = _of_head(model, how, FLOAT if how.adds else how.element)
-    if how.adds and before:
-        of_head = 0
+    of_head = _of_head(model, how, how.element)
     kept = kept_bytes(model, size, how)
     layer = working_bytes(model, size, how)
     if how.recompute != "none":
@@ -405,10 +403,9 @@ def _update(
     start = {"gradients": before, "activations": kept, "head": of_head + _head(model, size, how)}
     inside = {"gradients": before + of_head, "activations": kept + layer}
     end = {"gradients": _gradients(how, weights, layout)}
-    if not how.adds:
-        # Of a tied head the gradient waits for that of the embedding, and both are added to that of a master.
-        adding = model.vocabulary * model.hidden * FLOAT if weights.low else 0
-        end["head"] = of_head * (2 if before and not weights.low else 1) + adding
+    # Of a tied head the gradient waits for that of the embedding, and both are added to that of a master.
+    adding = model.vocabulary * model.hidden * FLOAT if weights.low else 0
+    end["head"] = of_head * (2 if before and not weights.low else 1) + adding
     fullest = max((start, inside, end), key=lambda parts: sum(parts.values()))
     if not how.cuda:
         share = (_FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA)[how.recompute]
@@ -421,17 +418,17 @@ def _update(
 def _gradients(how: Training, weights: _Weights, layout: Layout) -> int:
     """What is held of gradients at the end of a backward pass: float32 sums, and those of lower precision
     that come to them, unless these go at once: in one process, and from stage 2 on when they are reduced."""
-    lower = how.element * weights.low if layout.zero_stage < 2 and not how.adds else 0
+    lower = how.element * weights.low if layout.zero_stage < 2 and not how.absorbs else 0
     return layout.on_gpu(FLOAT * weights.trained, "gradients") + lower
 
 
 def _head(model: ModelSizes, size: PassSize, how: Training) -> int:
     """The head's backward pass: blocks of logits, the gradient of the hidden states, and of its own a block
-    as it comes and as a sum, unless it is added in float32 at once."""
+    as it comes and as a sum."""
     block = head_block(model, size.trained, cuda=how.cuda)
     low = how.element if how.element != FLOAT else 0
     found = _HEAD_BLOCKS * block.num_bytes + size.trained * model.hidden * (FLOAT + low)
-    if _trains_head(model, how) and (low or not how.adds):
+    if _trains_head(model, how):
         found += block.words * model.hidden * (FLOAT + how.element)
     return found
 

@@ -180,7 +180,6 @@ def pack_plan(config: Config, longest: int, policy: Policy, comm: Comm) -> PackP
         max_completion_length=config.max_completion_length,
         stream=policy.stream,
         device=policy.device,
-        shares_beginnings=policy.is_compiled,
         top_entropy_quantile=config.top_entropy_quantile,
     )
 

@@ -102,24 +102,20 @@ def cut_completions(rows: list[tuple[int, tuple[int, ...]]], plan: PackPlan) -> 
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "expected"),
+    ("stream", "max_tokens", "expected"),
     [
-        # 3 + 4 tokens, + 2 behind the first two, + 0 of the same again, + 1 behind three; another group's 5.
-        (15, [[0, 1, 2, 3, 4]]),
-        (14, [[0, 1, 2, 3], [4]]),
-        (9, [[0, 1, 2], [3], [4]]),
-        (8, [[0], [1], [2, 3], [4]]),
+        # 3 + 4 tokens, + 4 of each sibling; another group's 5.
+        ("prefix", 24, [[0, 1, 2, 3, 4]]),
+        ("prefix", 23, [[0, 1, 2, 3], [4]]),
+        ("prefix", 15, [[0, 1, 2], [3, 4]]),
+        ("prefix", 6, [[0], [1], [2], [3], [4]]),
+        # Packed rows share nothing: 7 tokens each, and 5.
+        ("packed", 14, [[0, 1], [2, 3], [4]]),
     ],
 )
-def test_what_siblings_begin_with_counts_once(max_tokens, expected, pack_plan):
+def test_the_prompt_of_siblings_counts_once(stream, max_tokens, expected, pack_plan):
     rows = [(0, (5, 6, 7, 8)), (0, (5, 6, 9, 9)), (0, (5, 6, 7, 8)), (0, (5, 6, 7, 4)), (1, (5, 6))]
-    plan = pack_plan(stream="prefix", max_tokens=max_tokens, shares_beginnings=True)
-    assert cut_completions(rows, plan) == expected
-    # Packed rows share nothing: 7 tokens each, and 5. Where only prompts count once it is 7, 4, 4, 4 and 5.
-    packed = replace(plan, stream="packed", max_tokens=14)
-    assert cut_completions(rows, packed) == [[0, 1], [2, 3], [4]]
-    prompts = replace(plan, shares_beginnings=False, max_tokens=15)
-    assert cut_completions(rows, prompts) == [[0, 1, 2], [3, 4]]
+    assert cut_completions(rows, pack_plan(stream=stream, max_tokens=max_tokens)) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -127,14 +123,13 @@ def test_a_stream_is_filled_and_siblings_stay_together(seed, pack_plan):
     draw = random.Random(seed)
     drawn = [tuple(draw.choices((5, 6), k=draw.randint(1, 9))) for _ in range(draw.choice((8, 24)))]
     rows = [(i // 8, completion) for i, completion in enumerate(drawn)]
-    plan = pack_plan(stream="prefix", max_tokens=draw.choice((15, 30, 60)), shares_beginnings=True)
+    plan = pack_plan(stream="prefix", max_tokens=draw.choice((15, 30, 60)))
     found = cut_completions(rows, plan)
     assert [i for numbers in found for i in numbers] == list(range(len(rows)))
 
     def held(numbers: list[int]) -> int:
-        """Each beginning that there is, once: a token of a prompt is of its group alone."""
-        ids = [(rows[i][0], (1, 1, 1, *rows[i][1])) for i in numbers]
-        return len({(group, tokens[: k + 1]) for group, tokens in ids for k in range(len(tokens))})
+        """Every completion, and the 3 tokens of each group's prompt once."""
+        return sum(len(rows[i][1]) for i in numbers) + 3 * len({rows[i][0] for i in numbers})
 
     for numbers, following in zip(found, [*found[1:], []], strict=True):
         stream = build_stream([_row(sample_of(rows[i][0], i, rows[i][1])) for i in numbers], "prefix")

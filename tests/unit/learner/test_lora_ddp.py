@@ -71,7 +71,7 @@ def train(base: Path, case: str, rank: int, world: int) -> dict[str, torch.Tenso
     micros = [micro_of([row], "prefix", policy.device) for row in rows()[rank::world]]
     out: dict[str, torch.Tensor] = {}
     for step in range(STEPS[case]):
-        out[f"reference/{step}"] = backend.annotate(micros[:1], "reference", lambda done: None)
+        out[f"reference/{step}"] = backend.annotate(micros[:1], "reference", lambda: None)
         for i, micro in enumerate(micros):
             backend.backward(micro, loss, last=i == len(micros) - 1)
         out |= {f"gradient{step}/{n}": g for n, g in backend.masters.gradients().items()}

@@ -84,14 +84,6 @@ def test_low_gradients_are_absorbed_as_they_come():
     assert all(p.grad is not None for p in masters.params)
 
 
-def test_where_a_gradient_is_kept_is_the_masters():
-    module = Two()
-    masters = Masters(module, CONFIG, compute_dtype=BF16)
-    masters.gradient_of(module.weight).add_(2.0)
-    assert masters.gradients()["weight"].unique().tolist() == [2.0] and module.weight.grad is None
-    assert masters.gradient_of(module.weight) is masters.masters[0].grad
-
-
 def test_float32_parameters_are_their_own_masters():
     module = Two()
     masters = Masters(module, CONFIG)

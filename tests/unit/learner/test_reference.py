@@ -18,7 +18,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 def annotated(backend, micro, which):
-    return backend.annotate([micro], which, lambda done: None)
+    return backend.annotate([micro], which, lambda: None)
 
 
 def filled(value: float) -> Policy:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from covey.models import flash, llama_update
+from covey.models import flash
 from covey.models.stream import Row
 from support.attention import varlen
 
@@ -131,12 +131,6 @@ def random_rows() -> Callable[..., list[Row]]:
         return rows
 
     return make
-
-
-@pytest.fixture
-def modules_only(monkeypatch):
-    """Small models run by transformers' modules, too: bits are compared where both sides take one path."""
-    monkeypatch.setattr(llama_update, "_LARGEST", 0)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from covey.plan import activations as forecast
 from covey.plan.facts import ModelSizes
 
 KINDS = ("none", "selective", "full")
-pytestmark = pytest.mark.usefixtures("modules_only")
 
 
 class Counter(TorchDispatchMode):

@@ -54,7 +54,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("family", sorted(LIGER_FAMILIES))
-@pytest.mark.usefixtures("modules_only")
 def test_a_model_is_the_same_function(
     family, recompute, calls, tiny_model, random_rows, assert_close_guarded
 ):

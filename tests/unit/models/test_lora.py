@@ -129,7 +129,6 @@ def test_shapes_and_scaling(kind, bases):
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
-@pytest.mark.usefixtures("modules_only")
 def test_a_new_adapter_changes_no_bit(family, kind, dtype, bases, rows):
     policy = adapted(bases(family), KINDS[kind], compute_dtype=dtype)
     expected = logprobs(base_policy(bases(family), dtype), rows)
@@ -260,7 +259,6 @@ def test_a_copy_is_what_the_policy_computes_with(name, bases, rows):
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("settings", [*KINDS.values(), WHOLE], ids=[*KINDS, "whole"])
-@pytest.mark.usefixtures("modules_only")
 def test_off_is_the_base_bit_for_bit(settings, dtype, bases, rows):
     policy = computing(disturb(adapted(bases("llama"), settings, compute_dtype=dtype)), dtype)
     changed = logprobs(policy, rows)

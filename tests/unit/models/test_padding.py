@@ -1,4 +1,4 @@
-"""The embedding of the pad token: its gradient is that of transformers' own module, on every path.
+"""The embedding of the pad token: its gradient is that of transformers' own module, in every layout.
 
 transformers gives the input embedding a `padding_idx` where the configuration names a pad token, and that row
 then gets no gradient as an input. A pad token that is also the end token stands inside the rows: behind every
@@ -51,7 +51,7 @@ def alone(policy: Policy, rows: Sequence[Row]) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def streamed(policy: Policy, rows: Sequence[Row], kind: str, *, adds: bool) -> dict[str, Tensor]:
+def streamed(policy: Policy, rows: Sequence[Row], kind: str) -> dict[str, Tensor]:
     """Gradients of covey's; "follows" is one prompt over several micro-batches."""
     policy.use_stream("prefix" if kind == "follows" else kind)
     policy.model.zero_grad(set_to_none=True)
@@ -60,27 +60,13 @@ def streamed(policy: Policy, rows: Sequence[Row], kind: str, *, adds: bool) -> d
         siblings = [micro_of([row], "prefix", policy.device) for row in rows[: len(COMPLETIONS)]]
         micros = [*share_prompt(siblings), micro_of(rows[len(COMPLETIONS) :], "prefix", policy.device)]
     for micro in micros:
-        if adds:
-            with policy.adding_gradients():
-                stats = policy(micro)
-        else:
-            stats = policy(micro)
-        stats.logprob_N.sum().backward()
+        policy(micro).logprob_N.sum().backward()
     return {name: p.grad.clone() for name, p in policy.model.named_parameters()}
-
-
-@pytest.fixture(params=["modules", "short pass"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Through transformers' modules, and in few kernel calls where a family has them."""
-    monkeypatch.setattr(Policy, "library", None)
-    if request.param == "modules":
-        monkeypatch.setattr(Policy, "_short", None)
-    return str(request.param)
 
 
 @pytest.mark.parametrize("padding", [None, END], ids=["no pad", "pad is end"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_pad_token_has_the_gradient_of_transformers(family: str, padding: int | None, path: str) -> None:
+def test_the_pad_token_has_the_gradient_of_transformers(family: str, padding: int | None) -> None:
     policy = policy_of(family, pad_token_id=padding, initializer_range=0.1)
     inputs = policy.model.get_input_embeddings()
     assert inputs.padding_idx == (None if family == "gpt2" else padding)
@@ -91,13 +77,12 @@ def test_the_pad_token_has_the_gradient_of_transformers(family: str, padding: in
     # The oracle itself: no gradient as an input, one as a target where the head has the same weight.
     assert bool(expected[name][END].any()) == (is_tied or inputs.padding_idx is None)
     for kind in ("padded", "packed", "prefix", "follows"):
-        for adds in (False, True):
-            got = streamed(policy, rows, kind, adds=adds)
-            for part, gradient in expected.items():
-                gap = float((got[part] - gradient).norm())
-                assert gap <= 1e-4 * float(gradient.norm()) + 1e-6, (kind, adds, part)
-            at = float((got[name][END] - expected[name][END]).norm())
-            assert at <= 1e-4 * float(expected[name][END].norm()), (kind, adds)
+        got = streamed(policy, rows, kind)
+        for part, gradient in expected.items():
+            gap = float((got[part] - gradient).norm())
+            assert gap <= 1e-4 * float(gradient.norm()) + 1e-6, (kind, part)
+        at = float((got[name][END] - expected[name][END]).norm())
+        assert at <= 1e-4 * float(expected[name][END].norm()), kind
 
 
 def test_the_pad_token_matters_there() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,6 @@ from covey.models.probe import micro_of
 from covey.models.stream import Row
 from covey.types import MicroBatch, StreamSegment
 from support.models import policy_of
-from support.processors import library_for, processors
 
 CPU = torch.device("cpu")
 # Heads as wide as the library takes them.
@@ -74,7 +72,7 @@ def check(policy: Policy, rows: Sequence[Row], counts: Sequence[int], assert_clo
 @pytest.mark.parametrize("counts", [(1, 1, 1, 1, 1), (2, 3), (4, 1)])
 @pytest.mark.parametrize("kind", ["sdpa", "eager", "flash_attn"])
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt2", "mixtral", "gpt_oss", "mistral"])
-@pytest.mark.usefixtures("modules_only", "flash_kernels")
+@pytest.mark.usefixtures("flash_kernels")
 def test_modules(family, kind: AttentionKind, counts, tiny_model, random_rows, assert_close_guarded):
     rows = random_rows((11, (9, 4, 1, 7, 2)))
     policy = Policy(tiny_model(family))
@@ -90,25 +88,8 @@ def test_recomputed_and_offloaded(family, recompute, tiny_model, random_rows, as
     check(policy, random_rows((90, (9, 40, 1, 7, 2))), (2, 1, 2), assert_close_guarded)
 
 
-@pytest.mark.parametrize("library", [None, *processors()])
-@pytest.mark.parametrize("heads", [(2, 1), (4, 4)])
-@pytest.mark.parametrize("adds", [False, True])
-def test_the_short_pass(
-    library, heads, adds, monkeypatch, tmp_path_factory, random_rows, assert_close_guarded
-):
-    compiled = library and library_for(library, tmp_path_factory)
-    monkeypatch.setattr(Policy, "library", compiled)
-    policy = policy_of("qwen2", num_attention_heads=heads[0], num_key_value_heads=heads[1], hidden_size=128)
-    assert policy.is_compiled == (library is not None)
-    rows = random_rows((90, (9, 40, 1, 7, 1)), (5, (8, 2)))
-    with policy.adding_gradients() if adds else nullcontext():
-        for counts in ((1, 1, 1, 1, 1), (2, 2, 3), (1, 2, 4)):
-            check(policy, rows[: sum(counts)], counts, assert_close_guarded)
-
-
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("family", HEADS)
-@pytest.mark.usefixtures("modules_only")
 def test_attention_in_c_beneath_modules(family, recompute, monkeypatch, random_rows, assert_close_guarded):
     """Against the same in torch, each pass alone, in float64 where its products of experts know that."""
     policy = policy_of(family, **HEADS[family])
@@ -248,17 +229,17 @@ def test_a_prompt_is_computed_once(monkeypatch, tiny_model, random_rows):
     """Its tokens, and the product of its last position with the head."""
     counts, contexts = [], []
     policy = Policy(tiny_model("gemma2"))
-    hidden, stats = Policy._hidden_of, Policy._stats
+    hidden, stats = Policy.hidden, Policy._stats
 
-    def counted(self, short, tokens_T, *rest):
+    def counted(self, tokens_T, *rest):
         counts.append(len(tokens_T))
-        return hidden(self, short, tokens_T, *rest)
+        return hidden(self, tokens_T, *rest)
 
-    def projected(self, hidden_TD, micro, way):
+    def projected(self, hidden_TD, micro):
         contexts.append(len(micro.context_U))
-        return stats(self, hidden_TD, micro, way)
+        return stats(self, hidden_TD, micro)
 
-    monkeypatch.setattr(Policy, "_hidden_of", counted)
+    monkeypatch.setattr(Policy, "hidden", counted)
     monkeypatch.setattr(Policy, "_stats", projected)
     monkeypatch.setattr(policy_module, "in_few_sizes", lambda micro, **_: micro)
     micros = split(random_rows((30, (9, 4, 7, 5))), 2, 1, 1)

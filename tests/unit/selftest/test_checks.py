@@ -18,10 +18,9 @@ from covey.algorithm import losses
 from covey.algorithm.losses import LossInputs, LossType
 from covey.batching import pack
 from covey.learner.backends.single import SingleBackend
-from covey.models import head_native, stream
+from covey.models import stream
 from covey.models.head_blocks import TorchSlopes, TorchSoftmax
 from covey.models.head_blocks_native import CompiledSlopes, CompiledSoftmax
-from covey.models.passes_native import Passes
 from covey.models.policy import Policy
 from covey.rollout.native import engine
 from covey.rollout.native.rows import Draws
@@ -145,17 +144,10 @@ def fresh_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine, "row_key", lambda key: next(numbers))
 
 
-def _each(slopes: Any, change: Any) -> Any:
-    """What a step's passes are told, before them or pass by pass, changed."""
-    if callable(slopes):
-        return lambda number, stats: _each(slopes(number, stats), change)
-    return tuple(None if slope_N is None else change(slope_N) for slope_N in slopes)
-
-
 def noisy_gradient(patch: pytest.MonkeyPatch) -> None:
     """Noise far below every bound but that of what has to be the same to the bit; a resume takes its
     generator along."""
-    plain, at_once = SingleBackend.backward, Passes.go
+    plain = SingleBackend.backward
 
     def backward(self: SingleBackend, *arguments: Any, **more: Any) -> Any:
         found = plain(self, *arguments, **more)
@@ -164,11 +156,7 @@ def noisy_gradient(patch: pytest.MonkeyPatch) -> None:
                 master.grad *= 1.0 + 1e-7 * torch.randn_like(master.grad)
         return found
 
-    def go(self: Passes, slopes: Any, advance: Any) -> Any:
-        return at_once(self, _each(slopes, lambda s: s * (1.0 + 1e-7 * torch.randn_like(s))), advance)
-
     patch.setattr(SingleBackend, "backward", backward)
-    patch.setattr(Passes, "go", go)
 
 
 def lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:
@@ -176,21 +164,7 @@ def lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_gradient(patch: pytest.MonkeyPatch) -> None:
-    compiled = head_native.Stats.backward
     _times(patch, 0.0)
-
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # A pass adds to the weight's gradient by itself: what comes in is lost.
-        found: tuple[torch.Tensor | None, ...] = compiled(
-            ctx, *(None if grad is None else 0.0 * grad for grad in grads)
-        )
-        return found
-
-    patch.setattr(head_native.Stats, "backward", staticmethod(backward))
-    at_once = Passes.go
-    patch.setattr(
-        Passes, "go", lambda self, slopes, advance: at_once(self, _each(slopes, lambda s: 0.0 * s), advance)
-    )
 
 
 def denominator_of_a_pass(patch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
 from covey.learner.reference import MovingReference
-from covey.models.passes_native import Advance, Passes
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
 LossFunction = Callable[[TokenStats, MicroBatch], LossOutput]
+# Called after each forward pass.
+Advance = Callable[[], None]
 Annotation = Literal["old", "reference", "entropy"]
 
 
@@ -40,11 +41,6 @@ class Backend(Protocol):
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward of one micro-batch; gradients are exchanged in the `last` one of a
         step."""
-        ...
-
-    def passes(self, micros: Sequence[MicroBatch]) -> Passes | None:
-        """All passes of a step in one call, which adds to the gradients as `backward` would; None where they
-        are to be taken one by one."""
         ...
 
     def gradient_sample(self) -> Tensor:

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from covey.algorithm.losses import LossOutput
-from covey.learner.backends.base import Annotation, LossFunction
+from covey.learner.backends.base import Advance, Annotation, LossFunction
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
-from covey.models.passes_native import Advance
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -73,9 +72,6 @@ class DDPBackend:
         else:
             self.masters.absorb()
         return stats, output
-
-    def passes(self, micros: Sequence[MicroBatch]) -> None:
-        """None: DDP reduces gradients in the backward pass that autograd takes."""
 
     def gradient_sample(self) -> Tensor:
         """A part of this rank's accumulated gradient, of all ranks' after the last backward of a step."""

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
-from covey.learner.backends.base import Annotation, LossFunction
+from covey.learner.backends.base import Advance, Annotation, LossFunction
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.models.lora import adapter_off, adapter_parameters, merged, plain_weights
-from covey.models.passes_native import Advance, Passes
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -46,9 +45,13 @@ class SingleBackend:
     @torch.no_grad()
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
         """Logprobs of the trained tokens by the current policy (`old`) or by the reference, or entropies."""
+        found = []
         with self._asked(which) as policy:
-            stats = policy.look(micros, advance)
-        return stats.entropy_N if which == "entropy" else stats.logprob_N
+            for micro in micros:
+                stats = policy(micro)
+                found.append(stats.entropy_N if which == "entropy" else stats.logprob_N)
+                advance()
+        return torch.cat(found)
 
     @contextmanager
     def _asked(self, which: Annotation) -> Iterator[Policy]:
@@ -66,16 +69,11 @@ class SingleBackend:
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; gradients add up in float32."""
-        with self.policy.adding_gradients(self.masters.gradient_of):
-            stats = self.policy(micro)
+        stats = self.policy(micro)
         output = loss(stats, micro)
         with self.masters.absorbing():
             output.loss.backward()
         return stats, output
-
-    def passes(self, micros: Sequence[MicroBatch]) -> Passes | None:
-        """All passes of a step in one call, where the policy has one."""
-        return self.policy.passes(micros, self.masters.watched_gradient)
 
     def gradient_sample(self) -> Tensor:
         """A part of the accumulated gradient."""

@@ -21,8 +21,8 @@ POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _HERE = Path(__file__).parent
 _OF_TWO_DTYPES = ("step.c", "step_bfloat16.c", "blocks.c", "blocks_bfloat16.c")
-_SOURCES = (*_OF_TWO_DTYPES, "update.c", "attention.c", "head.c", "passes.c")
-_HEADERS = ("products.h", "tiles.h", "attention.h", "stack.h", "head.h")
+_SOURCES = (*_OF_TWO_DTYPES, "attention.c")
+_HEADERS = ("products.h", "tiles.h", "attention.h")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC")
 _LIMIT_S = 60
 
@@ -59,8 +59,7 @@ def open_library() -> ctypes.CDLL | None:
 
 def _opened(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    for name in ("stack_kept", "stack_panels", "stack_scratch", "attention_scratch"):
-        getattr(library, name).restype = INT
+    library.attention_scratch.restype = INT
     return library
 
 
