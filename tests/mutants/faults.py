@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from covey.batching import pack, samples
-from covey.learner import learn, optimizer, reference, update
+from covey.learner import annotate, optimizer, reference, update
 from covey.learner.backends import single
 from covey.models.policy import Policy
 from covey.models.prefix import Prefix
@@ -308,7 +308,7 @@ def _rotated(credits: list[Any], *args: Any) -> list[Any]:
 
 def _advantages(change: Callable[[float], float]) -> Plant:
     return changed(
-        learn,
+        annotate,
         "row_credits",
         lambda credits, *args: [replace(c, advantage=change(c.advantage)) for c in credits],
     )
@@ -577,7 +577,7 @@ MUTANTS = (
     Mutant("leaves a row out", "F111", 1, changed(pack, "micro_batches", row_lost)),
     Mutant("divides by a part of the tokens", "F111", 1, changed(pack, "_denominators", _half_denominator)),
     Mutant("mixes groups", "F112", 1, changed(collect, "_assemble", _swap_groups)),
-    Mutant("gives advantages to other groups", "F113", 1, changed(learn, "row_credits", _rotated)),
+    Mutant("gives advantages to other groups", "F113", 1, changed(annotate, "row_credits", _rotated)),
     Mutant("advantages ten times too large", "F113", 1, _advantages(lambda a: 10 * a)),
     Mutant("advantages without their mean", "F113", 1, _advantages(lambda a: a + 0.5)),
     Mutant("advantages of the neighbour", "F113", 1, changed(pack, "build_micros", each(_roll_advantages))),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covey.batching import pack
-from covey.learner import learn
+from covey.learner import annotate
 from covey.training.select import SelectingSource
 from mutants.harness import Mutant
 
@@ -30,8 +30,8 @@ def _collected(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], N
 
 def _shifted(patch: pytest.MonkeyPatch) -> None:
     """Replayed rows keep the sampler's, so that the fresh ones alone show it."""
-    real = learn.annotate
-    patch.setattr(learn, "annotate", lambda *args: [v + 0.01 for v in real(*args)])
+    real = annotate.annotate
+    patch.setattr(annotate, "annotate", lambda *args: [v + 0.01 for v in real(*args)])
 
 
 def _unmarked(patch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def main(options: dict[str, Any], output: Path) -> dict[str, Any]:
         for owner, name, phase in (
             (wiring, "build_job", "load"),
             (LiveSource, "next", "rollout"),
-            (loop, "learn", "annotate"),
+            (loop, "annotate_and_credit", "annotate"),
             (update, "accumulate", "update"),
             (SingleBackend, "step", "step"),
             (Saver, "save", "save"),

@@ -17,9 +17,9 @@ from covey.batching.credit import CreditConfig, row_credits
 from covey.batching.pack import PackPlan, pack
 from covey.batching.samples import to_samples
 from covey.comm import Comm, LocalComm
+from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.base import Backend
 from covey.learner.backends.single import SingleBackend
-from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import accumulate
 from covey.models.policy import Policy
@@ -135,7 +135,7 @@ def plan_of(**changes: object) -> PackPlan:
 def rows() -> list[TrainSample]:
     """Rows whose old, reference and sampler's logprobs lie around those of the policy."""
     generator = torch.Generator().manual_seed(5)
-    found = learn(
+    found = annotate_and_credit(
         rollout(),
         SingleBackend(policy("prefix"), OPTIMIZER),
         credit=CREDIT,

@@ -20,8 +20,8 @@ from covey.checkpoint.read import read_states
 from covey.checkpoint.registry import Registry
 from covey.checkpoint.write import write_checkpoint
 from covey.comm import LocalComm
+from covey.learner.annotate import annotate
 from covey.learner.backends.single import SingleBackend
-from covey.learner.learn import annotate
 from covey.learner.update import accumulate, update
 from covey.models.load import save_policy
 from covey.models.policy import Policy, StreamKind

@@ -23,8 +23,8 @@ from covey.config.resolve import from_dict
 from covey.config.schema import Config
 from covey.data.model_files import model_problem
 from covey.errors import ConfigError
+from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
 from covey.models.adapter_shapes import LoraSettings, read_shapes
 from covey.models.layouts import AttentionKind, StreamKind
@@ -334,7 +334,7 @@ def rows_of(
     groups: Sequence[ScoredGroup], backend: SingleBackend, plan: PackPlan, *, old: bool, reference: bool
 ) -> list[TrainSample]:
     """The completions as rows to train on, every one of them forwarded."""
-    return learn(
+    return annotate_and_credit(
         groups,
         backend,
         credit=CreditConfig(scale_rewards="group", mask_truncated_completions=False),

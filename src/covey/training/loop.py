@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from covey.learner.learn import learn
+from covey.learner.annotate import annotate_and_credit
 from covey.learner.update import update
 from covey.training.job import Job
 
@@ -19,7 +19,7 @@ def run(job: Job) -> None:
             collected = job.collect()
             if collected is None:
                 break
-            rows = learn(
+            rows = annotate_and_credit(
                 collected.groups,
                 job.backend,
                 credit=job.objective.credit_at(job.progress.step),

@@ -15,8 +15,8 @@ from covey.algorithm.needs import needs
 from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
 from covey.comm import LocalComm
+from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.models.adapter_shapes import LoraSettings
@@ -75,7 +75,7 @@ def step_of(backend, groups, plan=None, rate=1e-2):
     """One rollout's annotation and its one optimizer step, with a KL term."""
     plan = plan or plan_of()
     wanted = needs(beta=LOSS.beta, steps_per_rollout=1)
-    rows = learn(groups, backend, credit=CREDIT, needs=wanted, plan=plan, comm=LocalComm())
+    rows = annotate_and_credit(groups, backend, credit=CREDIT, needs=wanted, plan=plan, comm=LocalComm())
     return update(pack(rows, plan, rollout=0)[0], backend, LOSS, rate, LocalComm())
 
 

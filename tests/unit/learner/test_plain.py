@@ -21,9 +21,9 @@ from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
 from covey.comm import LocalComm
 from covey.errors import GuardStop
+from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends import ddp
 from covey.learner.backends.single import SingleBackend
-from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.plain import Draws, compared, slope
 from covey.learner.update import accumulate, update
@@ -48,7 +48,7 @@ def batch_of(groups, backend, *, beta=0.0, steps=1):
         stream=backend.policy.stream,
         device=torch.device("cpu"),
     )
-    rows = learn(
+    rows = annotate_and_credit(
         groups,
         backend,
         credit=CreditConfig(scale_rewards="group", mask_truncated_completions=True),

@@ -12,8 +12,8 @@ from covey.algorithm.needs import needs
 from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
 from covey.comm import LocalComm
+from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.selftest.subject import LOSS_TYPES
@@ -67,7 +67,7 @@ def syncs_of(backend, rollout, loss, *, max_tokens, old=False):
     plan = plan_of(backend.policy.stream, max_tokens)
     with Syncs():
         # Annotations are read when they are made. Packing reads where siblings part that several passes hold.
-        rows = learn(
+        rows = annotate_and_credit(
             rollout,
             backend,
             credit=CREDIT,

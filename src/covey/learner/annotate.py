@@ -1,4 +1,4 @@
-"""Learn: from scored groups to the batches of this rollout's optimizer steps."""
+"""Annotate and credit: from scored groups to the rows that this rollout's optimizer steps train on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covey.learner.backends.base import Annotation, Backend
 from covey.types import AnnotatedSample, Sample, ScoredGroup, TrainSample
 
 
-def learn(
+def annotate_and_credit(
     groups: Sequence[ScoredGroup],
     backend: Backend,
     *,

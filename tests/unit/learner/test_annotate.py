@@ -18,8 +18,8 @@ from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan, pack
 from covey.comm import LocalComm
 from covey.errors import GuardStop
+from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.learn import learn
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.types import Score
@@ -58,7 +58,7 @@ def plan_of(**changes):
 
 
 def rows_of(groups, backend, plan, *, beta=0.0, steps=1, comm=None):
-    return learn(
+    return annotate_and_credit(
         groups,
         backend,
         credit=CREDIT,
@@ -139,7 +139,7 @@ def test_rows_that_skip_the_forward_pass_would_not_have_changed_it(tiny_policy, 
     for may_skip in (True, False):
         backend = backend_of(tiny_policy)
         plan = plan_of()
-        found = learn(
+        found = annotate_and_credit(
             random_rollout,
             backend,
             credit=CREDIT,
