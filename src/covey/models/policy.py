@@ -24,10 +24,10 @@ from covey.models.head_blocks import HeadSpec
 from covey.models.layouts import AttentionKind, StreamKind, stream_layout
 from covey.models.linear import is_kept_by_size
 from covey.models.native.library import open_library
-from covey.models.prefix import Prefix, SharedPrompt
+from covey.models.prefix import Prefix
 from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
-from covey.types import MicroBatch, StreamSegment, TokenStats
+from covey.types import MicroBatch, SharedPrompt, StreamSegment, TokenStats
 
 if TYPE_CHECKING:
     from covey.models.lora import Adapter

@@ -12,7 +12,7 @@ that the prompt's last position predicts, X of a pass all others.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,24 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from covey.types import MicroBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedPrompt:
-    """What a micro-batch has in common with those around it that begin with the same prompt: one that it
-    `follows`, one that it `is_followed` by.
-
-    Targets and temperatures are those of all first tokens. `own_X` are this micro-batch's other tokens, and
-    `index_N` is where each of its tokens is among the F first ones and its own behind them.
-    """
-
-    target_F: Tensor
-    temperature_F: Tensor
-    own_X: Tensor
-    index_N: Tensor
-    follows: bool
-    is_followed: bool
+from covey.types import MicroBatch, SharedPrompt
 
 
 def share_prompt(passes: Sequence[MicroBatch]) -> list[MicroBatch]:

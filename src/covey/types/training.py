@@ -1,0 +1,249 @@
+"""From scored trajectories to an optimizer step and its record.
+
+Tensor fields carry axis suffixes:
+
+    T  tokens of a stream        N  trained tokens of a micro-batch      S  sequences of a micro-batch
+    U  contexts, the places of a stream that predict a trained token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from covey.types.rollout import Finish
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One trainable sequence.
+
+    `Sample(group=3, sibling=0, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False, False, True,
+    True), sampler_logprobs=(-0.1, -0.2), versions=(4, 4), temperature=1.0, finish=Finish.STOP)`. `group`
+    counts within the rollout. The first `prompt_length` tokens are the same for every sibling;
+    `sampler_logprobs` and `versions` have one entry per trained token. `is_stale` says that an earlier policy
+    sampled it: its ratio is not 1 before the rollout's first update.
+    """
+
+    group: int
+    sibling: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    is_trained: tuple[bool, ...]
+    sampler_logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    temperature: float
+    finish: Finish
+    is_stale: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedSample:
+    """A sample with what the learner said of its trained tokens without gradient; None where nothing asked
+    for it."""
+
+    sample: Sample
+    old_logprob_N: Tensor | None = None
+    ref_logprob_N: Tensor | None = None
+    entropy_N: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSample:
+    """An annotated sample with its advantage and its final mask.
+
+    `loss_mask` has one entry per trained token; a False token enters neither numerator nor token count.
+    `masked` says why a whole row is out of the loss (it still counts as a sequence), and `needs_forward` is
+    False where the row's gradient is exactly zero. `token_advantages` has one entry per trained token where
+    they differ, and `advantage` is their mean then.
+    """
+
+    annotated: AnnotatedSample
+    advantage: float
+    loss_mask: tuple[bool, ...]
+    masked: str | None = None
+    needs_forward: bool = True
+    token_advantages: tuple[float, ...] | None = None
+
+    @property
+    def advantages(self) -> tuple[float, ...]:
+        """The advantage of each trained token."""
+        same = (self.advantage,) * len(self.loss_mask)
+        return same if self.token_advantages is None else self.token_advantages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSegment:
+    """A run of a stream: tokens [start, start + length), seeing itself causally, and all that the last token
+    of segment `parent` sees. What grows from a segment lies right behind it, as a tree is walked."""
+
+    start: int
+    length: int
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrompt:
+    """What a micro-batch has in common with those around it that begin with the same prompt: one that it
+    `follows`, one that it `is_followed` by.
+
+    F are the tokens that the prompt's last position predicts, the first ones of all these micro-batches, and
+    X the other tokens of a single one. Targets and temperatures are those of all first tokens. `own_X` are
+    this micro-batch's other tokens, and `index_N` is where each of its tokens is among the F first ones and
+    its own behind them.
+    """
+
+    target_F: Tensor
+    temperature_F: Tensor
+    own_X: Tensor
+    index_N: Tensor
+    follows: bool
+    is_followed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One forward pass: a stream of tokens and the trained tokens as flat vectors.
+
+    `context_U` are the stream indices whose hidden states predict something that is trained, each once, and
+    `context_N` says which of them predicts token n: with a shared prompt its last position predicts the first
+    token of every sibling. Tokens of one context have one temperature. `num_rows` is 1 for a stream; above 1
+    the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
+    of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
+    policy term of a token counts and 0 where it does not (None: all count). `is_stale_S` is True for
+    sequences that an earlier policy sampled (None: for none). A prompt whose rows do not fit one pass is the
+    first segment of several, one behind the other, and may be computed once for all: `shared` is of those.
+    """
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    segments: tuple[StreamSegment, ...]
+    num_rows: int
+    context_U: Tensor
+    context_N: Tensor
+    target_N: Tensor
+    sequence_N: Tensor
+    temperature_N: Tensor
+    sampler_logprob_N: Tensor
+    advantage_N: Tensor
+    old_logprob_N: Tensor | None
+    ref_logprob_N: Tensor | None
+    trained_count_S: Tensor
+    group_S: Tensor
+    keep_N: Tensor | None = None
+    is_stale_S: Tensor | None = None
+    shared: SharedPrompt | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStats:
+    """What the policy says of each trained token, at the temperature it was sampled with."""
+
+    logprob_N: Tensor
+    entropy_N: Tensor
+    aux: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denominators:
+    """What an optimizer step divides by, over all ranks, fixed before its first backward.
+
+    `Denominators(num_sequences=64, num_tokens=711, max_completion_length=1024)`. `num_kept` are the tokens
+    that an entropy bonus reaches (None: all).
+    """
+
+    num_sequences: int
+    num_tokens: int
+    max_completion_length: int
+    num_kept: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """This rank's share of one optimizer step; `dropped` counts rows left out of the forward pass, by
+    reason.
+
+    `has_signal` says of each micro-batch whether its gradient cannot be 0 while the ratio is 1: equal
+    completions whose advantages cancel give none, stale ones may be clipped, and what a shared prompt
+    predicts has its gradient in the last of the passes behind it. `groups` are the numbers of the step's
+    groups.
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    has_signal: tuple[bool, ...]
+    denominators: Denominators
+    dropped: Mapping[str, int]
+    groups: range
+    rollout: int
+    pass_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What a backend says of one optimizer step; norms are of the whole gradient, before and after
+    clipping.
+
+    `frac_moved` is the share that changed of the watched weights whose gradient is above AdamW's epsilon
+    (None where there are none), and `untouched` names the tensors that have no gradient (first steps only).
+    """
+
+    grad_norm: float
+    grad_norm_clipped: float
+    learning_rate: float
+    update_ratio: float
+    frac_params_changed: float
+    frac_moved: float | None = None
+    untouched: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A reduced value and how many tokens, rows or steps it saw; value None is shown as a dash."""
+
+    value: float | None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientMatch:
+    """The gradient of an optimizer step against that of its rows, computed a second time.
+
+    `scale` is the first as a multiple of the second (1 is right). `gap` is ||first - second|| / ||second||
+    of the tensor where that is largest, which is `worst`.
+    """
+
+    scale: float
+    gap: float
+    worst: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one update gave, reduced over ranks.
+
+    `silent` counts micro-batches whose backward pass changed no gradient, and `ratio_gap` is the largest
+    |logprob - old logprob| of rows that are not stale (None where there are no old ones). `match` is there
+    where the gradient was computed twice.
+    """
+
+    stats: StepStats | None
+    metrics: Mapping[str, Metric]
+    skipped: str | None = None
+    silent: int = 0
+    ratio_gap: float | None = None
+    match: GradientMatch | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One line of metrics.jsonl: `StepRecord(step=1, rollout=0, pass_index=0, metrics={"reward":
+    Metric(value=0.4, count=64)})`."""
+
+    step: int
+    rollout: int
+    pass_index: int
+    metrics: Mapping[str, Metric]
