@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import transformers
 
-from covey.models.layouts import AttentionKind, StreamKind
+from covey.models.layouts import AttentionKind
 from covey.models.policy import Policy
-from covey.models.stream import Row
 from covey.plan.recompute import Recompute
 from covey.selftest.compare import Result, by_plain_logits, by_policy, relative
+from covey.token_streams import Row, StreamKind
 from on_gpu.lines import Found, Lines
 from on_gpu.machine import device
 

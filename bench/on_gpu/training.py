@@ -15,11 +15,11 @@ from torch.profiler import ProfilerActivity, profile
 from covey.algorithm.losses import LossOutput
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import OptimizerConfig
-from covey.models.layouts import StreamKind, automatic
+from covey.models.layouts import automatic
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
-from covey.models.stream import Row
 from covey.plan.recompute import Recompute
+from covey.token_streams import Row, StreamKind
 from covey.types import MicroBatch, TokenStats
 from on_gpu.lines import Found, Lines
 from on_gpu.machine import (

@@ -25,7 +25,7 @@ LAYERS = (
     ("types", "chinese"),
     ("errors", "codes", "exits", "place", "environment", "weight_files"),
     ("comm", "config"),
-    ("plan", "algorithm"),
+    ("plan", "algorithm", "token_streams"),
     ("models", "data", "rewards", "quickstart"),
     ("batching",),
     ("rollout",),

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.models.policy import StreamKind
 from covey.models.prefix import share_prompt
-from covey.models.stream import Row, build_streams
+from covey.token_streams import Row, StreamKind, build_streams
 from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample, TrainSample
 
 # Sums of float32 advantages closer to 0 than this are rounding.

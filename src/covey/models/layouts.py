@@ -14,7 +14,6 @@ from covey.models.prefix import Prefix
 from covey.types import StreamSegment
 
 AttentionKind = Literal["sdpa", "flex", "flash_attn", "eager"]
-StreamKind = Literal["padded", "packed", "prefix"]
 
 # Compute capability of the oldest GPU that torch's compiler writes flex attention for with bfloat16.
 _FLEX_SINCE = (8, 0)

@@ -21,18 +21,17 @@ from covey.models.attention import ATTENTION_NAME, Layout
 from covey.models.dropout import dropouts
 from covey.models.head import head_spec, logits_of, token_stats
 from covey.models.head_blocks import HeadSpec
-from covey.models.layouts import AttentionKind, StreamKind, stream_layout
+from covey.models.layouts import AttentionKind, stream_layout
 from covey.models.linear import is_kept_by_size
 from covey.models.native.library import open_library
 from covey.models.prefix import Prefix
 from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
+from covey.token_streams import StreamKind
 from covey.types import MicroBatch, SharedPrompt, StreamSegment, TokenStats
 
 if TYPE_CHECKING:
     from covey.models.lora import Adapter
-
-__all__ = ["Policy", "StreamKind"]
 
 
 class Policy(nn.Module):

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from covey.models.attention import LayoutLostError
-from covey.models.layouts import StreamKind
 from covey.models.policy import Policy
 from covey.models.prefix import share_prompt
-from covey.models.stream import Row, build_stream
+from covey.token_streams import Row, StreamKind, build_stream
 from covey.types import MicroBatch
 
 # Largest relative difference of a healthy model: 1e-6 is usual in float32, 1e-2 in bfloat16; a leak is above

@@ -24,8 +24,7 @@ from covey.learner.annotate import annotate
 from covey.learner.backends.single import SingleBackend
 from covey.learner.update import accumulate, update
 from covey.models.load import save_policy
-from covey.models.policy import Policy, StreamKind
-from covey.models.stream import Row
+from covey.models.policy import Policy
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.compare import by_plain_logits, by_policy, far, relative
 from covey.selftest.subject import (
@@ -41,6 +40,7 @@ from covey.selftest.subject import (
     rows_of,
     sample,
 )
+from covey.token_streams import Row, StreamKind
 from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
 from covey.types import ScoredGroup, TrainSample
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from covey.models.layouts import StreamKind
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.checks import Measured
 from covey.selftest.subject import Subject
+from covey.token_streams import StreamKind
 from covey.types import Finding, Fix
 
 _WIDTH = max(len(name) for name in BOUNDS)

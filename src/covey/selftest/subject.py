@@ -27,12 +27,13 @@ from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import OptimizerConfig
 from covey.models.adapter_shapes import LoraSettings, read_shapes
-from covey.models.layouts import AttentionKind, StreamKind
+from covey.models.layouts import AttentionKind
 from covey.models.load import choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
 from covey.plan.problem import START_ANYWAY, problem
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
+from covey.token_streams import StreamKind
 from covey.training import parts
 from covey.training.facts.memory import free_memory
 from covey.types import (

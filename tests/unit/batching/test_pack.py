@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from covey.batching.credit import CreditConfig, credit_samples, row_credits
 from covey.batching.pack import PackPlan, _row, micro_batches, pack, step_slices
 from covey.batching.samples import to_samples
-from covey.models.stream import build_stream
+from covey.token_streams import build_stream
 from covey.types import AnnotatedSample, Denominators, Finish, Sample, TrainSample
 
 

@@ -21,7 +21,7 @@ from covey.learner.optimizer import OptimizerConfig
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted
 from covey.models.probe import micro_of
-from covey.models.stream import Row
+from covey.token_streams import Row
 from support.models import save_model
 from support.processes import run_in_processes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +13,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from covey.models import flash
-from covey.models.stream import Row
+from covey.token_streams import Row
+from support import rows
 from support.attention import varlen
+from support.rows import VOCAB
 
-VOCAB = 96
 WINDOW = 7
 
 _SIZES = {
@@ -115,22 +116,8 @@ def tiny_model() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def random_rows() -> Callable[..., list[Row]]:
-    """Rows of two prompts: `random_rows((11, (7, 4)), (6, (9, 5)))` has four, in two families."""
-
-    def make(*families: tuple[int, Sequence[int]], seed: int = 5) -> list[Row]:
-        generator = torch.Generator().manual_seed(seed)
-        rows = []
-        for key, (prompt, lengths) in enumerate(families):
-            shared = torch.randint(3, VOCAB, (prompt,), generator=generator).tolist()
-            for length in lengths:
-                own = torch.randint(3, VOCAB, (length,), generator=generator).tolist()
-                trained = [False] * prompt + [True] * length
-                rows.append(
-                    Row(token_ids=shared + own, is_trained=trained, prompt_length=prompt, prompt_key=key)
-                )
-        return rows
-
-    return make
+    """`support.rows.random_rows`."""
+    return rows.random_rows
 
 
 @pytest.fixture

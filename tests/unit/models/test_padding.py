@@ -17,7 +17,7 @@ from torch import Tensor
 from covey.models.policy import Policy
 from covey.models.prefix import share_prompt
 from covey.models.probe import micro_of
-from covey.models.stream import Row
+from covey.token_streams import Row
 from support.models import policy_of
 
 END = 2

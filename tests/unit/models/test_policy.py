@@ -17,7 +17,7 @@ import torch
 
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
-from covey.models.stream import Row
+from covey.token_streams import Row
 
 FAMILIES = (
     *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gpt2"),

@@ -19,7 +19,7 @@ from covey.models.layouts import AttentionKind
 from covey.models.policy import Policy
 from covey.models.prefix import Prefix, share_prompt
 from covey.models.probe import micro_of
-from covey.models.stream import Row
+from covey.token_streams import Row
 from covey.types import MicroBatch, StreamSegment
 from support.models import policy_of
 

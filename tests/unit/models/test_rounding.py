@@ -8,7 +8,7 @@ import torch
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from covey.models.rounding import in_few_sizes, step_up
-from covey.models.stream import Row
+from covey.token_streams import Row
 from support.models import random_model
 
 

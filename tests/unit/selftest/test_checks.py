@@ -14,11 +14,11 @@ import pytest
 import torch
 from peft.tuners.lora import layer as lora_layer
 
+from covey import token_streams
 from covey.algorithm import losses
 from covey.algorithm.losses import LossInputs, LossType
 from covey.batching import pack
 from covey.learner.backends.single import SingleBackend
-from covey.models import stream
 from covey.models.head_blocks import TorchSlopes, TorchSoftmax
 from covey.models.head_blocks_native import CompiledSlopes, CompiledSoftmax
 from covey.models.policy import Policy
@@ -76,11 +76,11 @@ def one_back(plain: Any) -> Any:
 
 
 def wrong_predictor_packed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stream, "_packed", one_back(stream._packed))
+    patch.setattr(token_streams, "_packed", one_back(token_streams._packed))
 
 
 def wrong_predictor_shared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stream, "_shared", one_back(stream._shared))
+    patch.setattr(token_streams, "_shared", one_back(token_streams._shared))
 
 
 def lost_micro_batch(patch: pytest.MonkeyPatch) -> None:

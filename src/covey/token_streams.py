@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from covey.models.policy import StreamKind
 from covey.types import StreamSegment
+
+StreamKind = Literal["padded", "packed", "prefix"]
 
 _IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
 _IntTable = np.ndarray[tuple[int, int], np.dtype[np.int64]]

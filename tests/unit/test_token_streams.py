@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from covey.models.stream import Row, build_stream
+from covey.token_streams import Row, build_stream
 from covey.types import StreamSegment
+from support.rows import random_rows
 
 
 def row(prompt: list[int], own: list[int], key: int, trained: list[bool] | None = None) -> Row:
@@ -170,7 +171,7 @@ def test_the_first_token_cannot_be_trained(kind):
 
 
 @pytest.mark.parametrize("kind", ["padded", "packed", "prefix"])
-def test_every_target_follows_its_predictor(kind, random_rows):
+def test_every_target_follows_its_predictor(kind):
     rows = random_rows((11, (7, 4, 1)), (6, (9, 5)), (1, (1, 3)))
     stream = build_stream(rows, kind)
     # Whatever the layout: the predictor holds the token before the target, at the position before it.
@@ -188,7 +189,7 @@ def test_every_target_follows_its_predictor(kind, random_rows):
     assert ends[-1] == len(stream.tokens_T)
 
 
-def test_sharing_saves_what_it_says(random_rows):
+def test_sharing_saves_what_it_says():
     rows = random_rows((11, (7, 4, 1)), (6, (9, 5)))
     sizes = {kind: len(build_stream(rows, kind).tokens_T) for kind in ("padded", "packed", "prefix")}
     # padded 5 rows of 11 + 6; packed drops each row's last token; prefix holds 11 and 6 once.
