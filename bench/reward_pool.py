@@ -20,7 +20,7 @@ from typing import Any
 from covey.rewards.protocol import Scored, TrainerState
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.sandbox.layers import Isolation, isolate
-from covey.types import Draw, Finish, NoiseKey, Prompt, SamplingParams, Segment, Source, Status, Trajectory
+from covey.types import Finish, NoiseKey, Origin, Prompt, SamplingParams, Segment, Source, Status, Trajectory
 
 GROUP = 8
 TESTS = [{"input": f"{n} {n + 1}\n", "output": f"{2 * n + 1}\n"} for n in range(5)]
@@ -132,7 +132,7 @@ def scored(number: int, text: str, gold: str | None = None) -> Scored:
         text="Add two numbers.",
         token_ids=(1,),
         columns=columns,
-        draw=Draw(epoch=0, rollout=0),
+        origin=Origin(epoch=0, rollout=0),
     )
     segments = (
         Segment(token_ids=(1,), source=Source.PROMPT, trained=False),

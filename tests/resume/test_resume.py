@@ -23,7 +23,7 @@ from covey.checkpoint.manifest import FileEntry, hash_file, list_files, read_man
 from covey.checkpoint.read import verify
 from covey.config.resolve import from_dict
 from covey.rewards.reward_set import RewardSet
-from covey.rollout.generate import _Draw
+from covey.rollout.generate import _Sampler
 from covey.rollout.native.engine import NativeEngine
 from covey.training.run import train
 from support.runs import options, train_and_watch, train_in_processes
@@ -164,7 +164,7 @@ def test_a_resume_may_leave_the_selection_out_or_take_it_up(tmp_path: Path) -> N
 # Where a signal comes: in which call of what, while rollout 3 is drawn or scored.
 WITHIN = {
     "native": (NativeEngine, "_advance", {}),
-    "generate": (_Draw, "__call__", {"engine": "generate"}),
+    "generate": (_Sampler, "__call__", {"engine": "generate"}),
     "reward": (RewardSet, "begin", {}),
     "selected": (NativeEngine, "_advance", {**SELECTED, "per_device_train_batch_size": 32}),
     "bfloat16": (NativeEngine, "_advance", {"torch_dtype": "bfloat16"}),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from covey.types import (
-    Draw,
     Finish,
     Group,
     NoiseKey,
+    Origin,
     Prompt,
     SamplingParams,
     Score,
@@ -20,13 +20,15 @@ from covey.types import (
 )
 
 SAMPLING = SamplingParams(temperature=0.8, max_new_tokens=24, stop_token_ids=(2,))
-FIRST = Draw(epoch=0, rollout=0)
+FIRST = Origin(epoch=0, rollout=0)
 
 
-def prompt(number: int = 0, token_ids: Sequence[int] = (9,), *, draw: Draw = FIRST, **fields: Any) -> Prompt:
+def prompt(
+    number: int = 0, token_ids: Sequence[int] = (9,), *, origin: Origin = FIRST, **fields: Any
+) -> Prompt:
     """Row `number` of the data."""
     given = {"messages": None, "text": f"row {number}", "columns": {}, **fields}
-    return Prompt(id=number, token_ids=tuple(token_ids), draw=draw, **given)
+    return Prompt(id=number, token_ids=tuple(token_ids), origin=origin, **given)
 
 
 def trajectory(
@@ -35,7 +37,7 @@ def trajectory(
     *,
     number: int = 0,
     sibling: int = 0,
-    draw: Draw = FIRST,
+    origin: Origin = FIRST,
     logprobs: Sequence[float] | None = None,
     version: int = 0,
     finish: Finish = Finish.STOP,
@@ -56,8 +58,8 @@ def trajectory(
         noise_key=NoiseKey(
             seed=0,
             split="train",
-            rollout=draw.rollout,
-            attempt=draw.attempt,
+            rollout=origin.rollout,
+            attempt=origin.attempt,
             prompt_id=number,
             sibling=sibling,
         ),

@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 def mix(
     tables: Sequence[Sequence[Row]], *, seed: int, interleave_prob: Sequence[float] | None = None
 ) -> list[Row]:
-    """The sources one after the other, or drawn from by probability until the first is used up.
+    """The sources one after the other, or chosen from by probability until the first is used up.
 
     A source's own order is kept: `mix([[a, b], [c]], seed=0)` is `[a, b, c]`.
     """
@@ -50,7 +50,7 @@ def _check_probabilities(probabilities: Sequence[float], num_sources: int) -> No
 
 
 def split_rows(rows: Sequence[Row], ratio: float, *, seed: int) -> tuple[list[Row], list[Row]]:
-    """Train and validation rows: a share `ratio` of them, at least one, drawn by `seed`; both in their old
+    """Train and validation rows: a share `ratio` of them, at least one, chosen by `seed`; both in their old
     order."""
     if not 0 <= ratio < 1:
         raise DataError(f"split_dataset_ratio is {ratio:g}: it is a share from 0 to below 1")
@@ -59,8 +59,8 @@ def split_rows(rows: Sequence[Row], ratio: float, *, seed: int) -> tuple[list[Ro
     if len(rows) < 2:
         raise DataError(f"split_dataset_ratio is {ratio:g}, and of {len(rows)} rows none can be held out")
     size = min(max(1, round(len(rows) * ratio)), len(rows) - 1)
-    drawn = np.random.Generator(np.random.PCG64(seed)).choice(len(rows), size, replace=False)
-    held = {int(i) for i in drawn}
+    chosen = np.random.Generator(np.random.PCG64(seed)).choice(len(rows), size, replace=False)
+    held = {int(i) for i in chosen}
     train = [row for number, row in enumerate(rows) if number not in held]
     return train, [row for number, row in enumerate(rows) if number in held]
 

@@ -1,4 +1,4 @@
-"""The order of prompts, as a pure function of seed and position: a resumed run draws what would have come
+"""The order of prompts, as a pure function of seed and position: a resumed run takes what would have come
 next."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """`num_prompts` prompts, drawn `per_rollout` at a time; an epoch's last partial rollout is left out.
+    """`num_prompts` prompts, taken `per_rollout` at a time; an epoch's last partial rollout is left out.
 
-    `levels`, one a prompt or none at all, sorts what an epoch draws: low ones first, equal ones in the order
+    `levels`, one a prompt or none at all, sorts what an epoch takes: low ones first, equal ones in the order
     that they would have without.
     """
 
@@ -28,7 +28,7 @@ class Order:
         return self.num_prompts // self.per_rollout
 
     def take(self, rollout: int) -> tuple[int, list[int]]:
-        """The epoch of a rollout and the prompt numbers it draws.
+        """The epoch of a rollout and the prompt numbers it takes.
 
         `Order(num_prompts=5, per_rollout=2, seed=0, shuffle=False).take(2)` is `(1, [0, 1])`.
         """
@@ -44,5 +44,5 @@ class Order:
         if not self.levels:
             return numbers
         # What an epoch leaves out is left out before: else it would be the last level in every epoch.
-        drawn = numbers[: self.rollouts_per_epoch * self.per_rollout]
-        return drawn[np.argsort(np.asarray(self.levels)[drawn], kind="stable")]
+        taken = numbers[: self.rollouts_per_epoch * self.per_rollout]
+        return taken[np.argsort(np.asarray(self.levels)[taken], kind="stable")]

@@ -14,7 +14,7 @@ from covey.data.prompt import PROMPT_COLUMNS as PROMPT_COLUMNS
 from covey.data.prompt import Rendered, opened, render
 from covey.data.sources import read_rows as read_rows
 from covey.data.text import TextCodec
-from covey.types import Draw, Prompt
+from covey.types import Origin, Prompt
 
 _CHUNK = 2_000
 _NAMED_ROWS = 5
@@ -60,12 +60,12 @@ class PromptTable:
         """Tokens of the longest usable prompt."""
         return max((len(p.token_ids) for p in self.entries), default=0)
 
-    def take(self, number: int, draw: Draw) -> Prompt:
-        """The prompt at `number`, marked with the draw it is taken for."""
-        return replace(self.entries[number], draw=draw)
+    def take(self, number: int, origin: Origin) -> Prompt:
+        """The prompt at `number`, marked with where it is taken."""
+        return replace(self.entries[number], origin=origin)
 
 
-_UNDRAWN = Draw(epoch=-1, rollout=-1)
+_NO_ORIGIN = Origin(epoch=-1, rollout=-1)
 _PLAIN = PromptOptions()
 
 
@@ -159,7 +159,7 @@ class _Made:
                 text=text,
                 token_ids=ids,
                 columns=rendered.row.columns,
-                draw=_UNDRAWN,
+                origin=_NO_ORIGIN,
                 opened=opened(rendered),
                 task=task_of(rendered.row.columns, options.task_column),
             )

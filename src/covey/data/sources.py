@@ -100,8 +100,8 @@ def load_source(
         return Loaded(rows=tables.rows_of(table, None), notes=notes)
     numbers = list(range(limit))
     if shuffle:
-        drawn = np.random.Generator(np.random.PCG64(seed)).choice(size, limit, replace=False)
-        numbers = sorted(int(i) for i in drawn)
+        chosen = np.random.Generator(np.random.PCG64(seed)).choice(size, limit, replace=False)
+        numbers = sorted(int(i) for i in chosen)
     return Loaded(rows=tables.rows_of(table, numbers))
 
 

@@ -14,17 +14,17 @@ from covey.data.mix import rename_columns
 from covey.data.rows import PromptOptions, PromptTable, prompt_table
 from covey.data.text import TextCodec
 from covey.plan.reasons import REASONS, REFUSED
-from covey.types import Draw, Prompt
+from covey.types import Origin, Prompt
 
 BLOCK = 1_024
 
 
 class PromptStream:
-    """The usable prompts of a stream, epoch after epoch, drawn `per_rollout` at a time.
+    """The usable prompts of a stream, epoch after epoch, `per_rollout` at a time.
 
     Blocks of 1,024 rows are read in the order of the data and, when `shuffle`, permuted within themselves by
-    (seed, epoch, block). At the end of the data the stream begins again. What is drawn for a rollout depends
-    on nothing that was asked before; going back, or far ahead, costs reading from the beginning.
+    (seed, epoch, block). At the end of the data the stream begins again. What a rollout takes depends on
+    nothing that was asked before; going back, or far ahead, costs reading from the beginning.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class PromptStream:
             self._prompts, self._position = self._endless(), 0
         for _ in islice(self._prompts, start - self._position):
             pass
-        drawn = list(islice(self._prompts, per_rollout))
+        taken = list(islice(self._prompts, per_rollout))
         self._position = start + per_rollout
-        draw = Draw(epoch=drawn[0].draw.epoch, rollout=rollout)
-        return [replace(prompt, draw=draw) for prompt in drawn]
+        origin = Origin(epoch=taken[0].origin.epoch, rollout=rollout)
+        return [replace(prompt, origin=origin) for prompt in taken]
 
     def _endless(self) -> Iterator[Prompt]:
         epoch = 0
@@ -111,7 +111,7 @@ class PromptStream:
             epoch += 1
 
     def _epoch(self, epoch: int) -> Iterator[Prompt]:
-        draw = Draw(epoch=epoch, rollout=-1)
+        origin = Origin(epoch=epoch, rollout=-1)
         rows = self._rows()
         block = 0
         while part := list(islice(rows, BLOCK)):
@@ -119,7 +119,7 @@ class PromptStream:
             _refuse(table)
             self._count(table, block * BLOCK + len(part))
             for number in self._order(len(table.entries), epoch, block):
-                yield table.take(number, draw)
+                yield table.take(number, origin)
             block += 1
 
     def _table(self, rows: Sequence[Mapping[str, Any]], first: int) -> PromptTable:

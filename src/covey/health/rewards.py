@@ -53,10 +53,10 @@ class RewardWatch:
                 raise GuardStop(_failed(name, lost, seen, failed[0] if failed else parts[0], step))
             if failed and name not in self._has_failed:
                 self._has_failed.add(name)
-                # Each further draw of a rollout was shared among the ranks anew.
-                is_one_draw = not any(g.group.prompt.draw.attempt for g in groups)
+                # Each further attempt of a rollout was shared among the ranks anew.
+                is_one_attempt = not any(g.group.prompt.origin.attempt for g in groups)
                 lost_at = [i for i, p in found.items() if p.status is not Status.OK]
-                where = self._where(lost_at, num) if is_one_draw else ""
+                where = self._where(lost_at, num) if is_one_attempt else ""
                 fault = _failed(name, len(failed), len(parts), failed[0], step, where)
                 said.append(replace(fault, severity=Severity.WARNING))
         first, self._is_first = self._is_first, False

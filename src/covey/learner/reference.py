@@ -1,7 +1,7 @@
-"""A reference that follows the policy: every so many optimizer steps it is drawn towards the policy's
+"""A reference that follows the policy: every so many optimizer steps it is moved towards the policy's
 weights.
 
-Source: TR-DPO (arXiv:2404.09656), its soft and, at alpha 1, its hard update. What is drawn are the trained
+Source: TR-DPO (arXiv:2404.09656), its soft and, at alpha 1, its hard update. What is moved are the trained
 tensors. Of all weights that is the mean of two models. Of an adapter it is the mean of each factor, whose
 product is not the mean of the products: the two differ by alpha (1 - alpha) (B - B') (A - A') at each sync,
 of second order in what the policy has moved since the last one, and by nothing at alpha 1. The exact mean is
@@ -66,7 +66,7 @@ class MovingReference:
 
     @torch.no_grad()
     def move(self, step: int, masters: Masters) -> bool:
-        """Draw the tensors towards the masters if a sync is due after this step; says whether it was."""
+        """Move the tensors towards the masters if a sync is due after this step; says whether it was."""
         if step % self._every:
             return False
         for name, master in zip(masters.names, masters.masters, strict=True):

@@ -50,8 +50,8 @@ class CollectPlan:
 class Selection:
     """What became of a rollout's groups before they are learnt from.
 
-    `sampled` are all that were sampled for it, in `attempts` draws beside the first. `dropped` has the ids of
-    the prompts whose groups were left out, by reason; `num_silent` groups without signal stay for want of
+    `sampled` are all that were sampled for it, at first and in `attempts` more. `dropped` has the ids of the
+    prompts whose groups were left out, by reason; `num_silent` groups without signal stay for want of
     others.
     """
 
@@ -87,7 +87,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """One completion to draw: which group and sibling it is."""
+    """One completion to sample: which group and sibling it is."""
 
     group: int
     sibling: int
@@ -97,10 +97,10 @@ class _Slot:
 def collect(
     prompts: Sequence[Prompt], engine: Engine, score: Scorer, codec: TextCodec, plan: CollectPlan, comm: Comm
 ) -> Collected:
-    """Draw and score every completion of a rollout; ranks take equal shares and then exchange what they have.
+    """Sample and score every completion of a rollout; ranks take equal shares and exchange what they have.
 
-    A completion depends on its noise key alone, so which rank draws it changes nothing. Raises Stopped on
-    every rank where a signal came to one of them before it had what it was to draw for training.
+    A completion depends on its noise key alone, so which rank samples it changes nothing. Raises Stopped on
+    every rank where a signal came to one of them before it had what it was to sample for training.
     """
     slots = [
         _Slot(number, sibling, prompt)
@@ -113,7 +113,7 @@ def collect(
     try:
         # An evaluation is finished: its step is taken already, and is recorded with it.
         with comm.place.stoppable() if plan.split == "train" else nullcontext():
-            share_of_rank = _draw_share(mine, engine, score, codec, plan, comm.place)
+            share_of_rank = _sample_share(mine, engine, score, codec, plan, comm.place)
     except Stopped:
         pass
     (is_stopped,) = comm.max([float(share_of_rank is None)])
@@ -128,7 +128,7 @@ def collect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    """What one rank draws of a rollout, and what it took in seconds."""
+    """What one rank samples of a rollout, and what it took in seconds."""
 
     trajectories: list[Trajectory]
     scores: list[Score]
@@ -136,10 +136,10 @@ class _Share:
     reward_s: float
 
 
-def _draw_share(
+def _sample_share(
     mine: Sequence[_Slot], engine: Engine, score: Scorer, codec: TextCodec, plan: CollectPlan, place: Place
 ) -> _Share:
-    """Draw and score the completions of this rank; nothing here waits for another one."""
+    """Sample and score the completions of this rank; nothing here waits for another one."""
     started = time.perf_counter()
     waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
     made: dict[int, Trajectory] = {}
@@ -162,12 +162,12 @@ def _draw_share(
 
 def noise_key(slot: _Slot, plan: CollectPlan) -> NoiseKey:
     """What the noise of one completion is a function of."""
-    draw = slot.prompt.draw
+    origin = slot.prompt.origin
     return NoiseKey(
         seed=plan.seed,
         split=plan.split,
-        rollout=draw.rollout,
-        attempt=draw.attempt,
+        rollout=origin.rollout,
+        attempt=origin.attempt,
         prompt_id=slot.prompt.id,
         sibling=slot.sibling,
     )
@@ -181,7 +181,7 @@ def _finished(
     codec: TextCodec,
     place: Place,
 ) -> Iterator[list[int]]:
-    """Draw every slot's completion into `made`; gives the numbers of the slots of groups that have ended,
+    """Sample every slot's completion into `made`; gives the numbers of the slots of groups that have ended,
     several groups at a time, in slot order."""
     number_of = {
         engine.submit(

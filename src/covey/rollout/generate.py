@@ -22,7 +22,7 @@ from covey.rollout.noise import row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt
 
 
-class _Draw(LogitsProcessor):
+class _Sampler(LogitsProcessor):
     """Turns each step's logits into a one-hot of the token that covey's noise draws, and keeps its
     logprob."""
 
@@ -116,19 +116,19 @@ class GenerateEngine:
         policy, stream = self._policy, self._policy.stream
         policy.use_stream("padded")
         try:
-            draw = _Draw(requests, policy.device)
-            self._generate(requests, draw)
+            sampler = _Sampler(requests, policy.device)
+            self._generate(requests, sampler)
         finally:
             policy.use_stream(stream)
         seconds = time.perf_counter() - started
-        tokens = torch.stack(draw.tokens, dim=1).tolist()
-        logprobs = torch.stack(draw.logprobs, dim=1).tolist()
+        tokens = torch.stack(sampler.tokens, dim=1).tolist()
+        logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
         return [
             self._completion(number, request, ids, values, seconds)
             for (number, request), ids, values in zip(batch.items(), tokens, logprobs, strict=True)
         ]
 
-    def _generate(self, requests: Sequence[GenerationRequest], draw: _Draw) -> None:
+    def _generate(self, requests: Sequence[GenerationRequest], sampler: _Sampler) -> None:
         prompts = torch.tensor([r.prompt_token_ids for r in requests], device=self._policy.device)
         stop = list(requests[0].sampling.stop_token_ids)
         config = GenerationConfig(
@@ -147,7 +147,7 @@ class GenerateEngine:
                 input_ids=prompts,
                 attention_mask=torch.ones_like(prompts),
                 generation_config=config,
-                logits_processor=LogitsProcessorList([draw]),
+                logits_processor=LogitsProcessorList([sampler]),
             )
         finally:
             model.generation_config = own

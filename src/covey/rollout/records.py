@@ -15,10 +15,10 @@ from typing import Any
 
 from covey.data.pass_rates import checksum
 from covey.types import (
-    Draw,
     Finish,
     Group,
     NoiseKey,
+    Origin,
     Prompt,
     SamplingParams,
     Score,
@@ -45,7 +45,7 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "prompt_id": prompt.id,
         "task": prompt.task,
         "checksum": checksum(prompt),
-        "epoch": prompt.draw.epoch,
+        "epoch": prompt.origin.epoch,
         "attempt": key.attempt,
         "split": key.split,
         "seed": key.seed,
@@ -190,7 +190,7 @@ def prompt_of(record: Mapping[str, Any]) -> Prompt:
         opened=record.get("opened", ""),
         task=record.get("task", ""),
         checksum=record.get("checksum", ""),
-        draw=Draw(epoch=record["epoch"], rollout=record["rollout"], attempt=record["attempt"]),
+        origin=Origin(epoch=record["epoch"], rollout=record["rollout"], attempt=record["attempt"]),
     )
 
 

@@ -37,12 +37,12 @@ from covey.token_streams import StreamKind
 from covey.training import parts
 from covey.training.facts.memory import free_memory
 from covey.types import (
-    Draw,
     Finish,
     Fix,
     GenerationRequest,
     Group,
     NoiseKey,
+    Origin,
     Prompt,
     SamplingParams,
     Score,
@@ -110,8 +110,8 @@ class Subject:
         generator = torch.Generator().manual_seed(2)
         for name, parameter in policy.named_parameters():
             if "lora_B" in name:
-                drawn = torch.empty(parameter.shape).normal_(std=0.02, generator=generator)
-                parameter.data.copy_(drawn)
+                random = torch.empty(parameter.shape).normal_(std=0.02, generator=generator)
+                parameter.data.copy_(random)
         return policy
 
     def is_used(self, stream: StreamKind) -> bool:
@@ -233,7 +233,7 @@ def _prompt(view: Policy, rollout: int, number: int, length: int) -> Prompt:
         text="",
         token_ids=tuple(torch.randint(vocab, (length,), generator=generator).tolist()),
         columns={},
-        draw=Draw(epoch=0, rollout=rollout),
+        origin=Origin(epoch=0, rollout=rollout),
     )
 
 
@@ -245,7 +245,7 @@ def _requests(prompt: Prompt) -> list[GenerationRequest]:
             noise_key=NoiseKey(
                 seed=1,
                 split="train",
-                rollout=prompt.draw.rollout,
+                rollout=prompt.origin.rollout,
                 attempt=0,
                 prompt_id=prompt.id,
                 sibling=sibling,

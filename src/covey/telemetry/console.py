@@ -1,6 +1,6 @@
 """The terminal's view of a run: one live line on a terminal, a few plain lines anywhere else.
 
-Nothing here may stop a run. An error while drawing ends the view with one word about it.
+Nothing here may stop a run. An error while rendering ends the view with one word about it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from covey.types import StepRecord
 
 # What a closed pipe, a terminal without the letters, or a record of an unforeseen shape raises while it is
 # drawn.
-_DRAWING_ERRORS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, ConsoleError)
+_RENDERING_ERRORS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, ConsoleError)
 _PLAIN_LINES = 20
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Console:
             self._terminal = self._terminal or _find_terminal(self._stream)
             if self._terminal is not None:
                 self._live = Live(
-                    console=self._terminal, get_renderable=self._draw, auto_refresh=False, transient=False
+                    console=self._terminal, get_renderable=self._render, auto_refresh=False, transient=False
                 )
                 self._live.start()
         return self
@@ -119,7 +119,7 @@ class Console:
         first = self._first is not None and self._first[0] == step
         return first or step % self._every == 0 or step == self._total
 
-    def _draw(self) -> Text:
+    def _render(self) -> Text:
         if self._terminal is None or self._record is None:
             waiting = f"{self._total} steps in all; the first rollout is being sampled"
             return Text(waiting, no_wrap=True, overflow="ellipsis")
@@ -153,13 +153,13 @@ class Console:
 
     @contextlib.contextmanager
     def _edge(self) -> Iterator[None]:
-        """Run drawing; its first error turns the view off and is said once."""
+        """Run a rendering; its first error turns the view off and is said once."""
         try:
             yield
-        except _DRAWING_ERRORS as error:
+        except _RENDERING_ERRORS as error:
             self._off = True
             live, self._live = self._live, None
-            with contextlib.suppress(*_DRAWING_ERRORS):
+            with contextlib.suppress(*_RENDERING_ERRORS):
                 if live is not None:
                     live.stop()
             logger.warning("the terminal view is off (%s: %s); the run goes on", type(error).__name__, error)

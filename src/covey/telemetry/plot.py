@@ -41,7 +41,7 @@ class Series:
 
 
 def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
-    """Draw metrics.jsonl as a PNG of 1600 x 1000 pixels.
+    """Plot metrics.jsonl as a PNG of 1600 x 1000 pixels.
 
     Above, the reward of each step with its smoothed course and that of each reward part; below, the length
     of completions and the share of groups with signal (the entropy, where that is not recorded). `title`
@@ -77,14 +77,14 @@ def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
             wspace=0.25,
         )
         top = figure.add_subplot(grid[0, :])
-        _draw_rewards(top, reward, parts)
-        _draw_small(
+        _plot_rewards(top, reward, parts)
+        _plot_small(
             figure.add_subplot(grid[1, 0]),
             series(records, "completions/mean_length"),
             "Completion length",
             "tokens",
         )
-        _draw_signal(figure.add_subplot(grid[1, 1]), records)
+        _plot_signal(figure.add_subplot(grid[1, 1]), records)
         _head(figure, title or "Reward", summary(reward))
         png.parent.mkdir(parents=True, exist_ok=True)
         temporary = png.with_name(f".tmp-{png.name}")
@@ -183,7 +183,7 @@ def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
     return result
 
 
-def _draw_rewards(axes: Axes, reward: Series, parts: Sequence[Series]) -> None:
+def _plot_rewards(axes: Axes, reward: Series, parts: Sequence[Series]) -> None:
     lines = [(reward, _REWARD, _DASHES[0], "reward")]
     for index, part in enumerate(parts):
         lines.append((part, _PARTS[index % len(_PARTS)], _DASHES[index // len(_PARTS)], _label(part)))
@@ -227,8 +227,8 @@ def _right_edge(parts: Sequence[Series]) -> float:
     return 0.845 if longest <= len("accuracy_") else 0.785
 
 
-def _draw_signal(axes: Axes, records: Sequence[StepRecord]) -> None:
-    """Draw the share of groups with signal, or the entropy where no step records the former."""
+def _plot_signal(axes: Axes, records: Sequence[StepRecord]) -> None:
+    """Plot the share of groups with signal, or the entropy where no step records the former."""
     no_signal = series(records, "frac_reward_zero_std")
     if no_signal.steps:
         share = Series(
@@ -236,13 +236,13 @@ def _draw_signal(axes: Axes, records: Sequence[StepRecord]) -> None:
             steps=no_signal.steps,
             values=tuple(100 * (1 - value) for value in no_signal.values),
         )
-        _draw_small(axes, share, "Groups whose rewards differ", "%")
+        _plot_small(axes, share, "Groups whose rewards differ", "%")
         axes.set_ylim(0, 103)
         return
-    _draw_small(axes, series(records, "entropy"), "Entropy", "nats per token")
+    _plot_small(axes, series(records, "entropy"), "Entropy", "nats per token")
 
 
-def _draw_small(axes: Axes, line: Series, title: str, unit: str) -> None:
+def _plot_small(axes: Axes, line: Series, title: str, unit: str) -> None:
     axes.set_title(f"{title}, {unit}", loc="left", fontsize=10, color=_INK, pad=6)
     if not line.steps:
         axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=_QUIET)

@@ -17,9 +17,9 @@ from covey.plan.check_eval import pass_sizes
 from covey.rollout.collect import CollectPlan, Scorer, collect
 from covey.rollout.engine import Engine
 from covey.training.measure import length_metrics, reward_metrics, task_metrics
-from covey.types import Draw, Metric, Prompt, ScoredGroup
+from covey.types import Metric, Origin, Prompt, ScoredGroup
 
-_UNDRAWN = Draw(epoch=0, rollout=0)
+_NO_ORIGIN = Origin(epoch=0, rollout=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +69,10 @@ class Evaluator:
         return Evaluation(metrics=metrics, groups=groups)
 
     def _collect(self, prompts: EvalPrompts) -> tuple[ScoredGroup, ...]:
-        drawn = [replace(p, draw=_UNDRAWN) for p in prompts.prompts]
+        taken = [replace(p, origin=_NO_ORIGIN) for p in prompts.prompts]
         plan = replace(self.plan, split=f"eval/{prompts.name}")
         with self.view():
-            groups = collect(drawn, self.engine, self.score, self.codec, plan, self.comm).groups
+            groups = collect(taken, self.engine, self.score, self.codec, plan, self.comm).groups
         refuse_no_numbers(groups, self.comm.place.step)
         return groups
 

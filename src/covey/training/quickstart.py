@@ -23,7 +23,7 @@ from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
 from covey.training.facts import Survey, model_dir
 from covey.training.run import Outcome, train
-from covey.types import Draw, SamplingParams, ScoredGroup
+from covey.types import Origin, SamplingParams, ScoredGroup
 
 _SHOWN = 4
 _EVAL_SEED = 7
@@ -56,7 +56,7 @@ def measure(directory: Path, max_new_tokens: int) -> Measured:
     table = prompt_table(task.held_out_rows(), codec, max_length=None)
     rewards = build(["accuracy"])
     found = collect(
-        [table.take(i, Draw(epoch=0, rollout=0)) for i in range(len(table.entries))],
+        [table.take(i, Origin(epoch=0, rollout=0)) for i in range(len(table.entries))],
         NativeEngine(policy),
         lambda rows: lambda: score_rows(rewards, [1.0], rows),
         codec,

@@ -69,12 +69,12 @@ from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring, step_tokens
 from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
 from covey.training.source import (
-    Drawing,
     LiveSource,
+    PromptSupply,
     ReplaySource,
     Source,
-    StreamDrawing,
-    TableDrawing,
+    StreamSupply,
+    TableSupply,
     upcoming,
 )
 from covey.training.state import (
@@ -165,7 +165,7 @@ def _record_skipped(facts: Facts, job: Job) -> None:
 
 
 def _plot(recorder: Recorder) -> None:
-    """Draw the reward; a run that has ended well does not fail for a picture."""
+    """Plot the reward; a run that has ended well does not fail for a picture."""
     assert recorder.files is not None
     output = recorder.files.output_dir
     try:
@@ -187,11 +187,11 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     policy = backend.policy
     choose_stream(policy, config.attn_impl)
     engine = engine_for(config, facts, policy)
-    drawing = _drawing(config, found, plan)
-    progress, buffer = Progress(upcoming(drawing), may_differ=is_reordered(config, facts)), RolloutBuffer()
+    supply = _supply(config, found, plan)
+    progress, buffer = Progress(upcoming(supply), may_differ=is_reordered(config, facts)), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
     scoring = _scoring(config, found, plan, progress)
-    source = _source(config, found, drawing, engine, backend, scoring, comm)
+    source = _source(config, found, supply, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
     objective = parts.objective(config, total_steps)
     source = _selecting(_changing(source, objective, plan), config, found, objective)
@@ -310,9 +310,9 @@ def _selecting(source: Source, config: Config, found: Survey, objective: Objecti
     if not isinstance(source, LiveSource) or not (config.dynamic_sample or config.replay_buffer_size):
         return source
     seed = config.data_seed + FURTHER
-    further: Drawing
+    further: PromptSupply
     if found.stream is not None:
-        further = StreamDrawing(stream=found.stream.reordered(seed), per_rollout=1)
+        further = StreamSupply(stream=found.stream.reordered(seed), per_rollout=1)
     else:
         assert found.prompts is not None
         further = OneByOne(found.prompts, seed)
@@ -352,12 +352,12 @@ def _recorder(config: Config, files: RunFiles | None, total_steps: int, lock: Lo
     )
 
 
-def _drawing(config: Config, found: Survey, plan: BatchPlan) -> TableDrawing | StreamDrawing | None:
+def _supply(config: Config, found: Survey, plan: BatchPlan) -> TableSupply | StreamSupply | None:
     """Where prompts come from; None where rollouts are replayed."""
     if config.replay_rollouts is not None:
         return None
     if found.stream is not None:
-        return StreamDrawing(stream=found.stream, per_rollout=plan.prompts_per_rollout)
+        return StreamSupply(stream=found.stream, per_rollout=plan.prompts_per_rollout)
     assert found.prompts is not None
     order = Order(
         num_prompts=len(found.prompts.entries),
@@ -366,13 +366,13 @@ def _drawing(config: Config, found: Survey, plan: BatchPlan) -> TableDrawing | S
         shuffle=config.dataset_shuffle,
         levels=levels(config.curriculum, found.prompts.entries),
     )
-    return TableDrawing(prompts=found.prompts, order=order)
+    return TableSupply(prompts=found.prompts, order=order)
 
 
 def _source(
     config: Config,
     found: Survey,
-    drawing: TableDrawing | StreamDrawing | None,
+    supply: TableSupply | StreamSupply | None,
     engine: Engine,
     backend: Backend,
     scoring: Scoring,
@@ -384,9 +384,9 @@ def _source(
             dict(zip(metric_names(config.rewards), parts.reward_weights(config), strict=True)),
         )
     assert found.codec is not None
-    assert drawing is not None
+    assert supply is not None
     return LiveSource(
-        drawing=drawing,
+        supply=supply,
         engine=engine,
         backend=backend,
         score=scoring,

@@ -54,8 +54,8 @@ class Scoring:
         epoch = step / self._steps_per_epoch if self._steps_per_epoch else 0.0
         state = TrainerState(global_step=step, max_steps=self.total_steps, epoch=epoch)
         if not self._is_waiting:
-            # Further draws of a rollout add to what was logged of its first.
-            self._logged = self._logged if any(row.prompt.draw.attempt for row in rows) else []
+            # Further attempts of a rollout add to what was logged of its first.
+            self._logged = self._logged if any(row.prompt.origin.attempt for row in rows) else []
             self._is_waiting = True
         judge = self.rewards.begin(rows, state)
 

@@ -16,8 +16,8 @@ from covey.data.rows import PromptTable
 from covey.place import Stopped
 from covey.rollout.collect import Collected, Selection
 from covey.rollout.records import groups_of, records_of
-from covey.training.source import Drawing, LiveSource
-from covey.types import Draw, Prompt, ScoredGroup
+from covey.training.source import LiveSource, PromptSupply
+from covey.types import Origin, Prompt, ScoredGroup
 
 # Added to data_seed for the order of further prompts: no data_seed that can be typed gives the same order.
 FURTHER = 2**63
@@ -34,40 +34,41 @@ class OneByOne:
         self._epoch = -1
         self._numbers: list[int] = []
 
-    def draw(self, place: int) -> list[Prompt]:
+    def take(self, place: int) -> list[Prompt]:
         """The prompt at a place, counted on from epoch to epoch."""
         epoch, index = divmod(place, self._order.num_prompts)
         if epoch != self._epoch:
             self._epoch, self._numbers = self._order.take(epoch)
-        return [self._prompts.take(self._numbers[index], Draw(epoch=epoch, rollout=-1))]
+        return [self._prompts.take(self._numbers[index], Origin(epoch=epoch, rollout=-1))]
 
 
 class Further:
     """Prompts beside the run's own order, one after the other; `cursor` counts those that were looked at.
 
-    `drawing` gives them one at a time by their place.
+    `supply` gives them one at a time by their place.
     """
 
-    def __init__(self, drawing: Drawing) -> None:
-        self._drawing = drawing
+    def __init__(self, supply: PromptSupply) -> None:
+        self._supply = supply
         self.cursor = 0
 
-    def take(self, count: int, rollout: int, attempt: int, drawn: Collection[int]) -> list[Prompt]:
-        """The next `count` prompts that are not among `drawn`, by their ids.
+    def take(self, count: int, rollout: int, attempt: int, barred: Collection[int]) -> list[Prompt]:
+        """The next `count` prompts that are not among `barred`, by their ids.
 
-        Where the data hold too few others, those of this rollout come again, and one twice in a draw last.
+        Where the data hold too few others, those of this rollout come again, and last of all one twice in
+        an attempt.
         """
         taken: list[Prompt] = []
         first: int | None = None
         while len(taken) < count:
-            (prompt,) = self._drawing.draw(self.cursor)
+            (prompt,) = self._supply.take(self.cursor)
             self.cursor += 1
-            epoch = prompt.draw.epoch
+            epoch = prompt.origin.epoch
             first = epoch if first is None else first
             own = {p.id for p in taken} if epoch - first < 4 else set()
-            if prompt.id in own or (epoch - first < 2 and prompt.id in drawn):
+            if prompt.id in own or (epoch - first < 2 and prompt.id in barred):
                 continue
-            taken.append(replace(prompt, draw=replace(prompt.draw, rollout=rollout, attempt=attempt)))
+            taken.append(replace(prompt, origin=replace(prompt.origin, rollout=rollout, attempt=attempt)))
         return taken
 
 
@@ -89,9 +90,9 @@ class Replay:
         found = sorted([*(n for n in new if n[0] > 0.0), *self.held], key=lambda pair: -pair[0])
         self.held = found[: self.size]
 
-    def draw(self, count: int, rollout: int) -> list[ScoredGroup]:
-        """At most `count` of the groups held, drawn without replacement by strength; they stay held."""
-        # The largest log(strength) + Gumbel noise: a draw in proportion to strength, one after the other.
+    def choose(self, count: int, rollout: int) -> list[ScoredGroup]:
+        """At most `count` of the groups held, chosen without replacement by strength; they stay held."""
+        # The largest log(strength) + Gumbel noise: a choice in proportion to strength, one after the other.
         random = np.random.Generator(np.random.PCG64([self._seed, rollout, _REPLAY]))
         noise = random.gumbel(size=len(self.held))
         keys = [float(np.log(s)) + float(g) for (s, _), g in zip(self.held, noise, strict=True)]
@@ -135,8 +136,8 @@ class SelectingSource:
         for attempt in range(1, self._attempts + 1):
             if not silent:
                 break
-            drawn = {g.group.prompt.id for part in parts for g in part.groups}
-            prompts = self._further.take(len(silent), rollout, attempt, drawn)
+            taken = {g.group.prompt.id for part in parts for g in part.groups}
+            prompts = self._further.take(len(silent), rollout, attempt, taken)
             parts.append(self._live.sample(prompts, rollout))
             found = parts[-1].groups
             for scored, why in zip(found, silences(found, self._credit), strict=True):
@@ -145,7 +146,7 @@ class SelectingSource:
                     why = silent.pop(place)
                     groups[place], scored = scored, groups[place]
                 dropped[why].append(scored.group.prompt.id)
-        stored = self._replay.draw(len(silent), rollout)
+        stored = self._replay.choose(len(silent), rollout)
         fresh = [g for i, g in enumerate(groups) if i not in silent]
         stale = sorted(silent)[: len(stored)]
         for place, scored in zip(stale, stored, strict=True):

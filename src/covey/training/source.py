@@ -22,7 +22,7 @@ from covey.rollout.collect import Collected, CollectPlan, Scorer, collect
 from covey.rollout.engine import Engine
 from covey.rollout.records import groups_of
 from covey.telemetry.rollouts import read_rollouts
-from covey.types import Draw, Prompt, Score, ScoredGroup
+from covey.types import Origin, Prompt, Score, ScoredGroup
 
 
 class Source(Protocol):
@@ -32,46 +32,46 @@ class Source(Protocol):
     def next(self, rollout: int) -> Collected: ...
 
 
-class Drawing(Protocol):
+class PromptSupply(Protocol):
     """Gives the prompts of a rollout by its number."""
 
-    def draw(self, rollout: int) -> list[Prompt]: ...
+    def take(self, rollout: int) -> list[Prompt]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableDrawing:
+class TableSupply:
     """Prompts of a table in the data's order."""
 
     prompts: PromptTable
     order: Order
 
-    def draw(self, rollout: int) -> list[Prompt]:
+    def take(self, rollout: int) -> list[Prompt]:
         """The prompts of rollout number `rollout`."""
         epoch, numbers = self.order.take(rollout)
-        return [self.prompts.take(i, Draw(epoch=epoch, rollout=rollout)) for i in numbers]
+        return [self.prompts.take(i, Origin(epoch=epoch, rollout=rollout)) for i in numbers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamDrawing:
+class StreamSupply:
     """Prompts of a stream, as they come."""
 
     stream: PromptStream
     per_rollout: int
 
-    def draw(self, rollout: int) -> list[Prompt]:
+    def take(self, rollout: int) -> list[Prompt]:
         """The prompts of rollout number `rollout`."""
         return self.stream.take(rollout, self.per_rollout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSource:
-    """Prompts as they are drawn, sampled by the engine on the backend's weights and scored.
+    """Prompts as they are supplied, sampled by the engine on the backend's weights and scored.
 
     `tasks` are those of the data with their rewards; `temperature` gives that of a rollout by its number, or
     None for the plan's.
     """
 
-    drawing: Drawing
+    supply: PromptSupply
     engine: Engine
     backend: Backend
     score: Scorer
@@ -83,7 +83,7 @@ class LiveSource:
 
     def next(self, rollout: int) -> Collected:
         """Sample and score rollout number `rollout`."""
-        return self.sample(self.drawing.draw(rollout), rollout)
+        return self.sample(self.supply.take(rollout), rollout)
 
     def sample(self, prompts: Sequence[Prompt], rollout: int) -> Collected:
         """Sample and score these prompts, at the temperature of that rollout. Collective."""
@@ -97,14 +97,14 @@ class LiveSource:
         return replace(collected, tasks=self.tasks)
 
 
-def upcoming(drawing: Drawing | None) -> Callable[[int], list[list[int]]] | None:
+def upcoming(supply: PromptSupply | None) -> Callable[[int], list[list[int]]] | None:
     """The prompts of a rollout as row and checksum of their tokens, where they are known beforehand."""
-    if not isinstance(drawing, TableDrawing):
+    if not isinstance(supply, TableSupply):
         return None
 
     def prompts(rollout: int) -> list[list[int]]:
-        drawn = drawing.draw(rollout)
-        return [[p.id, zlib.crc32(np.asarray(p.token_ids, dtype=np.int64).tobytes())] for p in drawn]
+        taken = supply.take(rollout)
+        return [[p.id, zlib.crc32(np.asarray(p.token_ids, dtype=np.int64).tobytes())] for p in taken]
 
     return prompts
 

@@ -12,11 +12,11 @@ from covey.types.messages import (
 )
 from covey.types.rollout import (
     Completion,
-    Draw,
     Finish,
     GenerationRequest,
     Group,
     NoiseKey,
+    Origin,
     Prompt,
     Receipt,
     SamplingParams,
@@ -51,7 +51,6 @@ __all__ = [
     "Batch",
     "Completion",
     "Denominators",
-    "Draw",
     "Finding",
     "Finish",
     "Fix",
@@ -61,6 +60,7 @@ __all__ = [
     "Metric",
     "MicroBatch",
     "NoiseKey",
+    "Origin",
     "Problem",
     "Prompt",
     "Receipt",

@@ -39,8 +39,11 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """Which draw of the data order a prompt came from: `Draw(epoch=0, rollout=12)`."""
+class Origin:
+    """Which pass over the data and which rollout took a prompt: `Origin(epoch=0, rollout=12)`.
+
+    `attempt` counts the further prompts that were taken for the same rollout, 0 for its first ones.
+    """
 
     epoch: int
     rollout: int
@@ -52,11 +55,11 @@ class Prompt:
     """One row of the data set, rendered and tokenised.
 
     `Prompt(id=7, messages=({"role": "user", "content": "What is 1+2?"},), text="<|im_start|>user…",
-    token_ids=(256, 5), columns={"solution": "3"}, draw=Draw(epoch=0, rollout=0))`. `id` is the row's number
-    in its source; `columns` goes to the rewards. `opened` is what the rendered prompt has already written of
-    the assistant's turn, `<think>` for some models: rewards read it before the completion's text. `task` is
-    "" where rows have none, `pass_rate` None where nobody measured it, and `checksum` is there where the
-    messages that it is of are not.
+    token_ids=(256, 5), columns={"solution": "3"}, origin=Origin(epoch=0, rollout=0))`. `id` is the row's
+    number in its source; `columns` goes to the rewards. `opened` is what the rendered prompt has already
+    written of the assistant's turn, `<think>` for some models: rewards read it before the completion's text.
+    `task` is "" where rows have none, and `pass_rate` is None where nobody measured it. `checksum` is of the
+    messages, where these are not kept.
     """
 
     id: int
@@ -64,7 +67,7 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     columns: Mapping[str, Any]
-    draw: Draw
+    origin: Origin
     task: str = ""
     opened: str = ""
     media: tuple[Any, ...] = ()

@@ -9,7 +9,7 @@ import pytest
 from covey.data.errors import DataError
 from covey.data.order import Order
 from covey.data.pass_rates import bin_of, checksum, digest, levels, passes, rate_of, tallies_of, tally
-from covey.types import Draw, Prompt, ScorePart, Status
+from covey.types import Origin, Prompt, ScorePart, Status
 
 TURN = {"role": "user", "content": "What is 1+2?"}
 PROMPT = Prompt(
@@ -18,7 +18,7 @@ PROMPT = Prompt(
     text="<|im_start|>user…",
     token_ids=(1, 2),
     columns={"solution": "3"},
-    draw=Draw(epoch=0, rollout=0),
+    origin=Origin(epoch=0, rollout=0),
 )
 
 

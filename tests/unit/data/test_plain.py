@@ -17,7 +17,7 @@ from covey.data.rows import prompt_table
 from covey.data.sources import load_source, parse_source, stream_rows
 from covey.rollout.records import prompt_of, to_record
 from covey.telemetry.jsonl import encode
-from covey.types import Draw, Finish, NoiseKey, SamplingParams, Score, Segment, Source, Trajectory
+from covey.types import Finish, NoiseKey, Origin, SamplingParams, Score, Segment, Source, Trajectory
 
 WHEN = dt.datetime(2020, 1, 2, 3, 4, 5, 600000)
 BERLIN = "Europe/Berlin"
@@ -127,7 +127,7 @@ def test_every_type_is_json_and_comes_back(suffix, streamed, codec, tmp_path):
 def replace_draw(prompt):
     from dataclasses import replace
 
-    return replace(prompt, draw=Draw(epoch=0, rollout=0))
+    return replace(prompt, origin=Origin(epoch=0, rollout=0))
 
 
 def test_no_number_comes_back_as_none_or_a_word(codec):

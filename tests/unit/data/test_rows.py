@@ -7,7 +7,7 @@ import json
 import pytest
 
 from covey.data.rows import PROMPT_COLUMNS, DataError, prompt_table, read_rows
-from covey.types import Draw
+from covey.types import Origin
 
 USER = {"role": "user", "content": "What is 1+2?"}
 RENDERED = "<|im_start|>user\nWhat is 1+2?<|im_end|>\n<|im_start|>assistant\n"
@@ -130,9 +130,9 @@ def test_no_rows(codec):
 
 def test_a_prompt_is_marked_with_its_draw(codec):
     table = prompt_table([{"prompt": "1"}, {"prompt": "2", "solution": "x"}], codec, max_length=None)
-    draw = Draw(epoch=1, rollout=5, attempt=2)
-    taken = table.take(1, draw)
-    assert taken.draw == draw
+    origin = Origin(epoch=1, rollout=5, attempt=2)
+    taken = table.take(1, origin)
+    assert taken.origin == origin
     assert (taken.id, taken.text, taken.columns) == (1, "2", {"solution": "x"})
     assert taken.token_ids == table.entries[1].token_ids
 

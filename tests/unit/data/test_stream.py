@@ -53,9 +53,9 @@ def test_in_the_order_of_the_data_and_round_again(stream):
     assert flat == (USABLE + USABLE)[:2500]
     # 1,841 usable prompts: the fourth rollout begins in the first epoch and ends in the second.
     assert len(USABLE) == 1841
-    assert [part[0].draw.epoch for part in taken] == [0, 0, 0, 0, 1]
-    assert {p.draw for p in taken[3]} == {taken[3][0].draw}
-    assert [part[0].draw.rollout for part in taken] == [0, 1, 2, 3, 4]
+    assert [part[0].origin.epoch for part in taken] == [0, 0, 0, 0, 1]
+    assert {p.origin for p in taken[3]} == {taken[3][0].origin}
+    assert [part[0].origin.rollout for part in taken] == [0, 1, 2, 3, 4]
     assert taken[2][0].text == str(taken[2][0].id)
     assert taken[2][0].columns == {"row": taken[2][0].id}
 

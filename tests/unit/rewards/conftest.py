@@ -9,9 +9,9 @@ import pytest
 
 from covey.rewards.protocol import Scored
 from covey.types import (
-    Draw,
     Finish,
     NoiseKey,
+    Origin,
     Prompt,
     SamplingParams,
     Segment,
@@ -39,7 +39,7 @@ def make_scored(
             text=prompt,
             token_ids=(9,),
             columns=columns,
-            draw=Draw(epoch=0, rollout=0),
+            origin=Origin(epoch=0, rollout=0),
         ),
         trajectory=Trajectory(
             segments=(

@@ -23,7 +23,7 @@ from covey.rewards.judge_text import (
 from covey.rewards.protocol import JudgedRow, TrainerState
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered
-from covey.types import Draw, Prompt, Status
+from covey.types import Origin, Prompt, Status
 from support.judges import Answer, Service, serving
 
 USUAL = r"Reward:\s*([-+0-9.]+)"
@@ -56,7 +56,7 @@ def prompt(number: int) -> Prompt:
         text="",
         token_ids=(1,),
         columns={"solution": number},
-        draw=Draw(epoch=0, rollout=0),
+        origin=Origin(epoch=0, rollout=0),
     )
 
 

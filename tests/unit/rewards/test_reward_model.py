@@ -18,7 +18,7 @@ from covey.rewards.protocol import TrainerState
 from covey.rewards.reward_model import Conversation, RewardModel, UnusableModel
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered
-from covey.types import Draw, Prompt, Status
+from covey.types import Origin, Prompt, Status
 from support.reward_models import plain_reward, write_reward_model
 
 TEXTS = (
@@ -106,7 +106,7 @@ def prompt(messages: tuple[dict[str, str], ...] | None, text: str) -> Prompt:
         text=text,
         token_ids=(1,),
         columns={"level": 3},
-        draw=Draw(epoch=0, rollout=0),
+        origin=Origin(epoch=0, rollout=0),
         opened="<think>\n",
     )
 

@@ -9,9 +9,9 @@ from covey.rewards.protocol import Judgement, RowWord, TrainerState
 from covey.rewards.registry import weighted
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered
-from covey.types import Draw, Prompt, ScorePart
+from covey.types import Origin, Prompt, ScorePart
 
-PROMPT = Prompt(id=0, messages=None, text="", token_ids=(1,), columns={}, draw=Draw(epoch=0, rollout=0))
+PROMPT = Prompt(id=0, messages=None, text="", token_ids=(1,), columns={}, origin=Origin(epoch=0, rollout=0))
 
 
 class Spy:

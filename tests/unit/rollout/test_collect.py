@@ -16,7 +16,7 @@ from covey.rewards.registry import build, score_rows
 from covey.rollout import collect as collecting
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
-from covey.types import Draw, SamplingParams, Source
+from covey.types import Origin, SamplingParams, Source
 
 
 class ShareOfRanks:
@@ -39,7 +39,7 @@ class ShareOfRanks:
 def collected(quickstart_policy, quickstart_codec):
     """Collect a rollout of five prompts by three siblings on `comm`."""
     table = prompt_table(task.training_rows()[:5], quickstart_codec, max_length=None)
-    prompts = [table.take(i, Draw(epoch=0, rollout=3)) for i in range(5)]
+    prompts = [table.take(i, Origin(epoch=0, rollout=3)) for i in range(5)]
     plan = CollectPlan(
         num_generations=3,
         sampling=SamplingParams(
@@ -131,7 +131,7 @@ def test_groups_are_scored_while_others_decode(
 ):
     monkeypatch.setattr(collecting, "_PART_TOKENS", least_tokens)
     table = prompt_table(task.training_rows()[:8], quickstart_codec, max_length=None)
-    prompts = [table.take(i, Draw(epoch=0, rollout=0)) for i in range(8)]
+    prompts = [table.take(i, Origin(epoch=0, rollout=0)) for i in range(8)]
     stop = quickstart_codec.stop_token_ids
     plan = CollectPlan(
         num_generations=2,
@@ -172,7 +172,7 @@ def test_a_prompt_keeps_its_messages_on_any_number_of_ranks(collected):
 @pytest.mark.parametrize("change", ["seed", "split", "rollout", "attempt"])
 def test_another_draw_is_another_rollout(change, collected, quickstart_codec):
     table = prompt_table(task.training_rows()[:3], quickstart_codec, max_length=None)
-    draw = Draw(epoch=0, rollout=3)
+    origin = Origin(epoch=0, rollout=3)
     plan = CollectPlan(
         num_generations=3,
         sampling=SamplingParams(
@@ -180,19 +180,19 @@ def test_another_draw_is_another_rollout(change, collected, quickstart_codec):
         ),
         seed=11,
     )
-    changed_draw, changed_plan = draw, plan
+    changed_origin, changed_plan = origin, plan
     if change in ("seed", "split"):
         changed_plan = replace(plan, **{change: {"seed": 12, "split": "val"}[change]})
     else:
-        changed_draw = replace(draw, **{change: 4})
+        changed_origin = replace(origin, **{change: 4})
 
-    def texts(draw, plan):
-        prompts = [table.take(i, draw) for i in range(3)]
+    def texts(origin, plan):
+        prompts = [table.take(i, origin) for i in range(3)]
         groups = collected(LocalComm(), prompts=prompts, plan=plan)
         return [t.text for g in groups for t in g.group.trajectories]
 
-    one = texts(draw, plan)
-    assert texts(draw, plan) == one
-    assert texts(changed_draw, changed_plan) != one
-    # The epoch is bookkeeping: it changes no draw.
-    assert texts(replace(draw, epoch=9), plan) == one
+    one = texts(origin, plan)
+    assert texts(origin, plan) == one
+    assert texts(changed_origin, changed_plan) != one
+    # The epoch is bookkeeping: it changes no sampled token.
+    assert texts(replace(origin, epoch=9), plan) == one

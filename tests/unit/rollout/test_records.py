@@ -11,10 +11,10 @@ import torch
 from covey.batching.samples import to_samples
 from covey.rollout.records import groups_of, prompt_of, records_of, score_of, to_record, trajectory_of
 from covey.types import (
-    Draw,
     Finish,
     Group,
     NoiseKey,
+    Origin,
     Prompt,
     SamplingParams,
     Score,
@@ -35,7 +35,7 @@ PROMPT = Prompt(
     text="<|im_start|>user\nWas ist 1+2? 你好 \u2028\n",
     token_ids=(256, 5, 9),
     columns={"solution": "3", "level": 2, "tags": ["a", "b"], "none": None},
-    draw=Draw(epoch=1, rollout=12, attempt=2),
+    origin=Origin(epoch=1, rollout=12, attempt=2),
 )
 MODEL = Segment(
     token_ids=(1, 2, 3, 4, 5, 6),
@@ -144,7 +144,7 @@ def test_groups_come_back_in_order_and_train_the_same():
     groups = [
         ScoredGroup(
             group=Group(
-                prompt=replace(PROMPT, id=number, draw=PROMPT.draw),
+                prompt=replace(PROMPT, id=number, origin=PROMPT.origin),
                 trajectories=tuple(
                     replace(
                         trajectory(MODEL, TOOL, sibling=s),

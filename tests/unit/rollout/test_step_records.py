@@ -11,9 +11,9 @@ from covey.training.source import ReplaySource
 from covey.training.state import RolloutBuffer
 from covey.types import (
     AnnotatedSample,
-    Draw,
     Finish,
     NoiseKey,
+    Origin,
     Prompt,
     Sample,
     SamplingParams,
@@ -24,7 +24,7 @@ from covey.types import (
     Trajectory,
 )
 
-PROMPT = Prompt(id=0, messages=None, text="Q", token_ids=(9,), columns={}, draw=Draw(epoch=0, rollout=0))
+PROMPT = Prompt(id=0, messages=None, text="Q", token_ids=(9,), columns={}, origin=Origin(epoch=0, rollout=0))
 TRAJECTORY = Trajectory(
     segments=(
         Segment(token_ids=(9,), source=Source.PROMPT, trained=False),

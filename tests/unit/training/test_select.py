@@ -19,7 +19,7 @@ from covey.health.weights import WeightWatch
 from covey.rollout.collect import Collected
 from covey.training.guards import Guards
 from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
-from covey.types import Batch, Denominators, Draw, MicroBatch, Prompt, Score, ScoredGroup
+from covey.types import Batch, Denominators, MicroBatch, Origin, Prompt, Score, ScoredGroup
 from support.groups import prompt, scored, trajectory
 
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
@@ -28,7 +28,7 @@ FLAT, LOUD = (1.0, 1.0, 1.0, 1.0), (1.0, 0.0, 0.0, 0.0)
 
 def group(asked: Prompt, totals: Sequence[float], version: int = 0) -> ScoredGroup:
     trajectories = [
-        trajectory(asked.token_ids, (i,), number=asked.id, sibling=i, draw=asked.draw, version=version)
+        trajectory(asked.token_ids, (i,), number=asked.id, sibling=i, origin=asked.origin, version=version)
         for i in range(len(totals))
     ]
     return scored(trajectories, [Score(total=t, parts=()) for t in totals], asked=asked)
@@ -49,12 +49,12 @@ class Live:
     attempts: list[set[int]] = field(default_factory=list)
 
     def next(self, rollout: int) -> Collected:
-        return self.sample([prompt(n, draw=Draw(epoch=0, rollout=rollout)) for n in range(4)], rollout)
+        return self.sample([prompt(n, origin=Origin(epoch=0, rollout=rollout)) for n in range(4)], rollout)
 
     def sample(self, prompts: Sequence[Prompt], rollout: int) -> Collected:
-        assert all(p.draw.rollout == rollout for p in prompts)
+        assert all(p.origin.rollout == rollout for p in prompts)
         self.asked.append([p.id for p in prompts])
-        self.attempts.append({p.draw.attempt for p in prompts})
+        self.attempts.append({p.origin.attempt for p in prompts})
         groups = tuple(group(p, FLAT if p.id in self.flat else LOUD, rollout) for p in prompts)
         return Collected(groups=groups, rollout_s=1.0, reward_s=0.5)
 
@@ -113,24 +113,24 @@ def test_what_stays_short_is_filled_with_the_first_ones() -> None:
 def test_the_places_of_further_prompts_are_gone_through_once() -> None:
     """None is drawn that is barred; the cursor goes on over what was passed by."""
     prompts = further()
-    order = [p.id for place in range(20) for p in table(10).draw(place)]
+    order = [p.id for place in range(20) for p in table(10).take(place)]
     held = table(10)
-    assert [held.draw(place)[0].id for place in range(20)] == order
-    assert [held.draw(place)[0].draw.epoch for place in (9, 10)] == [0, 1]
+    assert [held.take(place)[0].id for place in range(20)] == order
+    assert [held.take(place)[0].origin.epoch for place in (9, 10)] == [0, 1]
     assert sorted(order[:10]) == sorted(order[10:]) == list(range(10)) and order[:10] != order[10:]
     barred = {order[0], order[2]}
-    taken = prompts.take(3, rollout=5, attempt=2, drawn=barred)
+    taken = prompts.take(3, rollout=5, attempt=2, barred=barred)
     assert [p.id for p in taken] == [order[1], order[3], order[4]]
     assert prompts.cursor == 5
-    assert {(p.draw.rollout, p.draw.attempt) for p in taken} == {(5, 2)}
+    assert {(p.origin.rollout, p.origin.attempt) for p in taken} == {(5, 2)}
     assert [p.id for p in prompts.take(2, 5, 3, set())] == order[5:7]
 
 
 def test_data_that_have_no_others_give_the_same_again() -> None:
     """Four rows, all of them of this rollout; still none stands twice in a draw."""
-    taken = further(4).take(4, rollout=0, attempt=1, drawn={0, 1, 2, 3})
+    taken = further(4).take(4, rollout=0, attempt=1, barred={0, 1, 2, 3})
     assert sorted(p.id for p in taken) == [0, 1, 2, 3]
-    assert len(further(2).take(5, rollout=0, attempt=1, drawn=set())) == 5
+    assert len(further(2).take(5, rollout=0, attempt=1, barred=set())) == 5
 
 
 def test_the_order_is_not_that_of_any_data_seed() -> None:
@@ -187,11 +187,11 @@ def test_a_draw_is_by_strength_without_replacement_and_of_the_rollout_alone() ->
     """Strengths 1.5 and 13.5 (but for the 1e-4 beside the spread): the stronger comes first in 9 of 10."""
     replay = Replay(8, 11)
     replay.add([group(prompt(0), LOUD), group(prompt(1), (9.0, 0.0, 0.0, 0.0))])
-    first = [replay.draw(1, rollout)[0].group.prompt.id for rollout in range(4000)]
+    first = [replay.choose(1, rollout)[0].group.prompt.id for rollout in range(4000)]
     assert 0.885 < sum(first) / len(first) < 0.915
-    assert [replay.draw(1, r)[0].group.prompt.id for r in range(100)] == first[:100]
-    assert sorted(g.group.prompt.id for g in replay.draw(5, 0)) == [0, 1]
-    assert Replay(8, 11).draw(3, 0) == [] and len(replay.held) == 2
+    assert [replay.choose(1, r)[0].group.prompt.id for r in range(100)] == first[:100]
+    assert sorted(g.group.prompt.id for g in replay.choose(5, 0)) == [0, 1]
+    assert Replay(8, 11).choose(3, 0) == [] and len(replay.held) == 2
 
 
 @pytest.mark.parametrize("held", [0, 4])

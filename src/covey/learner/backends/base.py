@@ -59,7 +59,7 @@ class Backend(Protocol):
         ...
 
     def move_reference(self, step: int) -> bool:
-        """Draw the moving reference towards the masters where a sync is due after `step`; says whether it
+        """Move the reference towards the masters where a sync is due after `step`; says whether it
         was."""
         ...
 
