@@ -18,7 +18,7 @@ from covey.learner.backends.base import Backend, LossFunction
 from covey.learner.grouped import contrasts
 from covey.learner.inputs import micro_inputs
 from covey.learner.optimizer import NonFiniteGradient
-from covey.learner.plain import Draws, compared
+from covey.learner.second_gradient import RandomStates, compare_gradients
 from covey.place import Place
 from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, TokenStats
 
@@ -92,9 +92,9 @@ def update(
     comm.begin("update", num_micro=len(batch.micro_batches), num_tokens=batch.denominators.num_tokens)
     if batch.denominators.num_tokens == 0:
         return StepResult(stats=None, metrics={}, skipped="every row is masked or invalid")
-    draws = Draws(backend.policy.device)
+    random_states = RandomStates(backend.policy.device)
     sums = accumulate(batch, backend, config, comm)
-    match = compared(batch, backend, config, draws, comm) if compare else None
+    match = compare_gradients(batch, backend, config, random_states, comm) if compare else None
     try:
         step = backend.step(learning_rate)
         comm.place.go_on()

@@ -25,7 +25,7 @@ from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends import ddp
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import OptimizerConfig
-from covey.learner.plain import Draws, compared, slope
+from covey.learner.second_gradient import RandomStates, compare_gradients, loss_derivative
 from covey.learner.update import accumulate, update
 from covey.training.process import ranks
 from covey.types import Denominators, MicroBatch
@@ -63,16 +63,16 @@ def batch_of(groups, backend, *, beta=0.0, steps=1):
 
 def match_of(batch, backend, config, fault=lambda masters: None):
     """The match of a step whose gradient `fault` has changed."""
-    draws = Draws(backend.policy.device)
+    random_states = RandomStates(backend.policy.device)
     accumulate(batch, backend, config, LocalComm())
     fault(backend.masters)
-    return compared(batch, backend, config, draws, LocalComm())
+    return compare_gradients(batch, backend, config, random_states, LocalComm())
 
 
 @pytest.mark.parametrize("use_bias_correction_kl", [True, False])
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("loss_type", [t for t in get_args(LossType) if t != "real"])
-def test_the_slope_is_that_of_the_loss(loss_type, beta, use_bias_correction_kl, assert_close_guarded):
+def test_the_derivative_is_that_of_the_loss(loss_type, beta, use_bias_correction_kl, assert_close_guarded):
     config = replace(LOSS, loss_type=loss_type, beta=beta, use_bias_correction_kl=use_bias_correction_kl)
     if loss_type == "cispo":
         config = replace(config, epsilon_high=5.0)
@@ -106,7 +106,7 @@ def test_the_slope_is_that_of_the_loss(loss_type, beta, use_bias_correction_kl, 
         denominators=total,
     )
     policy_loss(inputs, config).loss.backward()
-    assert_close_guarded(slope(logprob_N.detach(), micro, total, config), logprob_N.grad, 1e-5)
+    assert_close_guarded(loss_derivative(logprob_N.detach(), micro, total, config), logprob_N.grad, 1e-5)
 
 
 @pytest.mark.parametrize("stream", ["padded", "packed", "prefix"])

@@ -27,15 +27,15 @@ _SAMPLED = 1 << 11
 _SMALL = 1e-3
 
 
-class Draws:
-    """torch's generators at a moment, so that dropout can be drawn a second time."""
+class RandomStates:
+    """The states of torch's random generators at a moment, so that dropout can be drawn a second time."""
 
     def __init__(self, device: torch.device) -> None:
         self._devices = [device] if device.type == "cuda" else []
         self._states = (torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices))
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """Within it the generators go on from that moment; behind it they are where they were."""
         with torch.random.fork_rng(devices=self._devices):
             torch.set_rng_state(self._states[0])
@@ -44,91 +44,94 @@ class Draws:
             yield
 
 
-def compared(
-    batch: Batch, backend: Backend, config: LossConfig, draws: Draws, comm: Comm
+def compare_gradients(
+    batch: Batch, backend: Backend, config: LossConfig, random_states: RandomStates, comm: Comm
 ) -> GradientMatch | None:
     """How far the gradient that the backend has accumulated is from that of the step's rows.
 
     For a step before which nothing has been updated since its rows were sampled or annotated, so that every
-    ratio is 1. `draws` is of the moment before the backward passes. None where the rows have no gradient.
-    Collective.
+    ratio is 1. `random_states` are of the moment before the backward passes. None where the rows have no
+    gradient. Collective.
     """
-    with draws.again():
-        plain = plain_gradient(batch, backend, config, comm)
-    counts = [part.numel() for part in plain.values()]
-    due = comm.sum_tensor(torch.cat([part.double().cpu() for part in plain.values()]))
-    got = {name: _sample(gradient).double().cpu() for name, gradient in backend.each_gradient()}
-    whole = float(due.norm())
+    with random_states.restored():
+        own_rows = second_gradient(batch, backend, config, comm)
+    counts = [part.numel() for part in own_rows.values()]
+    expected = comm.sum_tensor(torch.cat([part.double().cpu() for part in own_rows.values()]))
+    actual = {name: _sample(gradient).double().cpu() for name, gradient in backend.each_gradient()}
+    whole = float(expected.norm())
     if not whole > 0.0:
         return None
-    parts = dict(zip(plain, due.split(counts), strict=True))
-    gaps = {n: float((got[n] - d).norm() / max(float(d.norm()), _SMALL * whole)) for n, d in parts.items()}
+    gaps = {
+        name: float((actual[name] - part).norm() / max(float(part.norm()), _SMALL * whole))
+        for name, part in zip(own_rows, expected.split(counts), strict=True)
+    }
     worst = max(gaps, key=lambda n: gaps[n] if gaps[n] == gaps[n] else float("inf"))
-    scale = float(torch.cat([got[n] for n in plain]) @ due) / whole**2
+    scale = float(torch.cat([actual[n] for n in own_rows]) @ expected) / whole**2
     return GradientMatch(scale=scale, gap=comm.max([gaps[worst]])[0], worst=worst)
 
 
-def plain_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -> dict[str, Tensor]:
+def second_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -> dict[str, Tensor]:
     """Elements of the gradient of this rank's rows by the name of every trained tensor, in float32."""
     trained = {n: p for n, p in backend.policy.named_parameters() if p.requires_grad}
-    found = {n: torch.zeros_like(_sample(p.detach()), dtype=torch.float32) for n, p in trained.items()}
+    sums = {n: torch.zeros_like(_sample(p.detach()), dtype=torch.float32) for n, p in trained.items()}
 
-    def keep(name: str) -> Callable[[Tensor], Tensor]:
+    def adds_to(name: str) -> Callable[[Tensor], Tensor]:
         def hook(gradient: Tensor) -> Tensor:
-            found[name] += _sample(gradient)
+            sums[name] += _sample(gradient)
             # What autograd holds until its end takes no memory.
             return gradient.new_zeros(()).expand_as(gradient)
 
         return hook
 
-    hooks = [p.register_hook(keep(n)) for n, p in trained.items()]
+    hooks = [p.register_hook(adds_to(n)) for n, p in trained.items()]
     try:
         for micro in batch.micro_batches:
             comm.place.advance()
             with backend.policy.passes_alone():
                 stats = backend.policy(micro)
-            slope_N = slope(stats.logprob_N.detach(), micro, batch.denominators, config)
-            surrogate = (stats.logprob_N * slope_N).sum()
+            derivative_N = loss_derivative(stats.logprob_N.detach(), micro, batch.denominators, config)
+            surrogate = (stats.logprob_N * derivative_N).sum()
             if config.entropy_coef != 0.0:
-                surrogate = (
-                    surrogate + (stats.entropy_N * _entropy_slope(micro, batch.denominators, config)).sum()
-                )
+                entropy_derivative_N = _entropy_derivative(micro, batch.denominators, config)
+                surrogate = surrogate + (stats.entropy_N * entropy_derivative_N).sum()
             torch.autograd.grad(surrogate, list(trained.values()), allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return sums
 
 
-def slope(logprob_N: Tensor, micro: MicroBatch, total: Denominators, config: LossConfig) -> Tensor:
+def loss_derivative(logprob_N: Tensor, micro: MicroBatch, total: Denominators, config: LossConfig) -> Tensor:
     """d loss / d logprob (N,) of the step's loss, but for an entropy bonus, where every ratio is 1.
 
-    There no clip is reached, every weight and gate is 1, and the objective's slope is -A (the policy
+    There no clip is reached, every weight and gate is 1, and the objective's derivative is -A (the policy
     gradient). With d = ref - logprob that of k1 = -d is 1, of k2 = d^2 / 2 is -d, and of k3 = exp(d) - d - 1
     is 1 - exp(d); times the ratio, the estimate itself is added.
     """
     own_N = micro.trained_count_S[micro.sequence_N].float()
     per_sequence_N = own_N * total.num_sequences
-    counted_N = {
+    denominator_N = {
         "grpo": per_sequence_N,
         "sapo": per_sequence_N,
         "luspo": torch.full_like(own_N, total.num_sequences),
         "dr_grpo": torch.full_like(own_N, total.num_sequences * total.max_completion_length),
     }.get(config.loss_type, torch.full_like(own_N, total.num_tokens))
-    slope_N = -micro.advantage_N if micro.keep_N is None else -micro.advantage_N * micro.keep_N
+    derivative_N = -micro.advantage_N if micro.keep_N is None else -micro.advantage_N * micro.keep_N
     if config.beta != 0.0:
         assert micro.ref_logprob_N is not None, "beta > 0 needs reference logprobs"
         d_N = micro.ref_logprob_N - logprob_N
-        steep_N, value_N = {
+        kl_derivative_N, estimate_N = {
             "k1": (torch.ones_like(d_N), -d_N),
             "k2": (-d_N, d_N * d_N / 2.0),
             "k3": (1.0 - torch.exp(d_N), torch.exp(d_N) - d_N - 1.0),
         }[config.kl_estimator]
-        slope_N = slope_N + config.beta * (steep_N + value_N if config.use_bias_correction_kl else steep_N)
-    return slope_N / counted_N
+        if config.use_bias_correction_kl:
+            kl_derivative_N = kl_derivative_N + estimate_N
+        derivative_N = derivative_N + config.beta * kl_derivative_N
+    return derivative_N / denominator_N
 
 
-def _entropy_slope(micro: MicroBatch, total: Denominators, config: LossConfig) -> Tensor:
+def _entropy_derivative(micro: MicroBatch, total: Denominators, config: LossConfig) -> Tensor:
     """d loss / d entropy (N,) of the entropy bonus."""
     keep_N = torch.ones_like(micro.advantage_N) if micro.keep_N is None else micro.keep_N
     count = total.num_tokens if total.num_kept is None else total.num_kept
