@@ -101,14 +101,14 @@ def watch_steps(notes: dict[str, list[float]], case: dict[str, Any]) -> None:
 
 def ignore_end_tokens() -> None:
     """Let every completion run to the limit."""
-    from covey.training import parts
+    from covey.training import settings
 
-    sampling = parts.sampling
+    sampling = settings.sampling
 
     def endless(*arguments: Any) -> Any:
         return replace(sampling(*arguments), stop_token_ids=())
 
-    parts.sampling = endless
+    settings.sampling = endless
 
 
 def draw_lengths(mean: int, longest: int) -> None:

@@ -8,11 +8,16 @@ from pathlib import Path
 from covey.config.reference import FOREIGN, markdown
 from covey.config.schema import OPTIONS, group_of
 from covey.config.values import kind_of
-from covey.training.parts import COURSES
+from covey.training.settings import SCHEDULED_OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 NAMES = [name for name in OPTIONS if group_of(name) == "algorithm"]
-NAMES += [f"{course}_{part}" for course in COURSES for part in ("end", "schedule") if course == "temperature"]
+NAMES += [
+    f"{option}_{part}"
+    for option in SCHEDULED_OPTIONS
+    for part in ("end", "schedule")
+    if option == "temperature"
+]
 
 
 def sections() -> dict[str, dict[str, list[str]]]:

@@ -99,7 +99,7 @@ CASES = {
     "moving reference in bfloat16": {**MOVING, "torch_dtype": "bfloat16"},
     "moving reference of an adapter": {**MOVING, "tuner_type": "lora", "lora_rank": 4, "learning_rate": 1e-3},
     # In the middle of a rollout too: two passes, of which the first is over at step 3.
-    "courses and an adaptive bonus": {
+    "schedules and an adaptive bonus": {
         "num_iterations": 2,
         "temperature_end": 0.6,
         "beta": 0.05,
@@ -132,7 +132,7 @@ def test_one_process(case: str, tmp_path: Path) -> None:
 def test_what_changes_on_the_way_does(tmp_path: Path) -> None:
     """The case above is not blind: temperature, beta and the bonus differ before and after the stop."""
     run = tmp_path / "run"
-    train_and_watch(opts(run, **CASES["courses and an adaptive bonus"]))
+    train_and_watch(opts(run, **CASES["schedules and an adaptive bonus"]))
     found = records(run)
     for name in ("temperature", "beta"):
         values = [r[name] for r in found]

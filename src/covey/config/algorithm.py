@@ -61,7 +61,7 @@ class AlgorithmOptions(InputOptions):
         "Temperature of the last rollout, reached over the run. Not set: it stays.",
     )
     temperature_schedule: Literal["linear", "cosine"] = option(
-        "sampling", "linear", "Course of temperature from its start to temperature_end."
+        "sampling", "linear", "Schedule of temperature from its start to temperature_end."
     )
     engine: Literal["native", "generate"] = option(
         "sampling",
@@ -116,7 +116,7 @@ class AlgorithmOptions(InputOptions):
         "epsilon at the last step; epsilon_high goes with it. Not set: both stay.",
     )
     epsilon_schedule: Literal["linear", "cosine"] = option(
-        "algorithm", "linear", "Course of epsilon from its start to epsilon_end."
+        "algorithm", "linear", "Schedule of epsilon from its start to epsilon_end."
     )
     delta: float | None = option(
         "algorithm",
@@ -151,7 +151,7 @@ class AlgorithmOptions(InputOptions):
     )
     beta_end: float | None = option("algorithm", None, "beta at the last step. Not set: it stays.")
     beta_schedule: Literal["linear", "cosine"] = option(
-        "algorithm", "linear", "Course of beta from its start to beta_end."
+        "algorithm", "linear", "Schedule of beta from its start to beta_end."
     )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "algorithm", "k3", "Estimate of the KL divergence per token in the loss. Without effect at beta 0."
@@ -183,7 +183,7 @@ class AlgorithmOptions(InputOptions):
         "algorithm", None, "entropy_coef at the last step. Not set: it stays."
     )
     entropy_coef_schedule: Literal["linear", "cosine"] = option(
-        "algorithm", "linear", "Course of entropy_coef from its start to entropy_coef_end."
+        "algorithm", "linear", "Schedule of entropy_coef from its start to entropy_coef_end."
     )
     use_adaptive_entropy: bool = option(
         "algorithm",

@@ -42,7 +42,7 @@ class Config(AlgorithmOptions):
     lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = option(
         "optimizer",
         "constant",
-        "Course of the learning rate. Only a constant one lets a finished run be lengthened without a "
+        "Schedule of the learning rate. Only a constant one lets a finished run be lengthened without a "
         "change.",
     )
     warmup_steps: int = option("optimizer", 0, "Optimizer steps over which the learning rate rises from 0.")

@@ -262,9 +262,9 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
     if "max_resample_times" in typed and not config.dynamic_sample and _differs(config, "max_resample_times"):
         why["max_resample_times"] = "dynamic_sample is off"
     for name in _CHANGING:
-        course = f"{name}_schedule"
-        if course in typed and getattr(config, f"{name}_end") is None and _differs(config, course):
-            why[course] = f"{name}_end is not set"
+        schedule = f"{name}_schedule"
+        if schedule in typed and getattr(config, f"{name}_end") is None and _differs(config, schedule):
+            why[schedule] = f"{name}_end is not set"
     for mode, bounds in _OF_CORRECTIONS.items():
         if getattr(config, mode) is None:
             why |= {n: f"{mode} is not set" for n in bounds if n in typed and _differs(config, n)}

@@ -34,7 +34,7 @@ from covey.plan.problem import START_ANYWAY, problem
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
 from covey.token_streams import StreamKind
-from covey.training import parts
+from covey.training import settings
 from covey.training.facts.memory import free_memory
 from covey.types import (
     Finish,
@@ -293,7 +293,7 @@ def backend_of(
 def loss_of(loss_type: LossType) -> LossConfig:
     """A loss with the options that a run has by itself, and with a KL term."""
     asked = {"model": "-", "dataset": ["-"], "reward_funcs": ["format"], "loss_type": loss_type, "beta": 0.04}
-    return parts.loss(from_dict(asked, 1).config)
+    return settings.loss(from_dict(asked, 1).config)
 
 
 def off_policy(rows: Sequence[TrainSample]) -> list[TrainSample]:

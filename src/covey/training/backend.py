@@ -18,7 +18,7 @@ from covey.plan.memory import engine_rests, recompute_of
 from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
-from covey.training import parts
+from covey.training import settings
 from covey.training.facts import model_dir
 from covey.training.facts.model import lora_settings
 
@@ -28,7 +28,7 @@ def backend_for(
 ) -> Backend:
     """The policy of a run or of the checkpoint that it resumes from, its reference and its optimizer."""
     resume = None if facts.resume is None else Path(facts.resume.path)
-    dtype = parts.compute_dtype(config, device)
+    dtype = settings.compute_dtype(config, device)
     lora = lora_settings(config)
     if lora is None:
         policy = load_policy(
@@ -52,14 +52,14 @@ def backend_for(
         )
     choose_kernels(policy, config.use_liger_kernel)
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
-    settings = parts.optimizer(config)
+    optimizer = settings.optimizer(config)
     # A policy with an adapter is its own reference: the same weights with the adapter off.
     frozen = _reference(config, device) if reference and lora is None else None
-    moving = parts.moving_reference(config, policy, frozen, dtype) if reference else None
+    moving = settings.moving_reference(config, policy, frozen, dtype) if reference else None
     if frozen is not None:
         _ready(frozen, config, dtype)
     kind = DDPBackend if comm.world > 1 else SingleBackend
-    return kind(policy, settings, compute_dtype=dtype, reference=frozen, moving=moving)
+    return kind(policy, optimizer, compute_dtype=dtype, reference=frozen, moving=moving)
 
 
 def _reference(config: Config, device: torch.device) -> Policy:

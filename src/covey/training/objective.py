@@ -11,21 +11,21 @@ from covey.algorithm.losses import CLIPPED, LossConfig
 from covey.batching.credit import CreditConfig
 from covey.checkpoint.registry import State
 
-CourseKind = Literal["linear", "cosine"]
+ScheduleKind = Literal["linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class OptionSchedule:
     """A number that goes from `start` to `end` over the run, a pure function of the step."""
 
     start: float
     end: float
-    kind: CourseKind = "linear"
+    kind: ScheduleKind = "linear"
 
     def at(self, step: int, total_steps: int) -> float:
         """The value of the step number `step`, counted from 0; `end` at the last one.
 
-        `Course(start=1.0, end=0.7).at(50, 101)` is 0.85.
+        `OptionSchedule(start=1.0, end=0.7).at(50, 101)` is 0.85.
         """
         done = min(1.0, step / max(1, total_steps - 1))
         if self.kind == "cosine":
@@ -74,26 +74,26 @@ class EntropyBonus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss and the credit of a run; `courses` has those of temperature, beta, epsilon and entropy_coef
+    """The loss and the credit of a run; `schedules` has those of temperature, beta, epsilon and entropy_coef
     that change, and `bonus` an adaptive weight. `kl_in_reward` says where beta goes."""
 
     loss: LossConfig
     credit: CreditConfig
     total_steps: int
     kl_in_reward: bool = False
-    courses: Mapping[str, Course] = field(default_factory=dict)
+    schedules: Mapping[str, OptionSchedule] = field(default_factory=dict)
     bonus: EntropyBonus | None = None
 
     def loss_at(self, step: int) -> LossConfig:
         """The loss of the update number `step`, counted from 0."""
         changed: dict[str, Any] = {}
-        if "epsilon" in self.courses:
+        if "epsilon" in self.schedules:
             changed["epsilon"] = self._at("epsilon", step)
             if self.loss.loss_type in CLIPPED:
                 changed["epsilon_high"] = self.loss.epsilon_high * changed["epsilon"] / self.loss.epsilon
-        if "beta" in self.courses and not self.kl_in_reward:
+        if "beta" in self.schedules and not self.kl_in_reward:
             changed["beta"] = self._at("beta", step)
-        if "entropy_coef" in self.courses:
+        if "entropy_coef" in self.schedules:
             changed["entropy_coef"] = self._at("entropy_coef", step)
         if self.bonus is not None:
             changed["entropy_coef"] = self.bonus.weight
@@ -101,18 +101,18 @@ class Objective:
 
     def credit_at(self, step: int) -> CreditConfig:
         """How the rewards of a rollout that `step` begins with become advantages."""
-        if "beta" not in self.courses or not self.kl_in_reward:
+        if "beta" not in self.schedules or not self.kl_in_reward:
             return self.credit
         return replace(self.credit, kl_weight=self._at("beta", step))
 
     def temperature_at(self, step: int) -> float | None:
         """The temperature of a rollout that `step` begins with; None where it does not change."""
-        return self._at("temperature", step) if "temperature" in self.courses else None
+        return self._at("temperature", step) if "temperature" in self.schedules else None
 
     def values_at(self, step: int) -> dict[str, float]:
         """What changes on the way, for the metrics."""
-        values = {name: self._at(name, step) for name in self.courses}
+        values = {name: self._at(name, step) for name in self.schedules}
         return values if self.bonus is None else {**values, "entropy_coef": self.bonus.coef}
 
     def _at(self, name: str, step: int) -> float:
-        return self.courses[name].at(step, self.total_steps)
+        return self.schedules[name].at(step, self.total_steps)

@@ -44,7 +44,7 @@ from covey.telemetry.owner import Lock
 from covey.telemetry.plot import plot_rewards
 from covey.telemetry.rollouts import RolloutLimits
 from covey.telemetry.trackers.factory import start as start_trackers
-from covey.training import parts
+from covey.training import settings
 from covey.training.announce import closing, opening, slow_attention
 from covey.training.backend import backend_for, engine_for
 from covey.training.evaluate import Best, EvalPrompts, Evaluator
@@ -180,7 +180,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     assert found.codec is not None
     resume = None if facts.resume is None else Path(facts.resume.path)
     plan = batch_plan(config, comm.world, facts.num_prompts)
-    settled = parts.needs(config, plan.steps_per_rollout)
+    settled = settings.needs(config, plan.steps_per_rollout)
     device = own_device()
     keep_freed_memory(device)
     backend = backend_for(config, facts, device, comm, reference=settled.reference)
@@ -193,7 +193,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     scoring = _scoring(config, found, plan, progress)
     source = _source(config, found, supply, engine, backend, scoring, comm)
     total_steps = scoring.total_steps = _total_steps(plan, source)
-    objective = parts.objective(config, total_steps)
+    objective = settings.objective(config, total_steps)
     source = _selecting(_changing(source, objective, plan), config, found, objective)
     health = _health(config, plan, backend, comm, scoring.rewards.tasks)
     states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
@@ -211,14 +211,14 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         scoring=scoring,
         objective=objective,
         needs=settled,
-        schedule=parts.schedule(config, total_steps),
-        pack_plan=parts.pack_plan(config, _longest_prompt(found, source), policy, comm),
+        schedule=settings.schedule(config, total_steps),
+        pack_plan=settings.pack_plan(config, _longest_prompt(found, source), policy, comm),
         comm=comm,
         progress=progress,
         buffer=buffer,
-        limits=parts.limits(config, total_steps),
+        limits=settings.limits(config, total_steps),
         evaluator=_evaluator(config, found, engine, backend, scoring, comm),
-        eval_times=parts.eval_times(config, plan),
+        eval_times=settings.eval_times(config, plan),
         best=best,
         watch=health.watch,
         guards=health.guards,
@@ -238,7 +238,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
 
 def _scoring(config: Config, found: Survey, plan: BatchPlan, progress: Progress) -> Scoring:
     assert found.codec is not None
-    rewards, weights = found.rewards or build([]), parts.reward_weights(config)
+    rewards, weights = found.rewards or build([]), settings.reward_weights(config)
     ends = step_tokens(found.codec, config.step_separator)
     return Scoring(rewards, weights, progress, plan.steps_per_epoch, ends)
 
@@ -282,11 +282,11 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         num_generations=config.num_generations,
         num_rows=plan.prompts_per_rollout * config.num_generations,
         peak_rate=config.learning_rate,
-        scaled_by=parts.scaled_by(config),
+        scaled_by=settings.scaled_by(config),
         is_over_rollout=config.advantage_estimator == "reinforce_plus_plus",
-        plain_loss=parts.plain_loss(config),
-        is_comparable=parts.is_comparable(config),
-        may_be_silent=parts.may_be_silent(config),
+        plain_loss=settings.plain_loss(config),
+        is_comparable=settings.is_comparable(config),
+        may_be_silent=settings.may_be_silent(config),
         has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
         sync_every=0 if backend.moving is None else config.ref_model_sync_steps,
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
@@ -300,7 +300,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
 
 def _changing(source: Source, objective: Objective, plan: BatchPlan) -> Source:
     """The source at the temperature that each rollout has."""
-    if not isinstance(source, LiveSource) or "temperature" not in objective.courses:
+    if not isinstance(source, LiveSource) or "temperature" not in objective.schedules:
         return source
     return replace(source, temperature=lambda n: objective.temperature_at(n * plan.steps_per_rollout))
 
@@ -381,7 +381,7 @@ def _source(
     if config.replay_rollouts is not None:
         return ReplaySource(
             Path(config.replay_rollouts),
-            dict(zip(metric_names(config.rewards), parts.reward_weights(config), strict=True)),
+            dict(zip(metric_names(config.rewards), settings.reward_weights(config), strict=True)),
         )
     assert found.codec is not None
     assert supply is not None
@@ -393,7 +393,7 @@ def _source(
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations,
-            sampling=parts.sampling(config, found.codec, config.temperature),
+            sampling=settings.sampling(config, found.codec, config.temperature),
             seed=config.seed,
         ),
         comm=comm,
@@ -415,7 +415,7 @@ def _evaluator(
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations_eval,
-            sampling=parts.sampling(config, found.codec, config.eval_temperature),
+            sampling=settings.sampling(config, found.codec, config.eval_temperature),
             seed=config.seed,
         ),
         comm=comm,
@@ -464,7 +464,7 @@ def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
     if found.facts.resume is None and config.resume_from_checkpoint == "auto":
         # A run that was ended before its first checkpoint may have left records.
         files.supersede_all()
-    files.write_config(to_yaml(parts.lasting(resolved)))
+    files.write_config(to_yaml(settings.lasting(resolved)))
     files.write_plan(report_json(config, found.facts, plan))
     return files
 

@@ -28,9 +28,9 @@ from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir
 from covey.training.facts.evaluation import survey_checked
 from covey.training.facts.rewards import Functions
-from covey.training.parts import compute_dtype, reward_weights, sampling
 from covey.training.process import own_device
 from covey.training.scoring import Scoring
+from covey.training.settings import compute_dtype, reward_weights, sampling
 from covey.training.state import Progress
 from covey.types import Metric
 

@@ -21,7 +21,7 @@ from covey.batching.pack import pack
 from covey.config import from_dict
 from covey.config.schema import OPTIONS, group_of
 from covey.learner.optimizer import Masters
-from covey.training import parts
+from covey.training import settings
 from covey.training.objective import EntropyBonus, Objective
 from covey.types import Denominators
 from support.checks import BASE
@@ -41,7 +41,7 @@ def config_of(**options: Any) -> Any:
 
 def over(**options: Any) -> Objective:
     """The objective of a run of five steps."""
-    return parts.objective(config_of(**options), 5)
+    return settings.objective(config_of(**options), 5)
 
 
 def step(lost: float = 0.0, **options: Any) -> tuple[LossOutput, torch.Tensor, torch.Tensor]:
@@ -57,7 +57,7 @@ def step(lost: float = 0.0, **options: Any) -> tuple[LossOutput, torch.Tensor, t
         sampler_logprob_N=OLD - torch.tensor([1.0, 0.5, 0.0, 0.0, -0.8, 2.0, 0.0]) + lost,
         entropy_N=torch.ones(7, requires_grad=True),
     )
-    out = policy_loss(inputs, parts.loss(config_of(**options)))
+    out = policy_loss(inputs, settings.loss(config_of(**options)))
     leaves = [inputs.logprob_N, inputs.entropy_N]
     gradient = torch.autograd.grad(out.loss, leaves, allow_unused=True, materialize_grads=True)
     return out, *gradient
@@ -250,14 +250,14 @@ def kl_estimator() -> None:
 
 def kl_in_reward() -> None:
     config = config_of(beta=0.5, kl_in_reward=True)
-    assert parts.loss(config).beta == 0.0
-    assert parts.needs(config, 1).kl_in_reward
+    assert settings.loss(config).beta == 0.0
+    assert settings.needs(config, 1).kl_in_reward
     groups = rollout()
     samples = [row.annotated.sample for row in rows()]
     strayed = [0.0] * 11 + [2.0]  # the last row has moved away from the first model
     plain = row_credits(groups, samples, CreditConfig(**CREDIT))
     paid = row_credits(
-        groups, samples, CreditConfig(**CREDIT, kl_weight=parts.credit(config).kl_weight), strayed
+        groups, samples, CreditConfig(**CREDIT, kl_weight=settings.credit(config).kl_weight), strayed
     )
     assert paid[-1].advantage == pytest.approx(plain[-1].advantage - 0.5 * 2.0 * 3 / 4)
     assert paid[-2].advantage == pytest.approx(plain[-2].advantage + 0.5 * 2.0 / 4)
@@ -280,7 +280,7 @@ def _reference(steps: int, **options: Any) -> float:
             part.zero_()
         for part in own.parameters():
             part.fill_(1.0)
-    moving = parts.moving_reference(config_of(beta=0.1, **options), own, reference, torch.float32)
+    moving = settings.moving_reference(config_of(beta=0.1, **options), own, reference, torch.float32)
     for number in range(1, steps + 1) if moving is not None else ():
         moving.move(number, Masters(own, OPTIMIZER))
     return float(next(reference.parameters()).detach().flatten()[0])
@@ -343,7 +343,7 @@ def top_entropy_quantile() -> None:
     given = rows()
     kept = []
     for share in (0.2, 0.6):
-        assert parts.needs(config_of(top_entropy_quantile=share), 1).entropy
+        assert settings.needs(config_of(top_entropy_quantile=share), 1).entropy
         (batch,) = pack(given, plan_of(top_entropy_quantile=share), 0)
         kept.append(sum(int(m.keep_N.sum()) for m in batch.micro_batches))
         # First tokens of siblings have one entropy, and are in together.
@@ -356,7 +356,7 @@ def mask_truncated_completions() -> None:
     masked = [
         [
             c.masked
-            for c in row_credits(groups, samples, parts.credit(config_of(mask_truncated_completions=on)))
+            for c in row_credits(groups, samples, settings.credit(config_of(mask_truncated_completions=on)))
         ]
         for on in (False, True)
     ]
@@ -428,7 +428,7 @@ DIRECTIONS: dict[str, Callable[[], None]] = {
         vllm_importance_sampling_clip_min,
     )
 }
-# A course is tried with its end.
+# A schedule is tried with its end.
 DIRECTIONS |= {f"{name}_schedule": DIRECTIONS[f"{name}_end"] for name in ("epsilon", "beta", "entropy_coef")}
 
 

@@ -17,7 +17,7 @@ from covey.plan.facts import Facts
 from covey.rewards.protocol import Scored, TrainerState
 from covey.rewards.registry import build, score_rows
 from covey.training.facts.rewards import with_rewards
-from covey.training.parts import reward_weights
+from covey.training.settings import reward_weights
 from support.checks import config
 
 Told = Callable[..., float]

@@ -1,4 +1,4 @@
-"""What changes over a run: courses by hand, the adaptive entropy bonus, and what reaches loss and credit."""
+"""What changes over a run: schedules by hand, the adaptive entropy bonus, what reaches loss and credit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from covey.algorithm.losses import LossConfig
 from covey.batching.credit import CreditConfig
 from covey.config import from_dict
-from covey.training import parts
-from covey.training.objective import Course, EntropyBonus, Objective
+from covey.training import settings
+from covey.training.objective import EntropyBonus, Objective, OptionSchedule
 from support.checks import BASE
 
-# -- courses -----------------------------------------------------------------------------------------------
+# -- schedules ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,14 @@ from support.checks import BASE
     ],
 )
 def test_courses_by_hand(kind: Any, expected: list[float]) -> None:
-    course = Course(start=1.0, end=0.0, kind=kind)
-    assert [course.at(step, 5) for step in range(5)] == pytest.approx(expected, abs=1e-12)
+    schedule = OptionSchedule(start=1.0, end=0.0, kind=kind)
+    assert [schedule.at(step, 5) for step in range(5)] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_ends_are_exact_and_the_way_is_one_way(kind: Any) -> None:
     for start, end in ((0.2, 0.7), (0.7, 0.2)):
-        values = [Course(start=start, end=end, kind=kind).at(step, 40) for step in range(40)]
+        values = [OptionSchedule(start=start, end=end, kind=kind).at(step, 40) for step in range(40)]
         assert (values[0], values[-1]) == (start, pytest.approx(end, abs=1e-12))
         assert sorted(values, reverse=end < start) == values
         assert len(set(values)) == 40
@@ -41,9 +41,9 @@ def test_ends_are_exact_and_the_way_is_one_way(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_beyond_the_end_it_stays_and_a_run_of_one_step_begins_at_the_start(kind: Any) -> None:
-    course = Course(start=2.0, end=1.0, kind=kind)
-    assert course.at(9, 5) == course.at(4, 5) == pytest.approx(1.0, abs=1e-12)
-    assert course.at(0, 1) == course.at(0, 0) == 2.0
+    schedule = OptionSchedule(start=2.0, end=1.0, kind=kind)
+    assert schedule.at(9, 5) == schedule.at(4, 5) == pytest.approx(1.0, abs=1e-12)
+    assert schedule.at(0, 1) == schedule.at(0, 0) == 2.0
 
 
 # -- the adaptive bonus ------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_its_state_goes_on_where_it_was() -> None:
 def of(total_steps: int = 3, **options: Any) -> Objective:
     resolved = from_dict({**BASE, **options})
     assert resolved.problems == ()
-    return parts.objective(resolved.config, total_steps)
+    return settings.objective(resolved.config, total_steps)
 
 
 def test_without_courses_the_loss_is_the_same_object() -> None:
@@ -168,8 +168,8 @@ def test_the_adaptive_weight_is_the_losss() -> None:
 def test_by_hand_without_options() -> None:
     plain = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.3)
     credit = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
-    course = Course(start=1.0, end=0.7)
-    found = Objective(loss=plain, credit=credit, total_steps=101, courses={"temperature": course})
+    schedule = OptionSchedule(start=1.0, end=0.7)
+    found = Objective(loss=plain, credit=credit, total_steps=101, schedules={"temperature": schedule})
     assert found.temperature_at(50) == pytest.approx(0.85)
 
 
@@ -247,8 +247,8 @@ def test_the_options_reach_the_credit_and_the_needs() -> None:
     assert of(advantage_estimator="rloo").credit.scale_rewards == "none"
     assert of(advantage_estimator="reinforce_plus_plus").credit.scale_rewards == "batch"
     for options in ({"entropy_coef": 0.1}, {"entropy_coef_end": 0.1}, {"use_adaptive_entropy": True}):
-        assert not parts.needs(from_dict({**BASE, **options}).config, 1).may_skip_rows
-    assert parts.needs(from_dict({**BASE, "beta_end": 0.1}).config, 1).reference
+        assert not settings.needs(from_dict({**BASE, **options}).config, 1).may_skip_rows
+    assert settings.needs(from_dict({**BASE, "beta_end": 0.1}).config, 1).reference
 
 
 @pytest.mark.parametrize(
@@ -264,4 +264,4 @@ def test_the_options_reach_the_credit_and_the_needs() -> None:
     ids=str,
 )
 def test_what_may_leave_no_gradient(options: dict[str, Any], expected: bool) -> None:
-    assert parts.may_be_silent(from_dict({**BASE, **options}).config) is expected
+    assert settings.may_be_silent(from_dict({**BASE, **options}).config) is expected

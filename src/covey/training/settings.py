@@ -25,11 +25,11 @@ from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan
 from covey.plan.shape import tokens_per_pass
 from covey.training.job import EvalTimes, Limits
-from covey.training.objective import Course, EntropyBonus, Objective
+from covey.training.objective import EntropyBonus, Objective, OptionSchedule
 from covey.types import SamplingParams
 
 # Options that may change over the run, each with its _end and _schedule.
-COURSES = ("temperature", "beta", "epsilon", "entropy_coef")
+SCHEDULED_OPTIONS = ("temperature", "beta", "epsilon", "entropy_coef")
 # What temperature 0 means to an engine that draws: far below any difference of logits.
 _GREEDY = 1e-6
 
@@ -136,9 +136,9 @@ def moving_reference(
 
 def objective(config: Config, total_steps: int) -> Objective:
     """The loss and the credit over the run."""
-    ends = {name: getattr(config, f"{name}_end") for name in COURSES}
-    courses = {
-        name: Course(start=getattr(config, name), end=end, kind=getattr(config, f"{name}_schedule"))
+    ends = {name: getattr(config, f"{name}_end") for name in SCHEDULED_OPTIONS}
+    schedules = {
+        name: OptionSchedule(start=getattr(config, name), end=end, kind=getattr(config, f"{name}_schedule"))
         for name, end in ends.items()
         if end is not None
     }
@@ -153,13 +153,13 @@ def objective(config: Config, total_steps: int) -> Objective:
         credit=credit(config),
         total_steps=total_steps,
         kl_in_reward=config.kl_in_reward,
-        courses=courses,
+        schedules=schedules,
         bonus=bonus if config.use_adaptive_entropy else None,
     )
 
 
 def schedule(config: Config, total_steps: int) -> Schedule:
-    """The course of the learning rate."""
+    """The schedule of the learning rate."""
     warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
     return Schedule(
         kind=config.lr_scheduler_type,
@@ -242,7 +242,7 @@ def plain_loss(config: Config) -> LossType | None:
 
 
 def is_comparable(config: Config) -> bool:
-    """Whether the slope of the loss at a ratio of 1 is known token by token."""
+    """Whether the derivative of the loss at a ratio of 1 is known token by token."""
     is_alone = config.importance_sampling_level == "token" or (
         config.top_entropy_quantile == 1.0 and not (config.beta or config.beta_end)
     )
