@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from covey.activity import PHASES, Activity, ranks_word
 from covey.codes import CODES
 from covey.errors import GuardStop
-from covey.place import PHASES, Place, ranks_word
 from covey.types import Finding, Fix
 
 
@@ -21,7 +21,7 @@ class Comm(Protocol):
 
     rank: int
     world: int
-    place: Place
+    activity: Activity
 
     def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None: ...
 
@@ -41,11 +41,11 @@ class LocalComm:
     world = 1
 
     def __init__(self) -> None:
-        self.place = Place()
+        self.activity = Activity()
 
     def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None:
         """Enter a phase."""
-        self.place.enter(phase)
+        self.activity.enter(phase)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The values themselves."""
@@ -70,7 +70,7 @@ class GroupComm:
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
-        self.place = Place()
+        self.activity = Activity()
 
     def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None:
         """Enter a phase that has collectives once every rank is about to, with the same step and counts.
@@ -78,19 +78,19 @@ class GroupComm:
         Raises GuardStop (F302) on every rank where they differ. Until all are there, the time counts as the
         former phase's: what one rank alone does, such as saving, takes every rank as long.
         """
-        plan = [PHASES.index(phase), self.place.step, num_micro, num_tokens]
+        plan = [PHASES.index(phase), self.activity.step, num_micro, num_tokens]
         own = torch.tensor(plan, dtype=torch.int64)
         parts = [torch.empty_like(own) for _ in range(self.world)]
         with self._in("begin"):
             dist.all_gather(parts, own)
         check_plans([p.tolist() for p in parts])
-        self.place.enter(phase)
+        self.activity.enter(phase)
 
     @contextmanager
     def _in(self, collective: str) -> Iterator[None]:
-        self.place.wait(collective)
+        self.activity.wait(collective)
         yield
-        self.place.go_on()
+        self.activity.leave_collective()
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sums in float64; every rank gives the same number of values."""

@@ -23,7 +23,7 @@ REPOSITORY = ROOT.parent.parent
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
     ("types", "chinese"),
-    ("errors", "codes", "exits", "place", "environment", "weight_files"),
+    ("errors", "codes", "exits", "activity", "environment", "weight_files"),
     ("comm", "config"),
     ("plan", "algorithm", "token_streams"),
     ("models", "data", "rewards", "quickstart"),
@@ -44,7 +44,7 @@ TORCH_FREE = (
     "errors",
     "codes",
     "exits",
-    "place",
+    "activity",
     "environment",
     "weight_files",
     "config",

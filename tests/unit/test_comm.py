@@ -6,9 +6,9 @@ import timeit
 
 import pytest
 
+from covey.activity import PHASES, Activity
 from covey.comm import LocalComm, check_plans
 from covey.errors import GuardStop
-from covey.place import PHASES, Place
 
 
 def test_equal_plans_pass() -> None:
@@ -30,32 +30,32 @@ def test_plans_that_differ_are_told_apart() -> None:
 def test_one_process_enters_its_phases() -> None:
     comm = LocalComm()
     comm.begin("update", num_micro=3)
-    assert comm.place.spot.phase == "update"
+    assert comm.activity.moment.phase == "update"
 
 
 def test_a_place_knows_its_phase_and_what_it_waits_in() -> None:
     seconds = iter(range(100))
-    place = Place(lambda: float(next(seconds)))
-    place.enter("update")
-    place.advance(2, 3)
-    place.wait("sum")
-    assert place.spot == ("update", 1.0, 2.0, 2, 3, "sum")
-    place.go_on()
-    assert place.spot == ("update", 1.0, 3.0, 2, 3, "")
-    assert place.num_collectives == 1
+    activity = Activity(lambda: float(next(seconds)))
+    activity.enter("update")
+    activity.advance(2, 3)
+    activity.wait("sum")
+    assert activity.moment == ("update", 1.0, 2.0, 2, 3, "sum")
+    activity.leave_collective()
+    assert activity.moment == ("update", 1.0, 3.0, 2, 3, "")
+    assert activity.num_collectives == 1
 
 
 def test_the_first_two_visits_are_not_learned_from() -> None:
     now = 0.0
-    place = Place(lambda: now)
+    activity = Activity(lambda: now)
     for took in (90.0, 80.0, 7.0, 9.0, 8.0):
-        place.enter("update")
+        activity.enter("update")
         now += took
-    place.enter("publish")
-    assert place.spans["update"] == (5, 9.0)
+    activity.enter("publish")
+    assert activity.spans["update"] == (5, 9.0)
 
 
 def test_saying_where_one_is_costs_next_to_nothing() -> None:
-    place = Place()
-    assert min(timeit.repeat(lambda: place.enter("update"), number=1000, repeat=20)) / 1000 < 5e-6
-    assert min(timeit.repeat(lambda: place.advance(1, 2), number=1000, repeat=20)) / 1000 < 5e-6
+    activity = Activity()
+    assert min(timeit.repeat(lambda: activity.enter("update"), number=1000, repeat=20)) / 1000 < 5e-6
+    assert min(timeit.repeat(lambda: activity.advance(1, 2), number=1000, repeat=20)) / 1000 < 5e-6

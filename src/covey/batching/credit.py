@@ -86,17 +86,17 @@ def row_credits(
     credits = []
     for sample in samples:
         masked = None
-        place = sample.group, sample.sibling
-        if place not in counted:
+        row_index = sample.group, sample.sibling
+        if row_index not in counted:
             masked = "invalid"
         elif config.mask_truncated_completions and sample.finish is Finish.LENGTH:
             masked = "truncated"
         elif not any(sample.is_trained):
             masked = "empty"
         value, tokens = values[sample.group][sample.sibling], None
-        if place in of_steps:
-            outcome = float(advantage[place])
-            value, tokens = _spread(sample, counted[place], of_steps[place], outcome)
+        if row_index in of_steps:
+            outcome = float(advantage[row_index])
+            value, tokens = _spread(sample, counted[row_index], of_steps[row_index], outcome)
         credits.append(
             RowCredit(advantage=value, masked=masked, is_whole=told[sample.group], token_advantages=tokens)
         )

@@ -14,35 +14,35 @@ import torch
 from covey.algorithm.advantages import ScaleRewards, advantages
 from covey.types import Sample, Score, ScoredGroup
 
-Place = tuple[int, int]
+RowIndex = tuple[int, int]
 """Group and sibling of a row."""
 
 
 def step_advantages(
-    groups: Sequence[ScoredGroup], counted: Mapping[Place, Score], scale: ScaleRewards
-) -> dict[Place, list[float]]:
+    groups: Sequence[ScoredGroup], counted: Mapping[RowIndex, Score], scale: ScaleRewards
+) -> dict[RowIndex, list[float]]:
     """The advantage of each step of the rows whose rewards speak of steps, without that of outcomes.
 
     Each process reward is compared for itself, over the steps of all `counted` siblings, and counts with its
     weight.
     """
-    found: dict[Place, list[float]] = {}
+    found: dict[RowIndex, list[float]] = {}
     for part in range(max((len(score.parts) for score in counted.values()), default=0)):
-        numbers = {place: score.parts[part].steps for place, score in counted.items()}
-        for place, scaled in _scaled(groups, numbers, scale).items():
-            spans = counted[place].steps
+        numbers = {row_index: score.parts[part].steps for row_index, score in counted.items()}
+        for row_index, scaled in _scaled(groups, numbers, scale).items():
+            spans = counted[row_index].steps
             assert spans is not None
             gains = [spans.weights[part] * gain for gain in accumulate(reversed(scaled))]
-            before = found.get(place, [0.0] * len(gains))
-            found[place] = [a + b for a, b in zip(before, reversed(gains), strict=True)]
+            before = found.get(row_index, [0.0] * len(gains))
+            found[row_index] = [a + b for a, b in zip(before, reversed(gains), strict=True)]
     return found
 
 
 def _scaled(
-    groups: Sequence[ScoredGroup], numbers: Mapping[Place, tuple[float, ...] | None], scale: ScaleRewards
-) -> dict[Place, list[float]]:
+    groups: Sequence[ScoredGroup], numbers: Mapping[RowIndex, tuple[float, ...] | None], scale: ScaleRewards
+) -> dict[RowIndex, list[float]]:
     """One reward's numbers, centred and divided; steps of a group stand in one row of a matrix, and a sibling
-    that has none keeps one place that does not count."""
+    that has none keeps one entry that does not count."""
     rows = [
         [(numbers.get((group, sibling)) or (), (group, sibling)) for sibling in range(len(scored.scores))]
         for group, scored in enumerate(groups)
@@ -53,12 +53,12 @@ def _scaled(
     reward_PX = torch.tensor([[n or 0.0 for n in row] for row in padded], dtype=torch.float64)
     is_valid_PX = torch.tensor([[n is not None for n in row] for row in padded])
     out_PX = advantages(reward_PX, is_valid_PX, "grpo", "group" if scale == "gdpo" else scale).tolist()
-    found: dict[Place, list[float]] = {}
+    found: dict[RowIndex, list[float]] = {}
     for values, row in zip(out_PX, rows, strict=True):
         start = 0
-        for steps, place in row:
-            if numbers.get(place) is not None:
-                found[place] = values[start : start + len(steps)]
+        for steps, row_index in row:
+            if numbers.get(row_index) is not None:
+                found[row_index] = values[start : start + len(steps)]
             start += max(1, len(steps))
     return found
 

@@ -53,16 +53,16 @@ def _values(text: str) -> Iterator[Any]:
     if text.lstrip()[:1] == "[":
         yield from json.loads(text)
         return
-    decoder, place = json.JSONDecoder(), 0
-    while (place := _behind_spaces(text, place)) < len(text):
-        value, place = decoder.raw_decode(text, place)
+    decoder, position = json.JSONDecoder(), 0
+    while (position := _behind_spaces(text, position)) < len(text):
+        value, position = decoder.raw_decode(text, position)
         yield value
 
 
-def _behind_spaces(text: str, place: int) -> int:
-    while place < len(text) and text[place].isspace():
-        place += 1
-    return place
+def _behind_spaces(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
 
 
 def refuse_lone_surrogates(directory: Path) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from covey.activity import ranks_word
 from covey.codes import CODES
-from covey.place import ranks_word
 from covey.types import Finding, Fix
 
 

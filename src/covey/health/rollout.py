@@ -84,8 +84,8 @@ def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) ->
     sampled = tuple(i for s in written for i in s.token_ids)
     trained = tuple(i for i, on in zip(sample.token_ids, sample.is_trained, strict=True) if on)
     if trained != sampled:
-        place = next((i for i, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
-        where = f"they part at token {place}" if place is not None else "one begins the other"
+        differs_at = next((i for i, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
+        where = f"they part at token {differs_at}" if differs_at is not None else "one begins the other"
         seen = f"{name}: {len(sampled)} tokens were sampled, {len(trained)} others would be trained; {where}"
         raise broken("F110", facts.step, seen, "Text was decoded and encoded again, or a mask is shifted.")
     if row.masked is None and sum(row.loss_mask) != len(sampled):

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from covey.activity import EXCLUDED, Activity, Moment
 from covey.exits import GUARDED
 from covey.health.hang import Status, finding_of, next_hang, read_status, status_path, write_status
 from covey.health.stacks import is_debugged, top_frame, write_stacks
-from covey.place import EXCLUDED, Place, Spot
 from covey.types import Finding
 
 FACTOR = 5.0
@@ -68,7 +68,7 @@ class Watched:
     holds on its device, and `collectives` gives what the device's library remembers of them, as JSON.
     """
 
-    place: Place
+    activity: Activity
     output_dir: Path
     rank: int
     world: int
@@ -100,7 +100,7 @@ class Watchdog:
     _thread: threading.Thread | None = None
     _beat: int = 0
     _looked: float = 0.0
-    _spot: Spot | None = None
+    _moment: Moment | None = None
     _slept: float = 0.0
     _answered: str = ""
     _peers: dict[int, _Peer] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Watchdog:
     def __post_init__(self) -> None:
         # Every rank names the same directory: it is chosen before any of them can make one.
         self._hang = next_hang(self.watched.output_dir)
-        self._looked = self.watched.place.clock()
+        self._looked = self.watched.activity.clock()
 
     def start(self) -> None:
         """Begin to look."""
@@ -146,39 +146,39 @@ class Watchdog:
 
     def _count_sleep(self) -> None:
         """Seconds in which the process was stopped are not held against the main thread."""
-        now, spot = self.watched.place.clock(), self.watched.place.spot
+        now, moment = self.watched.activity.clock(), self.watched.activity.moment
         gap, self._looked = now - self._looked, now
-        if spot is not self._spot:
-            self._spot, self._slept = spot, 0.0
+        if moment is not self._moment:
+            self._moment, self._slept = moment, 0.0
         elif gap > _ASLEEP_S + self.watched.poll_s:
             self._slept += gap
 
     def _status(self) -> Status:
-        place = self.watched.place
-        spot = self._spot
-        assert spot is not None
+        activity = self.watched.activity
+        moment = self._moment
+        assert moment is not None
         self._beat += 1
-        allowance = self.watched.allowances.get(spot.phase, Allowance())
+        allowance = self.watched.allowances.get(moment.phase, Allowance())
         return Status(
             rank=self.watched.rank,
             world=self.watched.world,
             pid=os.getpid(),
             host=socket.gethostname(),
-            phase=spot.phase,
-            step=place.step,
-            micro=spot.micro,
-            num_micro=spot.num_micro,
-            seconds=round(max(0.0, self._looked - spot.progress - self._slept), 3),
-            allowed_s=allowance.seconds(*place.spans.get(spot.phase, (0, 0.0))),
-            collective=spot.collective,
-            num_collectives=place.num_collectives,
-            frame=top_frame(place.thread),
+            phase=moment.phase,
+            step=activity.step,
+            micro=moment.micro,
+            num_micro=moment.num_micro,
+            seconds=round(max(0.0, self._looked - moment.progress - self._slept), 3),
+            allowed_s=allowance.seconds(*activity.spans.get(moment.phase, (0, 0.0))),
+            collective=moment.collective,
+            num_collectives=activity.num_collectives,
+            frame=top_frame(activity.thread),
             memory=self.watched.memory(),
             beat=self._beat,
         )
 
     def _is_stuck(self, status: Status) -> bool:
-        if status.seconds <= status.allowed_s or is_debugged(self.watched.place.thread):
+        if status.seconds <= status.allowed_s or is_debugged(self.watched.activity.thread):
             return False
         # A rank that only waits leaves the judgement to those that work, as long as they can judge.
         return not (status.collective and self._anyone_works(status))
@@ -206,7 +206,7 @@ class Watchdog:
 
     def _write_stacks(self, path: Path, status: Status) -> None:
         part = path.with_suffix(".part")
-        write_stacks(part, status.line(), self.watched.place.thread)
+        write_stacks(part, status.line(), self.watched.activity.thread)
         os.replace(part, path)
 
     def _end(self, status: Status) -> None:

@@ -32,7 +32,7 @@ def annotate_and_credit(
     an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0. The groups `stale` were
     sampled by an earlier policy, so their old logprobs are their sampler's; the others need theirs then too.
     """
-    comm.place.enter("annotate")
+    comm.activity.enter("annotate")
     samples = to_samples(groups, stale)
     credits = row_credits(groups, samples, credit)
     forward = [needs_forward(c, may_skip_rows=needs.may_skip_rows) for c in credits]
@@ -83,7 +83,7 @@ def annotate(
         mine = [i for numbers in passes for i in numbers]
         if not micros:
             continue
-        value_N = backend.annotate(micros, which, comm.place.advance).cpu()
+        value_N = backend.annotate(micros, which, comm.activity.advance).cpu()
         for i, values in zip(mine, value_N.split([counts[i] for i in mine]), strict=True):
             parts[i].copy_(values)
     return list(comm.sum_tensor(flat).split(counts))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from covey.activity import Activity
 from covey.algorithm.contrast import Contrast, contrast, contrast_sums
 from covey.algorithm.ratios import sequence_means
 from covey.comm import Comm
 from covey.learner.backends.base import Backend
-from covey.place import Place
 from covey.types import Batch, MicroBatch
 
 
@@ -21,7 +21,7 @@ def contrasts(batch: Batch, backend: Backend, tau: float, comm: Comm) -> Sequenc
     Where there are old logprobs this takes a forward pass without gradient over every row of the step; else
     every score is 0. The sums are taken over all ranks.
     """
-    scores = [score_S / tau for score_S in _scores(batch.micro_batches, backend, comm.place)]
+    scores = [score_S / tau for score_S in _scores(batch.micro_batches, backend, comm.activity)]
     members = [micro.group_S - batch.groups.start for micro in batch.micro_batches]
     num_groups = len(batch.groups)
     local_4P = torch.zeros(4, num_groups, dtype=torch.float64)
@@ -36,11 +36,11 @@ def contrasts(batch: Batch, backend: Backend, tau: float, comm: Comm) -> Sequenc
     ]
 
 
-def _scores(micros: Sequence[MicroBatch], backend: Backend, place: Place) -> list[Tensor]:
+def _scores(micros: Sequence[MicroBatch], backend: Backend, activity: Activity) -> list[Tensor]:
     """Means (S,) of the log ratios of new to old, of each."""
     if any(micro.old_logprob_N is None for micro in micros):
         return [torch.zeros_like(micro.trained_count_S, dtype=torch.float32) for micro in micros]
-    now_N = backend.annotate(micros, "old", place.advance)
+    now_N = backend.annotate(micros, "old", activity.advance)
     parts = zip(micros, now_N.split([m.target_N.shape[0] for m in micros]), strict=True)
     return [sequence_means(now - m.old_logprob_N, m.sequence_N, m.trained_count_S) for m, now in parts]
 

@@ -86,7 +86,7 @@ def second_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Co
     hooks = [p.register_hook(adds_to(n)) for n, p in trained.items()]
     try:
         for micro in batch.micro_batches:
-            comm.place.advance()
+            comm.activity.advance()
             with backend.policy.passes_alone():
                 stats = backend.policy(micro)
             derivative_N = loss_derivative(stats.logprob_N.detach(), micro, batch.denominators, config)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from covey.activity import Activity
 from covey.algorithm.contrast import Contrast
 from covey.algorithm.correction import derived_metrics
 from covey.algorithm.losses import SEQUENCE_MEANS, LossConfig, LossInputs, LossOutput, policy_loss
@@ -19,7 +20,6 @@ from covey.learner.grouped import contrasts
 from covey.learner.inputs import micro_inputs
 from covey.learner.optimizer import NonFiniteGradient
 from covey.learner.second_gradient import RandomStates, compare_gradients
-from covey.place import Place
 from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, TokenStats
 
 
@@ -97,25 +97,25 @@ def update(
     match = compare_gradients(batch, backend, config, random_states, comm) if compare else None
     try:
         step = backend.step(learning_rate)
-        comm.place.go_on()
+        comm.activity.leave_collective()
     except NonFiniteGradient as error:
-        raise GuardStop(_non_finite(str(error), sums, comm.place.step + 1)) from error
+        raise GuardStop(_non_finite(str(error), sums, comm.activity.step + 1)) from error
     metrics, silent, gap = _reduce(sums, comm)
     return StepResult(stats=step, metrics=metrics, silent=silent, ratio_gap=gap, match=match)
 
 
 def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -> _Sums:
     """Forward and backward of every micro-batch: the backend then holds the gradient of the step."""
-    place, num_micro = comm.place, len(batch.micro_batches)
+    activity, num_micro = comm.activity, len(batch.micro_batches)
     of_groups: Sequence[Contrast | None] = [None] * num_micro
     if config.loss_type == "real":
         of_groups = contrasts(batch, backend, config.real_tau, comm)
     sums = _Sums(has_signal=batch.has_signal)
     sums.gradients.append(backend.gradient_sample())
     for number, (micro, contrast) in enumerate(zip(batch.micro_batches, of_groups, strict=True), start=1):
-        place.advance(number, num_micro)
+        activity.advance(number, num_micro)
         is_last = number == num_micro
-        loss = _loss_of(batch, config, contrast, place if is_last and comm.world > 1 else None)
+        loss = _loss_of(batch, config, contrast, activity if is_last and comm.world > 1 else None)
         stats, output = backend.backward(micro, loss, last=is_last)
         sums.add(micro_inputs(stats, micro, batch, contrast), output, micro.is_stale_S)
         sums.gradients.append(backend.gradient_sample())
@@ -123,16 +123,16 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
 
 
 def _loss_of(
-    batch: Batch, config: LossConfig, contrast: Contrast | None, place: Place | None
+    batch: Batch, config: LossConfig, contrast: Contrast | None, activity: Activity | None
 ) -> LossFunction:
-    """The loss of a micro-batch; `place` is given where other ranks are waited for after it."""
+    """The loss of a micro-batch; `activity` is given where other ranks are waited for after it."""
 
     def loss(stats: TokenStats, micro: MicroBatch) -> LossOutput:
         output = policy_loss(micro_inputs(stats, micro, batch, contrast), config)
-        if place is not None:
+        if activity is not None:
             # The backward pass that follows reduces gradients over ranks. A GPU takes that on, and the host
             # waits for it only when the step reads the norm.
-            place.wait("gradients")
+            activity.wait("gradients")
         return output
 
     return loss
@@ -166,7 +166,7 @@ def _with_evidence(
 ) -> tuple[tuple[int, float | None], list[float]]:
     """The sums over ranks of the silent passes and of `values`, and the largest gap.
 
-    A maximum in a sum: every rank has a place of its own, which holds 0 on all others.
+    A maximum in a sum: every rank has an entry of its own, which holds 0 on all others.
     """
     gaps = [0.0] * comm.world
     gaps[comm.rank] = float(torch.stack(sums.gaps).max()) if sums.gaps else -1.0

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from covey.activity import Activity, Stopped
 from covey.comm import Comm
 from covey.data.text import TextCodec
-from covey.place import Place, Stopped
 from covey.rewards.protocol import Scored
 from covey.rollout.engine import Engine
 from covey.rollout.records import groups_of, to_record
@@ -112,8 +112,8 @@ def collect(
     share_of_rank: _Share | None = None
     try:
         # An evaluation is finished: its step is taken already, and is recorded with it.
-        with comm.place.stoppable() if plan.split == "train" else nullcontext():
-            share_of_rank = _sample_share(mine, engine, score, codec, plan, comm.place)
+        with comm.activity.stoppable() if plan.split == "train" else nullcontext():
+            share_of_rank = _sample_share(mine, engine, score, codec, plan, comm.activity)
     except Stopped:
         pass
     (is_stopped,) = comm.max([float(share_of_rank is None)])
@@ -137,21 +137,26 @@ class _Share:
 
 
 def _sample_share(
-    mine: Sequence[_Slot], engine: Engine, score: Scorer, codec: TextCodec, plan: CollectPlan, place: Place
+    mine: Sequence[_Slot],
+    engine: Engine,
+    score: Scorer,
+    codec: TextCodec,
+    plan: CollectPlan,
+    activity: Activity,
 ) -> _Share:
     """Sample and score the completions of this rank; nothing here waits for another one."""
     started = time.perf_counter()
     waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
     made: dict[int, Trajectory] = {}
-    for numbers in _finished(mine, engine, plan, made, codec, place):
+    for numbers in _finished(mine, engine, plan, made, codec, activity):
         rows = [Scored(prompt=mine[i].prompt, trajectory=made[i]) for i in numbers]
         waiting.append((numbers, score(rows)))
     sampled = time.perf_counter()
-    place.enter("reward" if plan.split == "train" else "evaluate")
+    activity.enter("reward" if plan.split == "train" else "evaluate")
     found: dict[int, Score] = {}
     for numbers, wait in waiting:
         found.update(zip(numbers, wait(), strict=True))
-        place.advance()
+        activity.advance()
     return _Share(
         trajectories=[made[i] for i in range(len(mine))],
         scores=[found[i] for i in range(len(mine))],
@@ -179,7 +184,7 @@ def _finished(
     plan: CollectPlan,
     made: dict[int, Trajectory],
     codec: TextCodec,
-    place: Place,
+    activity: Activity,
 ) -> Iterator[list[int]]:
     """Sample every slot's completion into `made`; gives the numbers of the slots of groups that have ended,
     several groups at a time, in slot order."""
@@ -201,7 +206,7 @@ def _finished(
     ended: list[int] = []
     tokens = 0
     for completion in engine.results():
-        place.advance()
+        activity.advance()
         tokens += len(completion.token_ids)
         number = number_of[completion.request_id]
         group = slots[number].group

@@ -73,7 +73,7 @@ class Evaluator:
         plan = replace(self.plan, split=f"eval/{prompts.name}")
         with self.view():
             groups = collect(taken, self.engine, self.score, self.codec, plan, self.comm).groups
-        refuse_no_numbers(groups, self.comm.place.step)
+        refuse_no_numbers(groups, self.comm.activity.step)
         return groups
 
 
@@ -97,8 +97,8 @@ def _pass_at_k(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:
     """Pass@k of the first reward that is 0 or 1 throughout, for powers of 2 up to the group size."""
     size = min(len(g.scores) for g in groups)
     names = [p.name for p in groups[0].scores[0].parts]
-    for place in range(len(names)):
-        values = [[s.parts[place].value for s in g.scores] for g in groups]
+    for index in range(len(names)):
+        values = [[s.parts[index].value for s in g.scores] for g in groups]
         if size > 1 and all(v in (0.0, 1.0) for row in values for v in row):
             right = [sum(v == 1.0 for v in row) for row in values]
             return {

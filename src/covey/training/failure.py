@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from covey.activity import Activity
 from covey.codes import CODES
 from covey.errors import RunFailed
 from covey.exits import GUARDED
 from covey.health.hang import newest_checkpoint
-from covey.place import Place
 from covey.plan.disk import size
 from covey.telemetry.owner import Changed, Lock
 from covey.types import Finding, Fix
@@ -67,7 +67,7 @@ def writing(output_dir: Path, lock: Lock | None, step: int) -> Iterator[None]:
         raise RunFailed(unwritable(output_dir, error, step), GUARDED) from error
 
 
-def failed(error: BaseException, rank: int, world: int, place: Place, output_dir: Path) -> Finding:
+def failed(error: BaseException, rank: int, world: int, activity: Activity, output_dir: Path) -> Finding:
     """F131: what an exception says, and where it was raised."""
     who = f"rank {rank} of {world}" if world > 1 else "the run"
     frames = traceback.extract_tb(error.__traceback__)
@@ -76,23 +76,23 @@ def failed(error: BaseException, rank: int, world: int, place: Place, output_dir
     said = f"{type(error).__name__}{': ' + words if words else ''}"
     return Finding(
         code="F131",
-        seen=f"{who} failed in {place.spot.phase}, after step {place.step}: {said:.600}{at}",
+        seen=f"{who} failed in {activity.moment.phase}, after step {activity.step}: {said:.600}{at}",
         why=CODES["F131"].why,
         cause="",
         fixes=(Fix(text=f"the stack is in {stack_path(output_dir, rank)}"), _go_on(output_dir)),
-        step=place.step,
+        step=activity.step,
     )
 
 
-def gone(rank: int, pid: int, place: Place, output_dir: Path) -> Finding:
+def gone(rank: int, pid: int, activity: Activity, output_dir: Path) -> Finding:
     """F133: a process that is not there any more and said nothing."""
     return Finding(
         code="F133",
-        seen=f"rank {rank} (process {pid}) ended without an error message after step {place.step}",
+        seen=f"rank {rank} (process {pid}) ended without an error message after step {activity.step}",
         why=CODES["F133"].why,
         cause="It was killed: by the system because memory ran out (see dmesg), by a scheduler, or by hand.",
         fixes=(_go_on(output_dir),),
-        step=place.step,
+        step=activity.step,
     )
 
 

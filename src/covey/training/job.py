@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.activity import Stopped
 from covey.algorithm.needs import Needs
 from covey.batching.pack import PackPlan, pack
 from covey.codes import CODES
@@ -19,7 +20,6 @@ from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.learner.backends.base import Backend
 from covey.learner.schedule import Schedule
-from covey.place import Stopped
 from covey.plan.words import coded, sentence
 from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
@@ -110,7 +110,7 @@ class Job:
 
     def begin(self) -> None:
         """Evaluate before the first step where that is asked for."""
-        self.comm.place.step = self.progress.step
+        self.comm.activity.step = self.progress.step
         if self.evaluator is not None and self.eval_times.on_start and not self.progress.step:
             metrics = self._evaluate()
             self.rules.look(StepRecord(step=0, rollout=-1, pass_index=0, metrics=metrics))
@@ -199,8 +199,8 @@ class Job:
         self.progress.step += 1
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
-        self.comm.place.step = self.progress.step
-        self.comm.place.enter("publish")
+        self.comm.activity.step = self.progress.step
+        self.comm.activity.enter("publish")
         self.engine.publish(self.backend.named_weights(), self.progress.step)
         if self.backend.move_reference(self.progress.step):
             self.recorder.event("reference_moved", step=self.progress.step)

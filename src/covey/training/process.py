@@ -19,9 +19,9 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from covey.activity import Activity, Stopped
 from covey.comm import Comm, GroupComm, LocalComm
 from covey.errors import ConfigError
-from covey.place import Place, Stopped
 from covey.plan.check_launch import num_ranks
 from covey.plan.problem import problem
 from covey.training.job import Signals
@@ -173,7 +173,7 @@ def gpu_memory() -> dict[str, float]:
 
 
 @contextmanager
-def handlers(signals: Signals, place: Place) -> Iterator[None]:
+def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM asks the loop to save and end, at once where what it does can be thrown
     away (Stopped); a second Ctrl-C ends without a save."""
     if threading.current_thread() is not threading.main_thread():
@@ -184,9 +184,9 @@ def handlers(signals: Signals, place: Place) -> Iterator[None]:
         if signals.received and number == signal.SIGINT:
             raise KeyboardInterrupt
         signals.received = number
-        place.is_asked_to_stop = True
-        if place.may_stop:
-            place.may_stop = False
+        activity.is_asked_to_stop = True
+        if activity.may_stop:
+            activity.may_stop = False
             sys.stderr.write("covey: leaving this rollout, then saving; Ctrl-C again ends at once\n")
             raise Stopped
         sys.stderr.write("covey: ending after this step, then saving; Ctrl-C again ends at once\n")

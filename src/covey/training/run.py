@@ -1,4 +1,4 @@
-"""Wiring: the one place that turns a configuration into the parts of a run."""
+"""Wiring: the one file that turns a configuration into the parts of a run."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
         if recorder.trackers is not None:
             others.closing.append(partial(recorder.trackers.close, 1))
         try:
-            stack.enter_context(handlers(job.signals, comm.place))
+            stack.enter_context(handlers(job.signals, comm.activity))
             with watched(job, resolved.config), long_lived():
                 run(job)
             exit_code = SIGNAL_CODES.get(signal.Signals(job.signals.agreed), 1) if job.signals.agreed else 0
@@ -229,7 +229,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
             registry=registry,
             best=best,
             recorder=recorder,
-            place=comm.place,
+            activity=comm.activity,
             saved_step=-1 if resume is None else progress.step,
         ),
         recorder=recorder,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey.activity import Activity
 from covey.checkpoint.registry import Registry
 from covey.checkpoint.retain import retain
 from covey.checkpoint.write import write_checkpoint
-from covey.place import Place
 from covey.training.evaluate import Best
 from covey.training.recorder import Recorder
 
@@ -40,7 +40,7 @@ class Saver:
     registry: Registry
     best: Best
     recorder: Recorder
-    place: Place
+    activity: Activity
     saved_step: int = -1
 
     def path(self, step: int) -> Path:
@@ -60,7 +60,7 @@ class Saver:
         """
         if self.saved_step == step:
             return
-        self.place.enter("save")
+        self.activity.enter("save")
         self.plan.check(step)
         states = None if self.plan.model_only else self.registry.states()
         self.saved_step = step

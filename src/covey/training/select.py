@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from covey.activity import Stopped
 from covey.batching.credit import CreditConfig
 from covey.batching.select import SILENCES, Silence, silences, strength
 from covey.checkpoint.registry import State
 from covey.data.order import Order
 from covey.data.rows import PromptTable
-from covey.place import Stopped
 from covey.rollout.collect import Collected, Selection
 from covey.rollout.records import groups_of, records_of
 from covey.training.source import LiveSource, PromptSupply
@@ -34,9 +34,9 @@ class OneByOne:
         self._epoch = -1
         self._numbers: list[int] = []
 
-    def take(self, place: int) -> list[Prompt]:
-        """The prompt at a place, counted on from epoch to epoch."""
-        epoch, index = divmod(place, self._order.num_prompts)
+    def take(self, position: int) -> list[Prompt]:
+        """The prompt at a position, counted on from epoch to epoch."""
+        epoch, index = divmod(position, self._order.num_prompts)
         if epoch != self._epoch:
             self._epoch, self._numbers = self._order.take(epoch)
         return [self._prompts.take(self._numbers[index], Origin(epoch=epoch, rollout=-1))]
@@ -45,7 +45,7 @@ class OneByOne:
 class Further:
     """Prompts beside the run's own order, one after the other; `cursor` counts those that were looked at.
 
-    `supply` gives them one at a time by their place.
+    `supply` gives them one at a time by their position.
     """
 
     def __init__(self, supply: PromptSupply) -> None:
@@ -142,16 +142,16 @@ class SelectingSource:
             found = parts[-1].groups
             for scored, why in zip(found, silences(found, self._credit), strict=True):
                 if why is None:
-                    place = min(silent)
-                    why = silent.pop(place)
-                    groups[place], scored = scored, groups[place]
+                    index = min(silent)
+                    why = silent.pop(index)
+                    groups[index], scored = scored, groups[index]
                 dropped[why].append(scored.group.prompt.id)
         stored = self._replay.choose(len(silent), rollout)
         fresh = [g for i, g in enumerate(groups) if i not in silent]
         stale = sorted(silent)[: len(stored)]
-        for place, scored in zip(stale, stored, strict=True):
-            dropped[silent.pop(place)].append(groups[place].group.prompt.id)
-            groups[place] = scored
+        for index, scored in zip(stale, stored, strict=True):
+            dropped[silent.pop(index)].append(groups[index].group.prompt.id)
+            groups[index] = scored
         self._replay.add(fresh)
         return Collected(
             groups=tuple(groups),
@@ -188,5 +188,5 @@ def _timeless(scored: ScoredGroup) -> ScoredGroup:
 
 
 def _silent(found: Sequence[Silence | None]) -> dict[int, Silence]:
-    """The places without signal, and why they have none."""
-    return {place: why for place, why in enumerate(found) if why is not None}
+    """The indices of groups without signal, and why they have none."""
+    return {index: why for index, why in enumerate(found) if why is not None}

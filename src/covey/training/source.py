@@ -130,7 +130,7 @@ class ReplaySource:
         return max(len(record["prompt_ids"]) for records in self._rollouts for record in records)
 
     def next(self, rollout: int) -> Collected:
-        """The rollout at this place of the directory's order."""
+        """The rollout at this index of the directory's order."""
         records = self._rollouts[rollout]
         groups = tuple(self._weighted(g) for g in groups_of(records))
         order = sorted({r["group"] for r in records})

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from covey.activity import Stopped
 from covey.comm import Comm
 from covey.errors import CheckpointError, ConfigError, CoveyError, GuardStop, RunFailed
 from covey.exits import end_now, meeting_place, started
 from covey.health.record import fields_of
 from covey.health.watchdog import flush_output
-from covey.place import Stopped
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Lock
 from covey.training import failure
@@ -110,7 +110,7 @@ class Together:
         self._pass_signal_on()
         for rank in self._vanished():
             pid = int(self._path("process", rank).read_text().split()[0])
-            self.fail(failure.gone(rank, pid, self.comm.place, self.output_dir), 1)
+            self.fail(failure.gone(rank, pid, self.comm.activity, self.output_dir), 1)
 
     def _end_for_another(self) -> None:
         with self._lock:
@@ -232,7 +232,7 @@ def together(comm: Comm, output_dir: Path, lock: Lock | None) -> Iterator[Togeth
         others.fail(stop.finding, stop.exit_code)
         raise
     except (Exception, SystemExit) as error:
-        finding = failure.failed(error, comm.rank, comm.world, comm.place, output_dir)
+        finding = failure.failed(error, comm.rank, comm.world, comm.activity, output_dir)
         if comm.world > 1:
             _ignore_signals()
         with contextlib.suppress(OSError):

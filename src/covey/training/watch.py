@@ -34,7 +34,7 @@ def watched(job: Job, config: Config) -> Iterator[None]:
 
     watchdog = Watchdog(
         Watched(
-            place=job.comm.place,
+            activity=job.comm.activity,
             output_dir=job.saver.output_dir,
             rank=job.comm.rank,
             world=job.comm.world,

@@ -10,31 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from covey.activity import Activity
 from covey.cli import live as module
 from covey.cli.live import live
 from covey.errors import ConfigError
 from covey.health.hang import read_status, status_path
 from covey.health.watchdog import LIVE, Watchdog, Watched
-from covey.place import Place
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="processes are found in /proc")
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def activity() -> Activity:
+    return Activity()
 
 
 @pytest.fixture
-def watchdogs(tmp_path: Path, place: Place) -> Iterator[list[Watchdog]]:
+def watchdogs(tmp_path: Path, activity: Activity) -> Iterator[list[Watchdog]]:
     """Two ranks in one process, of which the first is in the second micro-batch of step 8."""
-    place.step = 7
-    place.enter("update")
-    place.advance(2, 4)
+    activity.step = 7
+    activity.enter("update")
+    activity.advance(2, 4)
     made = [
         Watchdog(
             Watched(
-                place=place if rank == 0 else Place(),
+                activity=activity if rank == 0 else Activity(),
                 output_dir=tmp_path,
                 rank=rank,
                 world=2,
@@ -58,11 +58,11 @@ def wait_for_status(directory: Path, rank: int) -> None:
 
 
 def test_every_rank_answers(
-    watchdogs: list[Watchdog], tmp_path: Path, place: Place, capsys: pytest.CaptureFixture[str]
+    watchdogs: list[Watchdog], tmp_path: Path, activity: Activity, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watchdogs[1].start()
     wait_for_status(tmp_path, 0)
-    spot = place.spot
+    moment = activity.moment
     assert live(str(os.getpid())) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"run {tmp_path}\n\nrank 0 of 2, process {os.getpid()} on ")
@@ -70,7 +70,7 @@ def test_every_rank_answers(
     assert "rank 1 of 2" in out and "start, after step 0" in out
     assert "test_every_rank_answers" in out and "thread watchdog" in out
     # Nothing is disturbed and nothing stays behind.
-    assert place.spot is spot
+    assert activity.moment is moment
     assert not (tmp_path / LIVE).exists()
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from covey.activity import Activity
 from covey.health import watchdog as module
 from covey.health.hang import Status, finding_of, next_hang, read_status, status_path, write_status
 from covey.health.stacks import is_debugged, top_frame
 from covey.health.watchdog import Allowance, Watchdog, Watched, allowances
-from covey.place import Place
 from covey.types import Finding
 
 
@@ -32,16 +32,16 @@ class Clock:
 
 
 class Watch:
-    """A place, a watchdog that looks when told to, and what it did."""
+    """An activity, a watchdog that checks it when the test says so, and what it did."""
 
     def __init__(self, directory: Path, rank: int = 0, world: int = 1, **changes: Any) -> None:
         self.clock = Clock()
-        self.place = Place(self.clock)
+        self.activity = Activity(self.clock)
         self.found: list[Finding] = []
         self.left: list[tuple[bool, bool]] = []
         self.dog = Watchdog(
             Watched(
-                place=self.place,
+                activity=self.activity,
                 output_dir=directory,
                 rank=rank,
                 world=world,
@@ -66,9 +66,9 @@ class Watch:
     def visit(self, phase: str, *seconds: float) -> None:
         """Visits of a phase that took so long each."""
         for took in seconds:
-            self.place.enter(phase)
+            self.activity.enter(phase)
             self.clock.now += took
-        self.place.enter("publish")
+        self.activity.enter("publish")
 
 
 @pytest.fixture
@@ -83,20 +83,20 @@ pytestmark = pytest.mark.usefixtures("untraced")
 def test_a_phase_may_take_five_times_its_slowest_visit(tmp_path: Path) -> None:
     watch = Watch(tmp_path)
     watch.visit("update", 900.0, 500.0, 20.0, 30.0, 25.0)
-    watch.place.enter("update")
+    watch.activity.enter("update")
     assert not watch.stay(149.0)
     assert watch.stay(5.0)
 
 
 def test_the_first_visits_have_half_an_hour_and_no_phase_less_than_a_minute(tmp_path: Path) -> None:
     first = Watch(tmp_path, poll_s=100.0)
-    first.place.enter("rollout")
+    first.activity.enter("rollout")
     assert not first.stay(1799.0)
     assert first.stay(5.0)
     later = Watch(tmp_path / "later")
     (tmp_path / "later").mkdir()
     later.visit("rollout", 0.1, 0.1, 0.1)
-    later.place.enter("rollout")
+    later.activity.enter("rollout")
     assert not later.stay(59.0)
     assert later.stay(5.0)
 
@@ -104,10 +104,10 @@ def test_the_first_visits_have_half_an_hour_and_no_phase_less_than_a_minute(tmp_
 @pytest.mark.parametrize("phase", ["evaluate", "save"])
 def test_what_comes_seldom_has_hours(phase: str, tmp_path: Path) -> None:
     watch = Watch(tmp_path, poll_s=300.0)
-    watch.place.enter(phase)
+    watch.activity.enter(phase)
     assert not watch.stay(4 * 3600.0 - 1)
     watch.visit(phase, 1.0, 1.0, 1.0)
-    watch.place.enter(phase)
+    watch.activity.enter(phase)
     assert not watch.stay(1799.0)
     assert watch.stay(5.0)
 
@@ -121,9 +121,9 @@ def test_completions_and_micro_batches_are_progress(tmp_path: Path) -> None:
     """A rollout far slower than all before goes on as long as completions end."""
     watch = Watch(tmp_path)
     watch.visit("rollout", 1.0, 1.0, 1.0)
-    watch.place.enter("rollout")
+    watch.activity.enter("rollout")
     for _ in range(20):
-        watch.place.advance()
+        watch.activity.advance()
         assert not watch.stay(50.0)
     assert watch.stay(70.0)
 
@@ -131,7 +131,7 @@ def test_completions_and_micro_batches_are_progress(tmp_path: Path) -> None:
 def test_a_process_that_was_stopped_is_not_stuck(tmp_path: Path) -> None:
     watch = Watch(tmp_path)
     watch.visit("update", 1.0, 1.0, 1.0)
-    watch.place.enter("update")
+    watch.activity.enter("update")
     assert not watch.stay(30.0)
     # Ctrl-Z, an hour later fg.
     watch.clock.now += 3600.0
@@ -148,7 +148,7 @@ def test_a_debugger_switches_it_off(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     try:
         sys.settrace(lambda *_: None)
         sys._getframe().f_trace = lambda *_: None
-        watch.place.enter("update")
+        watch.activity.enter("update")
         assert not watch.stay(10_000.0)
     finally:
         sys.settrace(before)
@@ -184,11 +184,11 @@ def test_one_process_leaves_its_stacks_and_a_finding(tmp_path: Path, stood_still
         (tmp_path / f"checkpoint-{number}" / "manifest.json").write_text("{}")
     (tmp_path / "checkpoint-12").mkdir()
     watch = Watch(tmp_path, memory=lambda: {"allocated_gib": 3.5}, collectives=lambda: b"{}")
-    watch.place.thread = stood_still
-    watch.place.step = 12
+    watch.activity.thread = stood_still
+    watch.activity.step = 12
     watch.visit("update", 1.0, 1.0, 1.0)
-    watch.place.enter("update")
-    watch.place.advance(2, 4)
+    watch.activity.enter("update")
+    watch.activity.advance(2, 4)
     assert watch.stay(100.0)
     assert watch.left == [(True, True)]
     (finding,) = watch.found
@@ -241,8 +241,8 @@ def waiting(tmp_path: Path) -> Callable[..., Watch]:
     def make(poll_s: float = 1.0) -> Watch:
         watch = Watch(tmp_path, rank=0, world=2, poll_s=poll_s)
         watch.visit("reward", 1.0, 1.0, 1.0)
-        watch.place.enter("reward")
-        watch.place.wait("gather_json")
+        watch.activity.enter("reward")
+        watch.activity.wait("gather_json")
         return watch
 
     return make
@@ -280,8 +280,8 @@ def test_a_rank_that_cannot_be_seen_has_the_time_of_a_first_visit(waiting: Calla
 def test_the_others_answer_when_one_is_stuck(tmp_path: Path) -> None:
     """The first rank is healthy, sees the directory of a hang, leaves its stacks in it and speaks for all."""
     watch = Watch(tmp_path, rank=0, world=2)
-    watch.place.enter("update")
-    watch.place.wait("gradients")
+    watch.activity.enter("update")
+    watch.activity.wait("gradients")
     watch.dog.look()
     assert not watch.left
     hang = next_hang(tmp_path)

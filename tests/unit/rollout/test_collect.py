@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from covey.activity import Activity
 from covey.batching.samples import to_samples
 from covey.comm import LocalComm
 from covey.data.rows import prompt_table
-from covey.place import Place
 from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout import collect as collecting
@@ -25,7 +25,7 @@ class ShareOfRanks:
     def __init__(self, rank: int, world: int, left: dict[int, str]) -> None:
         self.rank, self.world = rank, world
         self._left = left
-        self.place = Place()
+        self.activity = Activity()
 
     def max(self, values):
         return list(values)

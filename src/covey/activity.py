@@ -1,4 +1,4 @@
-"""Where a process is in its run: its main thread says so in passing, a thread that watches it reads it."""
+"""What the main thread of a process is doing: it says so in passing, and a watching thread reads it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Stopped(BaseException):
     takes it for one."""
 
 
-class Spot(NamedTuple):
-    """A moment of the main thread; times are seconds of the place's clock.
+class Moment(NamedTuple):
+    """A moment of the main thread; times are seconds of the activity's clock.
 
-    `progress` is when it last got on within its phase, `collective` what it waits for other ranks in ("":
+    `progress` is when it last advanced within its phase, `collective` what it waits for other ranks in ("":
     nothing).
     """
 
@@ -40,19 +40,19 @@ class Spot(NamedTuple):
     collective: str = ""
 
 
-class Place:
-    """The spot of the main thread, and how long its phases take.
+class Activity:
+    """What the main thread is doing at this moment, and how long its phases take.
 
-    Each method replaces the spot as a whole, so a reader needs no lock and never sees half of it.
+    Each method replaces the moment as a whole, so a reader needs no lock and never sees half of it.
     """
 
     __slots__ = (
         "clock",
         "is_asked_to_stop",
         "may_stop",
+        "moment",
         "num_collectives",
         "spans",
-        "spot",
         "step",
         "thread",
     )
@@ -71,7 +71,7 @@ class Place:
         self.spans: dict[str, tuple[int, float]] = {}
         """Of each phase: visits that ended, and the seconds of the slowest but for the first EXCLUDED."""
         self.thread = threading.get_ident()
-        self.spot = Spot("start", now, now)
+        self.moment = Moment("start", now, now)
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
@@ -87,22 +87,22 @@ class Place:
     def enter(self, phase: str) -> None:
         """Leave the present phase for one of PHASES; the same phase again is another visit."""
         now = self.clock()
-        last = self.spot
+        last = self.moment
         visits, slowest = self.spans.get(last.phase, (0, 0.0))
         took = now - last.entered if visits >= EXCLUDED else 0.0
         self.spans[last.phase] = (visits + 1, max(slowest, took))
-        self.spot = Spot(phase, now, now)
+        self.moment = Moment(phase, now, now)
 
     def advance(self, micro: int = 0, num_micro: int = 0) -> None:
-        """Get on within the phase: a completion has ended, or micro-batch `micro` of `num_micro` begins."""
-        last = self.spot
-        self.spot = Spot(last.phase, last.entered, self.clock(), micro, num_micro)
+        """Make progress in the phase: a completion ended, or micro-batch `micro` of `num_micro` begins."""
+        last = self.moment
+        self.moment = Moment(last.phase, last.entered, self.clock(), micro, num_micro)
 
     def wait(self, collective: str) -> None:
         """Enter a collective: from here on it is the others that are waited for."""
         self.num_collectives += 1
-        self.spot = self.spot._replace(collective=collective)
+        self.moment = self.moment._replace(collective=collective)
 
-    def go_on(self) -> None:
+    def leave_collective(self) -> None:
         """Leave the collective, which is progress too."""
-        self.spot = self.spot._replace(collective="", progress=self.clock())
+        self.moment = self.moment._replace(collective="", progress=self.clock())
