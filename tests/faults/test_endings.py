@@ -123,11 +123,11 @@ def test_a_signal_behind_the_agreement_waits_for_the_next(
 ) -> None:
     """What this process alone has seen when a step is agreed on does not end it there: other ranks, which
     saw it a moment later, would be left waiting. They agree in the next step, or in the next rollout."""
-    interrupt(monkeypatch, Rules, "look", 1)
+    interrupt(monkeypatch, Rules, "check", 1)
     outcome = train(**SMALL, max_steps=6, num_iterations=2, output_dir=str(tmp_path / "in-a-rollout"))
     assert (outcome.exit_code, outcome.step) == (130, 2)
     with monkeypatch.context() as patch:
-        interrupt(patch, Rules, "look", 0)
+        interrupt(patch, Rules, "check", 0)
         outcome = train(**SMALL, max_steps=6, num_iterations=2, output_dir=str(tmp_path / "in-a-step"))
     assert (outcome.exit_code, outcome.step) == (130, 2)
     assert steps(tmp_path / "in-a-step") == [1, 2]

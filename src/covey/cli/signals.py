@@ -22,8 +22,8 @@ from covey.exits import leave
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """The exit code of each signal that ends a command."""
 
-# How long a main thread that has not heard the signal is waited for, and one that has and cleans up.
-_DEAF_S, _CLEANING_S = 1.0, 5.0
+# How long a main thread in which no handler has run is waited for, and one that cleans up after its handler.
+_NO_HANDLER_S, _CLEANUP_S = 1.0, 5.0
 _POLL_S = 0.05
 
 
@@ -31,11 +31,11 @@ class Terminated(BaseException):
     """SIGTERM while nothing handles it better."""
 
 
-class _Ends:
+class _SignalHandlers:
     """The handlers of both signals, and the thread that ends the process where they cannot."""
 
     def __init__(self) -> None:
-        self._heard = threading.Event()
+        self._handler_ran = threading.Event()
         self._over = threading.Event()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -50,7 +50,7 @@ class _Ends:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._fd_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, name="covey-signals", daemon=True).start()
+        threading.Thread(target=self._watch_signals, name="covey-signals", daemon=True).start()
 
     def close(self) -> None:
         """Put back what was there before."""
@@ -61,27 +61,27 @@ class _Ends:
         self._writer.close()
 
     def _terminate(self, number: int, frame: FrameType | None) -> NoReturn:
-        self._heard.set()
+        self._handler_ran.set()
         raise Terminated
 
     def _interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
-        self._heard.set()
+        self._handler_ran.set()
         raise KeyboardInterrupt
 
-    def _listen(self) -> None:
+    def _watch_signals(self) -> None:
         with self._reader:
             while numbers := self._reader.recv(64):
                 for number in numbers:
                     handler = self._handlers.get(signal.Signals(number))
                     # During training the handlers are those of the run.
                     if handler is not None and signal.getsignal(number) == handler:
-                        self._end_late(CODES[signal.Signals(number)])
+                        self._end_after_wait(CODES[signal.Signals(number)])
 
-    def _end_late(self, code: int) -> None:
+    def _end_after_wait(self, code: int) -> None:
         """End the process unless it ends by itself."""
         asked = time.monotonic()
         while not self._over.wait(_POLL_S):
-            if time.monotonic() - asked > (_CLEANING_S if self._heard.is_set() else _DEAF_S):
+            if time.monotonic() - asked > (_CLEANUP_S if self._handler_ran.is_set() else _NO_HANDLER_S):
                 os._exit(leave(code))
 
 
@@ -92,9 +92,9 @@ def ends_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ends = _Ends()
-    ends.open()
+    handlers = _SignalHandlers()
+    handlers.open()
     try:
         yield
     finally:
-        ends.close()
+        handlers.close()

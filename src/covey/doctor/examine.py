@@ -64,7 +64,7 @@ def examine(log: Log, now: float) -> Report:
     rules = Rules(log.options)
     first: dict[str, Finding] = {}
     for record in (*_before_the_first_step(log), *log.records):
-        for finding in rules.look(record):
+        for finding in rules.check(record):
             first.setdefault(finding.code, finding)
     holding = rules.holding()
     sightings = [Sighting(finding=f) for f in (*_recorded(log), *_of_options(log.options))]

@@ -98,7 +98,7 @@ def no_signal(h: History) -> Sign | None:
 def _fixes_of_equal(h: History) -> tuple[Fix, ...]:
     if fallen(h, total_of(h)) is not None:
         return h.slower(), _other_prompts()
-    return (_look_at_reward(),) if _is_constant(h) else (_other_prompts(), h.larger_groups())
+    return (_test_the_reward(),) if _is_constant(h) else (_other_prompts(), h.larger_groups())
 
 
 def _is_constant(h: History) -> bool:
@@ -112,7 +112,7 @@ def _other_prompts() -> Fix:
     return Fix(text="prompts that the model solves sometimes")
 
 
-def _look_at_reward() -> Fix:
+def _test_the_reward() -> Fix:
     return Fix(text="call the reward with a right and a wrong completion: it has to tell them apart")
 
 

@@ -29,7 +29,7 @@ class RewardWatch:
         self._has_failed: set[str] = set()
         self._is_first = True
 
-    def look(self, groups: Sequence[ScoredGroup], step: int) -> list[Finding]:
+    def check(self, groups: Sequence[ScoredGroup], step: int) -> list[Finding]:
         """Return what is unusual: F107, a reward that failed for the first time; F108, one that is the same
         throughout the first rollout.
 
@@ -84,7 +84,7 @@ class RewardWatch:
         return {"is_first": self._is_first, "recent": recent, "has_failed": sorted(self._has_failed)}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Go on from the rollouts that the stopped run had looked at."""
+        """Go on from the rollouts that the stopped run had checked."""
         self._is_first, self._has_failed = values["is_first"], set(values["has_failed"])
         self._recent = {
             name: deque(((lost, seen) for lost, seen in pairs), maxlen=_WINDOW)

@@ -73,7 +73,7 @@ class _Held:
 
 
 class Rules:
-    """Looks at one record at a time, in a run or over its metrics.jsonl afterwards.
+    """Checks one record at a time, in a run or over its metrics.jsonl afterwards.
 
     A rule that holds on speaks again after 100 steps, or when it is twice as bad. `counts` says for how many
     records each code held. A resumed run goes on with the start, the counts and the streaks of the run that
@@ -85,12 +85,12 @@ class Rules:
         self.history = History(options=options or {})
         self._held = {rule.code: _Held() for rule in RULES}
 
-    def look(self, record: StepRecord) -> list[Finding]:
-        """Take the record in and return what is to be said at it."""
+    def check(self, record: StepRecord) -> list[Finding]:
+        """Add the record and return the findings that are new with it."""
         self.history.add(record)
         findings = []
         for rule in RULES:
-            if not self._is_asked(rule):
+            if not self._applies_now(rule):
                 continue
             held = self._held[rule.code]
             sign = rule.check(self.history)
@@ -107,7 +107,7 @@ class Rules:
                 findings.append(_finding(rule.code, sign, held.since, record.step))
         return findings
 
-    def _is_asked(self, rule: Rule) -> bool:
+    def _applies_now(self, rule: Rule) -> bool:
         match rule.each:
             case "rollout":
                 return self.history.is_new_rollout

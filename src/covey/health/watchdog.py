@@ -62,7 +62,7 @@ def allowances(reward_timeout_s: float) -> dict[str, Allowance]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What a watchdog is told of its process.
+    """What a watchdog knows of its process.
 
     `report` records and prints a finding; `leave(leads, all_leave)` ends the process; `memory` says what it
     holds on its device, and `collectives` gives what the device's library remembers of them, as JSON.
@@ -92,14 +92,14 @@ class _Peer:
 
 @dataclass(slots=True)
 class Watchdog:
-    """Looks at one process every `poll_s` seconds, from a thread of its own."""
+    """Polls one process every `poll_s` seconds, from a thread of its own."""
 
     watched: Watched
     _hang: Path = field(init=False)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _beat: int = 0
-    _looked: float = 0.0
+    _polled_at: float = 0.0
     _moment: Moment | None = None
     _slept: float = 0.0
     _answered: str = ""
@@ -108,15 +108,15 @@ class Watchdog:
     def __post_init__(self) -> None:
         # Every rank names the same directory: it is chosen before any of them can make one.
         self._hang = next_hang(self.watched.output_dir)
-        self._looked = self.watched.activity.clock()
+        self._polled_at = self.watched.activity.clock()
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread that polls."""
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; a run that has ended has no status."""
+        """Stop the thread; a run that has ended has no status."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -129,12 +129,12 @@ class Watchdog:
             # `covey doctor` finds the run of a process by the directory that it holds open.
             directory = os.open(self.watched.output_dir, os.O_RDONLY)
         while not self._stop.wait(self.watched.poll_s):
-            self.look()
+            self.poll()
         if directory >= 0:
             os.close(directory)
 
-    def look(self) -> None:
-        """Say where the main thread is, answer who asks, and end the process where it is stuck."""
+    def poll(self) -> None:
+        """Write the status of the main thread, answer who asks, and end the process where it is stuck."""
         self._count_sleep()
         status = self._status()
         # A disk that is full or gone takes the status and not the run.
@@ -147,7 +147,7 @@ class Watchdog:
     def _count_sleep(self) -> None:
         """Seconds in which the process was stopped are not held against the main thread."""
         now, moment = self.watched.activity.clock(), self.watched.activity.moment
-        gap, self._looked = now - self._looked, now
+        gap, self._polled_at = now - self._polled_at, now
         if moment is not self._moment:
             self._moment, self._slept = moment, 0.0
         elif gap > _ASLEEP_S + self.watched.poll_s:
@@ -168,7 +168,7 @@ class Watchdog:
             step=activity.step,
             micro=moment.micro,
             num_micro=moment.num_micro,
-            seconds=round(max(0.0, self._looked - moment.progress - self._slept), 3),
+            seconds=round(max(0.0, self._polled_at - moment.progress - self._slept), 3),
             allowed_s=allowance.seconds(*activity.spans.get(moment.phase, (0, 0.0))),
             collective=moment.collective,
             num_collectives=activity.num_collectives,
@@ -181,20 +181,20 @@ class Watchdog:
         if status.seconds <= status.allowed_s or is_debugged(self.watched.activity.thread):
             return False
         # A rank that only waits leaves the judgement to those that work, as long as they can judge.
-        return not (status.collective and self._anyone_works(status))
+        return not (status.collective and self._another_rank_works(status))
 
-    def _anyone_works(self, own: Status) -> bool:
-        return any(self._works(rank, own) for rank in range(own.world) if rank != own.rank)
+    def _another_rank_works(self, own: Status) -> bool:
+        return any(self._rank_works(rank, own) for rank in range(own.world) if rank != own.rank)
 
-    def _works(self, rank: int, own: Status) -> bool:
+    def _rank_works(self, rank: int, own: Status) -> bool:
         peer = read_status(status_path(self.watched.output_dir, rank))
         if peer is None:
             # On a disk that is not shared others cannot be seen; they get the time of a first visit.
             return own.seconds <= max(own.allowed_s, Allowance().first_s)
         known = self._peers.get(rank)
         if known is None or known.beat != peer.beat:
-            known = self._peers[rank] = _Peer(peer.beat, self._looked)
-        return not peer.collective and self._looked - known.since < _STALE_S
+            known = self._peers[rank] = _Peer(peer.beat, self._polled_at)
+        return not peer.collective and self._polled_at - known.since < _STALE_S
 
     def _answer(self, status: Status) -> None:
         """Write the stacks for who asks for them; the main thread does not notice."""
@@ -241,14 +241,14 @@ class Watchdog:
         """The statuses of the ranks that answer in time, in rank order."""
         found: dict[int, Status] = {}
 
-        def all_here() -> bool:
+        def all_have_answered() -> bool:
             for rank in set(range(self.watched.world)) - found.keys():
                 status = read_status(self._hang / f"rank-{rank}.json")
                 if status is not None:
                     found[rank] = status
             return len(found) == self.watched.world
 
-        self._wait_for(all_here)
+        self._wait_for(all_have_answered)
         return [found[rank] for rank in sorted(found)]
 
     def _wait_for(self, is_there: Callable[[], bool]) -> None:

@@ -37,24 +37,24 @@ class WeightWatch:
         self._trained = dict(trained)
         self._start = {name: checksum(tensor) for name, tensor in self._frozen.items()}
 
-    def settle(self) -> bool:
-        """Hold the moving reference to what it is now; says whether it was something else before."""
+    def record_reference(self) -> bool:
+        """Hold the moving reference to what it is now; True where it was something else before."""
         now = {name: checksum(tensor) for name, tensor in self._moving.items()}
         has_changed = any(self._start[name] != value for name, value in now.items())
         self._start |= now
         return has_changed
 
-    def moved(self, step: int, comm: Comm, *, is_behind: bool) -> None:
-        """Take note of a sync that is due after this step. Raise GuardStop (F119) where the reference, which
+    def check_sync(self, step: int, comm: Comm, *, is_behind: bool) -> None:
+        """Record the sync that is due after this step. Raise GuardStop (F119) where the reference, which
         `is_behind` the policy, kept its bits."""
-        stayed = not self.settle() and is_behind
+        stayed = not self.record_reference() and is_behind
         if any(comm.max([float(stayed)])):
             seen = "the reference was to be drawn to the policy, and kept its bits"
             cause = "A sync was left out, or ref_model_mixup_alpha is so small that float32 rounds it away."
             fix = Fix(text="copy the policy at a sync", edits={"ref_model_mixup_alpha": 1.0})
             raise broken("F119", step, seen, cause, fix)
 
-    def look(self, step: int, comm: Comm) -> None:
+    def check(self, step: int, comm: Comm) -> None:
         """Raise GuardStop (F119: a frozen tensor has changed; F121: ranks hold other weights)."""
         changed = [n for n in _share(list(self._frozen), step) if checksum(self._frozen[n]) != self._start[n]]
         if any(comm.max([float(len(changed))])):
@@ -107,5 +107,5 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _share(names: Sequence[str], step: int) -> Sequence[str]:
-    """The names that this step looks at; the rest have their turn."""
+    """The names that this step checks; the rest have their turn."""
     return names[step % _EVERY :: _EVERY] if len(names) > _EVERY else names[step % max(1, len(names)) :][:1]

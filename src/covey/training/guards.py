@@ -1,4 +1,4 @@
-"""The guards of a run: every invariant at the place where it can first be seen, on all ranks together."""
+"""The guards of a run: every invariant as soon as it can first be seen, on all ranks together."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Guards:
     _planned_loss: tuple[float, float] | None = None
     _is_matched: bool = False
 
-    def rollout(self, collected: Collected, rows: Sequence[TrainSample], version: int) -> None:
-        """Look at a rollout before anything is trained on it; `version` is the policy's."""
+    def check_rollout(self, collected: Collected, rows: Sequence[TrainSample], version: int) -> None:
+        """Check a rollout before anything is trained on it; `version` is the policy's."""
         if self.untrained:
             raise broken(
                 "F124",
@@ -67,7 +67,7 @@ class Guards:
                 "They became so while the model was loaded; without an adapter every tensor is trained.",
             )
         self._is_replayed = collected.is_replayed
-        self._together(lambda: check_steps(collected.groups, self.step_refusals, version + 1))
+        self._on_all_ranks(lambda: check_steps(collected.groups, self.step_refusals, version + 1))
         facts = RolloutFacts(
             step=version + 1,
             num_generations=self.num_generations,
@@ -77,20 +77,20 @@ class Guards:
             version=None if collected.is_replayed else version,
             stale=collected.stale,
         )
-        self._together(lambda: check_rollout(collected.groups, rows, facts))
+        self._on_all_ranks(lambda: check_rollout(collected.groups, rows, facts))
 
-    def batches(
+    def check_batches(
         self, batches: Sequence[Batch], rows: Sequence[TrainSample], plan: PackPlan, steps_done: int
     ) -> None:
-        """Look at the tensors of a rollout's steps before the first of them is taken."""
-        self._together(lambda: check_batches(batches, rows, plan, steps_done + 1))
+        """Check the tensors of a rollout's steps before the first of them is taken."""
+        self._on_all_ranks(lambda: check_batches(batches, rows, plan, steps_done + 1))
         first = [rows[i] for i in step_slices(len(rows), plan)[0]]
         # The ratios of stale rows are known to no plan.
         self._planned_loss = None
         if self.plain_loss is not None and not any(r.annotated.sample.is_stale for r in first):
             self._planned_loss = planned_loss(first, self.plain_loss, plan.max_completion_length)
 
-    def wants_match(self, batch: Batch, *, is_fresh: bool) -> bool:
+    def is_second_gradient_due(self, batch: Batch, *, is_fresh: bool) -> bool:
         """Whether this step's gradient is to be computed twice: the first of a run whose ratios are 1 and
         whose rows have signal. Collective."""
         if self._is_matched or self.has_dropout or not (is_fresh and self.is_comparable):
@@ -99,8 +99,8 @@ class Guards:
         has_signal, has_stale = self.comm.max([float(any(batch.has_signal)), float(stale)])
         return bool(has_signal) and not has_stale
 
-    def step(self, batch: Batch, result: StepResult, step: int, *, is_fresh: bool) -> None:
-        """Look at an optimizer step that has been taken; `is_fresh` says that it is its rollout's first."""
+    def check_step(self, batch: Batch, result: StepResult, step: int, *, is_fresh: bool) -> None:
+        """Check an optimizer step that has been taken; `is_fresh` says that it is its rollout's first."""
         gap = _GAP_LOW if self.is_low_precision else _GAP_FLOAT32
         facts = StepFacts(
             step=step,
@@ -114,18 +114,18 @@ class Guards:
             loss=self._planned_loss,
             may_be_silent=self.may_be_silent,
         )
-        self._together(lambda: check_step(batch, result, facts, self.comm))
+        self._on_all_ranks(lambda: check_step(batch, result, facts, self.comm))
         self._is_matched |= result.match is not None
         stats = result.stats
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
         self._is_behind |= stats is not None and stats.frac_params_changed > 0.0
         if self.sync_every and step % self.sync_every == 0:
-            self.weights.moved(step, self.comm, is_behind=self._is_behind)
+            self.weights.check_sync(step, self.comm, is_behind=self._is_behind)
             self._is_behind = False
-        self.weights.look(step, self.comm)
+        self.weights.check(step, self.comm)
 
-    def save(self, step: int) -> None:
-        """Look at the weights of a step before they are written over older ones. Collective."""
+    def check_before_save(self, step: int) -> None:
+        """Check the weights of a step before they are written over older ones. Collective."""
         self.weights.check_finite(step, self.comm)
 
     def state(self) -> dict[str, Any]:
@@ -137,9 +137,9 @@ class Guards:
         """Hold the run to what held for the stopped one."""
         self._has_moved, self._is_replayed = values["has_moved"], values["is_replayed"]
         self._is_behind = values.get("is_behind", False)
-        self.weights.settle()
+        self.weights.record_reference()
 
-    def _together(self, check: Callable[[], None]) -> None:
+    def _on_all_ranks(self, check: Callable[[], None]) -> None:
         """What one rank finds stops all of them; the first rank's finding is everyone's."""
         found: dict[str, Any] | None = None
         try:

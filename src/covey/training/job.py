@@ -113,7 +113,7 @@ class Job:
         self.comm.activity.step = self.progress.step
         if self.evaluator is not None and self.eval_times.on_start and not self.progress.step:
             metrics = self._evaluate()
-            self.rules.look(StepRecord(step=0, rollout=-1, pass_index=0, metrics=metrics))
+            self.rules.check(StepRecord(step=0, rollout=-1, pass_index=0, metrics=metrics))
             values = {name: metric.value for name, metric in metrics.items()}
             self.recorder.event("evaluated", step=0, **values)
             if self.recorder.trackers is not None:
@@ -131,11 +131,11 @@ class Job:
             self._agree_to_end()
             return None
 
-    def take_in(self, collected: Collected, rows: list[TrainSample]) -> None:
+    def start_rollout(self, collected: Collected, rows: list[TrainSample]) -> None:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
-        self.guards.rollout(collected, rows, self.progress.step)
+        self.guards.check_rollout(collected, rows, self.progress.step)
         metrics = rollout_metrics(collected, rows, self.progress.step)
-        self._report([*self.watch.look(collected.sampled, self.progress.step), *self._given_up()])
+        self._report([*self.watch.check(collected.sampled, self.progress.step), *self._given_up()])
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
 
         def records() -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ class Job:
     def remaining_batches(self) -> list[Batch]:
         """The batches of the current rollout whose steps are not yet taken."""
         batches = pack(self.buffer.rows, self.pack_plan, self.progress.rollout)[self.buffer.done :]
-        self.guards.batches(batches, self.buffer.rows, self.pack_plan, self.progress.step)
+        self.guards.check_batches(batches, self.buffer.rows, self.pack_plan, self.progress.step)
         return batches
 
     def finish_step(self, batch: Batch, result: StepResult) -> None:
@@ -195,7 +195,7 @@ class Job:
         is_fresh = self.buffer.done == 0
         changing = {n: Metric(value=v) for n, v in self.objective.values_at(self.progress.step).items()}
         if self.objective.bonus is not None and "entropy" in result.metrics:
-            self.objective.bonus.saw(result.metrics["entropy"].value)
+            self.objective.bonus.observe(result.metrics["entropy"].value)
         self.progress.step += 1
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
@@ -211,7 +211,7 @@ class Job:
         evaluated, is_best = ({}, False) if condemned is not None else self._evaluate_if_due()
         record = self._record(batch, result, seconds, {**changing, **evaluated})
         self.recorder.step(record, result.skipped)
-        self._report(self.rules.look(record))
+        self._report(self.rules.check(record))
         if self.buffer.done == self.steps_per_rollout():
             self.buffer.clear()
             self.progress.rollout += 1
@@ -228,7 +228,7 @@ class Job:
     def _condemned(self, batch: Batch, result: StepResult, *, is_fresh: bool) -> GuardStop | None:
         """What a guard says against the step that has just been taken. Collective."""
         try:
-            self.guards.step(batch, result, self.progress.step, is_fresh=is_fresh)
+            self.guards.check_step(batch, result, self.progress.step, is_fresh=is_fresh)
         except GuardStop as stop:
             return stop
         return None

@@ -28,10 +28,10 @@ def run(job: Job) -> None:
                 comm=job.comm,
                 stale=collected.stale,
             )
-            job.take_in(collected, rows)
+            job.start_rollout(collected, rows)
         for batch in job.remaining_batches():
             loss, rate = job.objective.loss_at(job.progress.step), job.schedule.at(job.progress.step)
-            compare = job.guards.wants_match(batch, is_fresh=job.buffer.done == 0)
+            compare = job.guards.is_second_gradient_due(batch, is_fresh=job.buffer.done == 0)
             result = update(batch, job.backend, loss, rate, job.comm, compare=compare)
             job.finish_step(batch, result)
             if job.is_done():

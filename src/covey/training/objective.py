@@ -54,7 +54,7 @@ class EntropyBonus:
         """What the next step's loss takes."""
         return self.coef if self.last <= self.target else 0.0
 
-    def saw(self, entropy: float | None) -> None:
+    def observe(self, entropy: float | None) -> None:
         """Take in the mean entropy (nats) of a step over all ranks; None where nothing was forwarded."""
         if entropy is None:
             return

@@ -91,7 +91,7 @@ def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
         return
     if torch.cuda.is_available() and output_dir is not None:
         record_collectives(output_dir, os.environ)
-    _meet(world)
+    _make_process_group(world)
     try:
         yield GroupComm()
     finally:
@@ -101,7 +101,7 @@ def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
         time.sleep(_FREEING_S)
 
 
-def _meet(world: int) -> None:
+def _make_process_group(world: int) -> None:
     """Make the process group; ConfigError (E375) where the processes do not find each other."""
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     rank = os.environ["RANK"]

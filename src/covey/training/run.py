@@ -180,10 +180,10 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     assert found.codec is not None
     resume = None if facts.resume is None else Path(facts.resume.path)
     plan = batch_plan(config, comm.world, facts.num_prompts)
-    settled = settings.needs(config, plan.steps_per_rollout)
+    needs = settings.needs(config, plan.steps_per_rollout)
     device = own_device()
     keep_freed_memory(device)
-    backend = backend_for(config, facts, device, comm, reference=settled.reference)
+    backend = backend_for(config, facts, device, comm, reference=needs.reference)
     policy = backend.policy
     choose_stream(policy, config.attn_impl)
     engine = engine_for(config, facts, policy)
@@ -210,7 +210,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         backend=backend,
         scoring=scoring,
         objective=objective,
-        needs=settled,
+        needs=needs,
         schedule=settings.schedule(config, total_steps),
         pack_plan=settings.pack_plan(config, _longest_prompt(found, source), policy, comm),
         comm=comm,
@@ -446,7 +446,7 @@ def _save_plan(config: Config, facts: Facts, policy: Policy, guards: Guards) -> 
         keep_trainer_state=config.keep_trainer_state,
         model_only=config.save_only_model,
         keep_best=config.load_best_model_at_end,
-        check=guards.save,
+        check=guards.check_before_save,
         write_model=lambda target: save_policy(policy, origin, target),
         meta={"model": config.model, **measured},
     )
@@ -464,7 +464,7 @@ def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
     if found.facts.resume is None and config.resume_from_checkpoint == "auto":
         # A run that was ended before its first checkpoint may have left records.
         files.supersede_all()
-    files.write_config(to_yaml(settings.lasting(resolved)))
+    files.write_config(to_yaml(settings.without_start_options(resolved)))
     files.write_plan(report_json(config, found.facts, plan))
     return files
 

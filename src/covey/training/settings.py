@@ -194,7 +194,7 @@ def _cpu_model(policy: Policy) -> tuple[int, int] | None:
     return hidden, layers
 
 
-def lasting(resolved: Resolved) -> Resolved:
+def without_start_options(resolved: Resolved) -> Resolved:
     """The configuration without what is meant for one start: used again, its file must not delete or
     resume."""
     once = ("overwrite_output_dir", "resume_from_checkpoint", "allow_changes", "stop_after_steps")

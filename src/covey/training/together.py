@@ -1,8 +1,8 @@
-"""What the processes of a run tell each other outside of collectives: that one of them has failed, or has got
+"""What the processes of a run share outside of collectives: that one of them has failed, or has got
 a signal.
 
 They leave small files for each other, in the directory of the launching process or in the run directory, and
-a thread in each of them looks there. A process that waits in a collective learns of it that way, and ends.
+a thread in each of them polls them. A process that waits in a collective finds it that way, and ends.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from covey.training.job import Signals
 from covey.training.watch import text_of
 from covey.types import Finding
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _PATIENCE_S = 10.0
 # A process that vanished may only be late with its last word.
 _GONE_S = 2.0
 # What every rank raises together, and says once.
-_AGREED = (ConfigError, CheckpointError, GuardStop, Stopped)
+_RAISED_BY_ALL = (ConfigError, CheckpointError, GuardStop, Stopped)
 
 
 @dataclass(slots=True)
@@ -52,16 +52,16 @@ class Together:
     _directory: Path = field(init=False)
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _missed: dict[int, float] = field(default_factory=dict)
-    _told_signal: bool = False
-    _looks_at_signal: int = 0
-    _looks_at_first: int = 0
+    _missing_since: dict[int, float] = field(default_factory=dict)
+    _has_shared_signal: bool = False
+    _polls_with_signal: int = 0
+    _polls_without_first: int = 0
 
     def __post_init__(self) -> None:
         self._directory = meeting_place(self.output_dir)
 
     def join(self) -> None:
-        """Begin to look after the others. Collective: what an earlier run left there is deleted first."""
+        """Start the thread that watches the others. Collective: files of an earlier run are deleted first."""
         if self.comm.world == 1:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -71,10 +71,10 @@ class Together:
         self.comm.gather_json(None)
         self._write("process", f"{os.getpid()} {started(os.getpid())}")
         self.comm.gather_json(None)
-        threading.Thread(target=self._look, name="together", daemon=True).start()
+        threading.Thread(target=self._run, name="together", daemon=True).start()
 
     def leave(self) -> None:
-        """Look no more, and let the others know that this process ends by itself."""
+        """Stop the thread, and let the others know that this process ends by itself."""
         self._stop.set()
         if self.comm.world > 1:
             with contextlib.suppress(OSError):
@@ -89,30 +89,30 @@ class Together:
         with self._lock:
             # From here on this thread speaks, or another process does.
             self._stop.set()
-            if self._claim():
-                self._say(finding)
+            if self._is_first_to_fail():
+                self._print(finding)
                 everyone = self._wait_for_all()
             else:
                 everyone = self._leave_quietly()
             end_now(code, leads=True, all_leave=everyone)
 
-    def _look(self) -> None:
-        while not self._stop.wait(_LOOK_S):
+    def _run(self) -> None:
+        while not self._stop.wait(_POLL_S):
             with contextlib.suppress(OSError):
-                self._look_once()
+                self._poll()
 
-    def _look_once(self) -> None:
+    def _poll(self) -> None:
         first = self._path("left", 0)
-        self._looks_at_first += first.exists() and first.read_text(encoding="ascii") == "raised"
+        self._polls_without_first += first.exists() and first.read_text(encoding="ascii") == "raised"
         # The first rank ended alone, with a message of its own: what comes next never comes.
-        if self._claimed.exists() or self._looks_at_first * _LOOK_S > _PATIENCE_S:
-            self._end_for_another()
+        if self._failure_mark.exists() or self._polls_without_first * _POLL_S > _PATIENCE_S:
+            self._end_after_another()
         self._pass_signal_on()
         for rank in self._vanished():
             pid = int(self._path("process", rank).read_text().split()[0])
             self.fail(failure.gone(rank, pid, self.comm.activity, self.output_dir), 1)
 
-    def _end_for_another(self) -> None:
+    def _end_after_another(self) -> None:
         with self._lock:
             if not self._stop.is_set():
                 everyone = self._leave_quietly()
@@ -134,12 +134,12 @@ class Together:
         """A signal that one process got is for all of them."""
         path = self._directory / "rank-signal"
         received = 0 if self.signals is None else self.signals.received
-        if received and not self._told_signal:
+        if received and not self._has_shared_signal:
             path.write_text(str(received), encoding="ascii")
-            self._told_signal = True
+            self._has_shared_signal = True
         elif not received and self.signals is not None and path.exists():
-            self._looks_at_signal += 1
-            if self._looks_at_signal == 1:
+            self._polls_with_signal += 1
+            if self._polls_with_signal == 1:
                 # Mostly the system sends it to all of them, one after the other.
                 return
             main = threading.main_thread().ident
@@ -152,19 +152,19 @@ class Together:
         for rank in range(self.comm.world):
             pid, start = self._path("process", rank).read_text(encoding="ascii").split()
             if str(started(int(pid))) == start or self._path("left", rank).exists():
-                self._missed.pop(rank, None)
+                self._missing_since.pop(rank, None)
             else:
-                self._missed.setdefault(rank, now)
-        return [rank for rank, since in self._missed.items() if now - since > _GONE_S]
+                self._missing_since.setdefault(rank, now)
+        return [rank for rank, since in self._missing_since.items() if now - since > _GONE_S]
 
     @property
-    def _claimed(self) -> Path:
+    def _failure_mark(self) -> Path:
         return self._directory / "rank-failed"
 
-    def _claim(self) -> bool:
+    def _is_first_to_fail(self) -> bool:
         """Whether this is the first process to fail."""
         try:
-            os.close(os.open(self._claimed, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.close(os.open(self._failure_mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
             return False
         except OSError:
@@ -180,7 +180,7 @@ class Together:
             if self.output_dir.is_dir():
                 RunFiles(self.output_dir).append_event("finding", step=finding.step, **fields_of(finding))
 
-    def _say(self, finding: Finding) -> None:
+    def _print(self, finding: Finding) -> None:
         self._record(finding)
         flush_output()
         os.write(2, ("\n".join(text_of(finding)) + "\n").encode())
@@ -225,7 +225,7 @@ def together(comm: Comm, output_dir: Path, lock: Lock | None) -> Iterator[Togeth
     others.join()
     try:
         yield others
-    except _AGREED:
+    except _RAISED_BY_ALL:
         others.raised = True
         raise
     except RunFailed as stop:
@@ -239,7 +239,7 @@ def together(comm: Comm, output_dir: Path, lock: Lock | None) -> Iterator[Togeth
             failure.write_stack(output_dir, comm.rank, error)
         if comm.world > 1 and failure.is_of_network(error):
             # Another process is the cause; the thread finds out which, and ends this one.
-            time.sleep(2 * _GONE_S + 2 * _LOOK_S)
+            time.sleep(2 * _GONE_S + 2 * _POLL_S)
         others.fail(finding, 1)
         raise RunFailed(finding) from error
     finally:

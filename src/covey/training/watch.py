@@ -1,4 +1,4 @@
-"""The watchdog of a run: what it is told of the job, and how the run ends where it is stuck."""
+"""The watchdog of a run: what it knows of the job, and how the run ends where it is stuck."""
 
 from __future__ import annotations
 

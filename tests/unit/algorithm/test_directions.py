@@ -314,7 +314,7 @@ def _adaptive(seen: list[float], **options: Any) -> EntropyBonus:
     found = over(use_adaptive_entropy=True, entropy_coef=0.1, **options).bonus
     assert found is not None
     for entropy in seen:
-        found.saw(entropy)
+        found.observe(entropy)
     return found
 
 

@@ -81,7 +81,7 @@ def test_a_rank_that_does_not_answer_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_PATIENCE_S", 0.3)
-    watchdogs[1].look()
+    watchdogs[1].poll()
     wait_for_status(tmp_path, 0)
     assert live(str(os.getpid())) == 1
     out = capsys.readouterr().out

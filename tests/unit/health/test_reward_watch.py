@@ -59,31 +59,31 @@ def resumed(watch: RewardWatch) -> RewardWatch:
 def test_a_failure_is_said_once_with_its_rank(world: int, failed: tuple[int, ...], words: str) -> None:
     lost = [None if i in failed else v for i, v in enumerate(FINE)]
     watch = RewardWatch(world)
-    assert watch.look(rollout(FINE, 4), 0) == []
-    (found,) = watch.look(rollout(lost, 4), 1)
+    assert watch.check(rollout(FINE, 4), 0) == []
+    (found,) = watch.check(rollout(lost, 4), 1)
     assert (found.code, found.step, found.severity) == ("F107", 1, Severity.WARNING)
     assert words in found.seen
-    assert watch.look(rollout(lost, 4), 2) == []
+    assert watch.check(rollout(lost, 4), 2) == []
 
 
 def test_a_whole_rollout_or_ten_with_failures_end_the_run() -> None:
     with pytest.raises(GuardStop, match="F107"):
-        RewardWatch().look(rollout(ALL_LOST), 0)
+        RewardWatch().check(rollout(ALL_LOST), 0)
     watch = RewardWatch()
     for step in range(9):
-        watch.look(rollout([0.0, None, *FINE[2:]], 4), step)
+        watch.check(rollout([0.0, None, *FINE[2:]], 4), step)
     with pytest.raises(GuardStop, match="10 of 80"):
-        watch.look(rollout([0.0, None, *FINE[2:]], 4), 9)
+        watch.check(rollout([0.0, None, *FINE[2:]], 4), 9)
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_one_failure_in_four_is_too_many_after_ten_rollouts(is_resumed: bool) -> None:
     watch = RewardWatch()
     for step in range(9):
-        watch.look(rollout(ONE_LOST), step)
+        watch.check(rollout(ONE_LOST), step)
         watch = resumed(watch) if is_resumed else watch
     with pytest.raises(GuardStop) as stop:
-        watch.look(rollout(ONE_LOST), 9)
+        watch.check(rollout(ONE_LOST), 9)
     assert "failed on 10 of 40 completions: ValueError: no" in stop.value.finding.seen
 
 
@@ -91,19 +91,19 @@ def test_a_mended_reward_is_not_held_to_its_past() -> None:
     """The checkpoint of the stop is what the run goes on from."""
     watch = RewardWatch()
     for step in range(9):
-        watch.look(rollout(FINE), step)
+        watch.check(rollout(FINE), step)
     with pytest.raises(GuardStop):
-        watch.look(rollout(ALL_LOST), 9)
+        watch.check(rollout(ALL_LOST), 9)
     watch = resumed(watch)
     for step in range(9, 30):
-        assert watch.look(rollout(FINE), step) == []
+        assert watch.check(rollout(FINE), step) == []
 
 
 def test_a_reward_that_never_differs_is_said_once() -> None:
     watch = RewardWatch()
-    assert resumed(watch).look(rollout([0.5] * 8), 0)[0].code == "F108"
-    watch.look(rollout(FINE), 0)
-    assert resumed(watch).look(rollout([0.5] * 8), 1) == []
+    assert resumed(watch).check(rollout([0.5] * 8), 0)[0].code == "F108"
+    watch.check(rollout(FINE), 0)
+    assert resumed(watch).check(rollout([0.5] * 8), 1) == []
 
 
 @pytest.mark.parametrize("message", ["gave nan for this row", "gave inf for this row", "gave a str where"])
@@ -112,9 +112,9 @@ def test_one_value_that_is_no_number_stops_at_once(message: str) -> None:
     good = [group(n, *[GOOD] * 8) for n in range(7)]
     bad = group(41, *[GOOD] * 5, no_number(message), *[GOOD] * 2)
     watch = RewardWatch()
-    watch.look([*good, group(40, *[GOOD] * 8)], 0)
+    watch.check([*good, group(40, *[GOOD] * 8)], 0)
     with pytest.raises(GuardStop) as stopped:
-        watch.look([*good, bad], 3)
+        watch.check([*good, bad], 3)
     finding = stopped.value.finding
     assert (finding.code, finding.step) == ("F107", 3)
     assert finding.seen == f"the reward judge {message}: row 42 of the data, completion 6 of 8, 'text 5'"
@@ -126,12 +126,12 @@ def test_an_error_or_a_timeout_of_one_row_does_not() -> None:
     silent = ScorePart(name="judge", value=None)
     groups = [group(0, GOOD, ERROR, late, silent, *[GOOD] * 4)]
     refuse_no_numbers(groups, 0)
-    assert [found.severity for found in RewardWatch().look(groups, 0)] == [Severity.WARNING]
+    assert [found.severity for found in RewardWatch().check(groups, 0)] == [Severity.WARNING]
 
 
 def test_a_reward_that_fails_throughout_stops() -> None:
     with pytest.raises(GuardStop, match="failed on 4 of 4 completions"):
-        RewardWatch().look([group(0, ERROR, ERROR), group(1, ERROR, ERROR)], 0)
+        RewardWatch().check([group(0, ERROR, ERROR), group(1, ERROR, ERROR)], 0)
 
 
 TASKS = {"math": ("accuracy",), "chat": ("judge",)}
@@ -153,15 +153,15 @@ def _of_tasks(*values: tuple[float | None, float | None], tasks: str = "math cha
 
 def test_a_reward_that_was_not_asked_is_no_constant_one() -> None:
     there = _of_tasks((1.0, None), tasks="math")
-    assert RewardWatch(1, TASKS).look(there, 0) == []
+    assert RewardWatch(1, TASKS).check(there, 0) == []
     # Without tasks a reward that never speaks is named.
-    (found,) = RewardWatch().look(there, 0)
+    (found,) = RewardWatch().check(there, 0)
     assert found.code == "F108" and "judge is None for all 2" in found.seen
 
 
 def test_a_constant_reward_is_seen_through_the_rows_of_other_tasks() -> None:
     flat = _of_tasks((0.0, None), (None, 1.0))
-    (found,) = RewardWatch(1, TASKS).look(flat, 0)
+    (found,) = RewardWatch(1, TASKS).check(flat, 0)
     assert found.code == "F108" and "accuracy is 0 for all 2" in found.seen
 
 
@@ -171,7 +171,7 @@ def test_a_reward_that_fails_on_all_rows_of_its_task_ends_the_run() -> None:
     scores = tuple(replace(s, parts=(s.parts[0], error)) for s in groups[1].scores)
     broken = [groups[0], replace(groups[1], scores=scores)]
     with pytest.raises(GuardStop, match="judge failed on 2 of 2"):
-        RewardWatch(1, TASKS).look(broken, 0)
+        RewardWatch(1, TASKS).check(broken, 0)
 
 
 def test_the_rank_of_a_failure_is_told_though_other_rows_are_not_asked() -> None:
@@ -179,6 +179,6 @@ def test_the_rank_of_a_failure_is_told_though_other_rows_are_not_asked() -> None
     math, chat = _of_tasks((1.0, None), (None, 1.0))
     scores = (replace(chat.scores[0], parts=(chat.scores[0].parts[0], error)), chat.scores[1])
     (found,) = (
-        f for f in RewardWatch(2, TASKS).look([math, replace(chat, scores=scores)], 0) if f.code == "F107"
+        f for f in RewardWatch(2, TASKS).check([math, replace(chat, scores=scores)], 0) if f.code == "F107"
     )
     assert "failed on 1 of 2 completions, all of them of rank 1" in found.seen

@@ -55,7 +55,7 @@ def record(step: int, curves: Mapping[str, Curve | float], steps_per_rollout: in
 def said(num: int, changes: Mapping[str, Curve | float], **options: Any) -> list[tuple[str, int]]:
     """The codes and steps of what is said in `num` steps of a healthy run with these changes."""
     rules = Rules({**OPTIONS, **options})
-    found = [f for step in range(1, num + 1) for f in rules.look(record(step, {**HEALTHY, **changes}))]
+    found = [f for step in range(1, num + 1) for f in rules.check(record(step, {**HEALTHY, **changes}))]
     assert all(f.severity is Severity.WARNING and f.why == CODES[f.code].why for f in found)
     assert all(f.seen and f.cause and f.fixes for f in found)
     return [(f.code, f.step or 0) for f in found]
@@ -242,7 +242,7 @@ def test_a_run_that_breaks_at_its_second_step() -> None:
 def test_what_a_lack_of_signal_follows_from_is_said() -> None:
     rules = Rules(OPTIONS)
     found = [
-        f for s in range(1, 110) for f in rules.look(record(s, {**HEALTHY, **BROKEN})) if f.code == "F211"
+        f for s in range(1, 110) for f in rules.check(record(s, {**HEALTHY, **BROKEN})) if f.code == "F211"
     ]
     assert "The reward fell: 0.5" in found[-1].cause
     assert {"learning_rate": 1e-6} in [dict(f.edits) for f in found[-1].fixes]
@@ -360,11 +360,11 @@ def test_a_run_without_signal_is_told_why() -> None:
     rules = Rules(OPTIONS)
     flat = {**HEALTHY, "frac_reward_zero_std": 1.0, "reward_std": 0.0}
     hard = {**flat, "reward": 0.0, "completions/clipped_ratio": 0.0}
-    (finding,) = [f for s in (1, 2, 3) for f in rules.look(record(s, hard)) if f.code == "F211"]
+    (finding,) = [f for s in (1, 2, 3) for f in rules.check(record(s, hard)) if f.code == "F211"]
     assert "too hard" in finding.cause and {"num_generations": 16} in [dict(f.edits) for f in finding.fixes]
     rules = Rules({**OPTIONS, "generation_batch_size": 24})
     cut = {**flat, "completions/clipped_ratio": 0.9}
-    (finding,) = [f for s in (1, 2, 3) for f in rules.look(record(s, cut)) if f.code == "F211"]
+    (finding,) = [f for s in (1, 2, 3) for f in rules.check(record(s, cut)) if f.code == "F211"]
     assert "90% of the completions are cut" in finding.cause
     assert not any(f.edits for f in finding.fixes)
 
@@ -375,7 +375,7 @@ def test_few_groups_need_more_rollouts() -> None:
     codes = []
     for step in range(1, 11):
         metrics = {"frac_reward_zero_std": Metric(value=1.0, count=1), "reward": Metric(value=1.0, count=8)}
-        found = rules.look(StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics))
+        found = rules.check(StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics))
         codes += [(f.code, step) for f in found]
     assert codes == [("F211", 10)]
 
@@ -391,11 +391,11 @@ def test_a_rule_repeats_itself_seldom_and_counts() -> None:
     """Once, after 100 steps again, and at once when it is twice as bad."""
     rules = Rules(OPTIONS)
     high = {**HEALTHY, "kl": lambda s: 12.0 if s < 150 else 40.0}
-    steps = [f.step for s in range(1, 161) for f in rules.look(record(s, high)) if f.code == "F209"]
+    steps = [f.step for s in range(1, 161) for f in rules.check(record(s, high)) if f.code == "F209"]
     assert steps == [3, 103, 150]
     assert rules.counts == {"F209": 158}
     assert rules.holding() == ("F209",)
-    rules.look(record(161, HEALTHY))
+    rules.check(record(161, HEALTHY))
     assert rules.holding() == () and rules.counts == {"F209": 158}
 
 
@@ -403,7 +403,7 @@ def test_a_rollout_counts_once() -> None:
     """With four steps a rollout, the third rollout without signal begins at step 9."""
     rules = Rules(OPTIONS)
     flat = {**HEALTHY, "frac_reward_zero_std": 1.0}
-    found = [f for s in range(1, 13) for f in rules.look(record(s, flat, steps_per_rollout=4))]
+    found = [f for s in range(1, 13) for f in rules.check(record(s, flat, steps_per_rollout=4))]
     assert [(f.code, f.step) for f in found if f.code == "F211"] == [("F211", 9)]
 
 
@@ -429,8 +429,8 @@ def test_a_resumed_run_says_what_it_would_have_said(
         spoken = []
         for now in range(1, per_rollout * step + 12):
             line = record(now, {**HEALTHY, **change}, per_rollout)
-            found = whole.look(line)
-            assert cut.look(line) == found
+            found = whole.check(line)
+            assert cut.check(line) == found
             spoken += [f.code for f in found]
             if per_rollout == 4 and now % 3:
                 continue
@@ -448,9 +448,9 @@ def test_memory_begins_anew_with_the_process() -> None:
     grows = {**HEALTHY, "memory/peak_gib": lambda s: 10 + 0.03 * s}
     first, second = Rules(OPTIONS), Rules(OPTIONS)
     for step in range(1, 101):
-        assert first.look(record(step, grows)) == []
+        assert first.check(record(step, grows)) == []
     second.load_state(first.state())
-    steps = [f.step for s in range(101, 241) for f in second.look(record(s, grows)) if f.code == "F214"]
+    steps = [f.step for s in range(101, 241) for f in second.check(record(s, grows)) if f.code == "F214"]
     assert steps == [220]
 
 
@@ -458,19 +458,19 @@ def test_a_state_of_another_version() -> None:
     """A rule that it does not know starts anew, one that is gone is left out."""
     rules, other = Rules(OPTIONS), Rules(OPTIONS)
     for step in range(1, 4):
-        rules.look(record(step, {**HEALTHY, "kl": 12.0, "learning_rate": 0.0}))
+        rules.check(record(step, {**HEALTHY, "kl": 12.0, "learning_rate": 0.0}))
     state = rules.state()
     held = dict(state["held"])
     held["F999"] = held.pop("F213")
     other.load_state({**state, "held": held})
     assert other.holding() == ("F209",)
-    said = [f.code for s in range(4, 14) for f in other.look(record(s, {**HEALTHY, "learning_rate": 0.0}))]
+    said = [f.code for s in range(4, 14) for f in other.check(record(s, {**HEALTHY, "learning_rate": 0.0}))]
     assert said == ["F213"] and other.holding() == ("F213",)
 
 
 def test_edits_follow_from_the_options() -> None:
     rules = Rules(OPTIONS)
-    found = [f for s in range(1, 4) for f in rules.look(record(s, {**HEALTHY, "kl": 12.0}))]
+    found = [f for s in range(1, 4) for f in rules.check(record(s, {**HEALTHY, "kl": 12.0}))]
     assert [dict(f.edits) for f in found[0].fixes] == [{"learning_rate": 1e-6}, {"beta": 0.08}]
     assert "steps 1 to 3" in found[0].seen and "12" in found[0].seen
 

@@ -69,7 +69,7 @@ def test_steps_that_differ_are_not_one_value() -> None:
     """F108 is of a reward with one value throughout, not of equal means."""
 
     def said(*groups: Any) -> list[str]:
-        return [f.seen for f in RewardWatch().look(groups, 0)]
+        return [f.seen for f in RewardWatch().check(groups, 0)]
 
     assert said(rollout([1.0, 0.0], [0.0, 1.0])) == []
     assert said(rollout([0.5, 0.5], [0.5])) == ["prm is 0.5 for all 2 completions of the first rollout."]

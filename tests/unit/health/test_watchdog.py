@@ -60,7 +60,7 @@ class Watch:
         until = self.clock.now + seconds
         while self.clock.now < until and not self.left:
             self.clock.now = min(until, self.clock.now + every)
-            self.dog.look()
+            self.dog.poll()
         return bool(self.left)
 
     def visit(self, phase: str, *seconds: float) -> None:
@@ -135,7 +135,7 @@ def test_a_process_that_was_stopped_is_not_stuck(tmp_path: Path) -> None:
     assert not watch.stay(30.0)
     # Ctrl-Z, an hour later fg.
     watch.clock.now += 3600.0
-    watch.dog.look()
+    watch.dog.poll()
     assert not watch.left
     assert not watch.stay(20.0)
     assert watch.stay(20.0)
@@ -282,12 +282,12 @@ def test_the_others_answer_when_one_is_stuck(tmp_path: Path) -> None:
     watch = Watch(tmp_path, rank=0, world=2)
     watch.activity.enter("update")
     watch.activity.wait("gradients")
-    watch.dog.look()
+    watch.dog.poll()
     assert not watch.left
     hang = next_hang(tmp_path)
     hang.mkdir()
     write_status(hang / "rank-1.json", other(1, seconds=99.0))
-    watch.dog.look()
+    watch.dog.poll()
     assert watch.left == [(True, True)]
     assert (hang / "rank-0.txt").is_file()
     assert (
@@ -303,7 +303,7 @@ def test_a_later_rank_stays_silent(tmp_path: Path) -> None:
     hang = next_hang(tmp_path)
     hang.mkdir()
     write_status(hang / "rank-0.json", other(0))
-    watch.dog.look()
+    watch.dog.poll()
     assert watch.left == [(False, True)] and watch.found == []
     assert read_status(hang / "rank-1.json") is not None
 
@@ -336,5 +336,5 @@ def test_the_thread_says_how_it_is_and_takes_that_back(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_gone_does_not_end_the_run(tmp_path: Path) -> None:
     watch = Watch(tmp_path / "gone")
-    watch.dog.look()
+    watch.dog.poll()
     assert watch.left == []

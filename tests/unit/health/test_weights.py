@@ -69,11 +69,11 @@ def test_every_frozen_tensor_has_its_turn(count: int, steps: int) -> None:
     for number in range(count):
         frozen = _tensors(count)
         watch = WeightWatch(frozen, {})
-        watch.look(1, LocalComm())
+        watch.check(1, LocalComm())
         frozen[f"w{number}"][0, 0] += 1e-3
         with pytest.raises(GuardStop) as stopped:
             for step in range(2, 2 + steps):
-                watch.look(step, LocalComm())
+                watch.check(step, LocalComm())
         assert stopped.value.finding.code == "F119"
         assert f"w{number}" in stopped.value.finding.seen
 
@@ -82,32 +82,32 @@ def test_a_moving_reference_moves_at_its_syncs_and_only_there() -> None:
     moving = _tensors(3)
     watch = WeightWatch(_tensors(2), {}, moving)
     moving["w1"] += 1e-3
-    watch.moved(2, LocalComm(), is_behind=True)
+    watch.check_sync(2, LocalComm(), is_behind=True)
     for step in range(3, 8):
-        watch.look(step, LocalComm())
+        watch.check(step, LocalComm())
     with pytest.raises(GuardStop) as stopped:
-        watch.moved(8, LocalComm(), is_behind=True)
+        watch.check_sync(8, LocalComm(), is_behind=True)
     assert (stopped.value.finding.code, stopped.value.finding.step) == ("F119", 8)
     assert "kept its bits" in stopped.value.finding.seen
-    watch.moved(8, LocalComm(), is_behind=False)  # a policy that has not moved
+    watch.check_sync(8, LocalComm(), is_behind=False)  # a policy that has not moved
     moving["w2"] += 1e-3
     with pytest.raises(GuardStop) as stopped:
         for step in range(9, 15):
-            watch.look(step, LocalComm())
+            watch.check(step, LocalComm())
     assert "reference w2" in stopped.value.finding.seen
     assert "between two syncs" in stopped.value.finding.cause
-    watch.settle()
+    watch.record_reference()
     for step in range(9, 15):
-        watch.look(step, LocalComm())
+        watch.check(step, LocalComm())
 
 
 def test_ranks_that_part_are_named() -> None:
     trained = _tensors(1)
     mine = float(checksum(trained["w0"]))
     watch = WeightWatch({}, trained)
-    watch.look(1, _OtherRank([mine]))
+    watch.check(1, _OtherRank([mine]))
     for theirs in (mine + 1, mine - 1):
         with pytest.raises(GuardStop) as stopped:
-            watch.look(2, _OtherRank([theirs]))
+            watch.check(2, _OtherRank([theirs]))
         assert (stopped.value.finding.code, stopped.value.finding.step) == ("F121", 2)
         assert "w0" in stopped.value.finding.seen

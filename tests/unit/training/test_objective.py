@@ -56,7 +56,7 @@ def bonus(**changes: Any) -> EntropyBonus:
 def test_up_at_the_target_and_below_and_down_above_it() -> None:
     found = bonus()
     for entropy, coef in ((0.5, 0.14), (1.0, 0.18), (1.01, 0.14), (3.0, 0.1), (3.0, 0.06)):
-        found.saw(entropy)
+        found.observe(entropy)
         assert found.coef == pytest.approx(coef, rel=1e-12)
 
 
@@ -64,35 +64,35 @@ def test_it_stays_within_its_bounds() -> None:
     found = bonus()
     for entropy, bound in ((0.0, 0.2), (9.0, 0.05)):
         for _ in range(9):
-            found.saw(entropy)
+            found.observe(entropy)
         assert found.coef == bound
 
 
 def test_it_is_given_only_where_the_last_entropy_was_at_most_the_target() -> None:
     found = bonus()
     assert found.weight == 0.1
-    found.saw(1.5)
+    found.observe(1.5)
     assert (found.weight, found.coef) == (0.0, pytest.approx(0.06))
-    found.saw(1.0)
+    found.observe(1.0)
     assert found.weight == found.coef == pytest.approx(0.1)
 
 
 def test_a_step_without_tokens_changes_nothing() -> None:
     found = bonus()
-    found.saw(1.5)
+    found.observe(1.5)
     before = found.state().json
-    found.saw(None)
+    found.observe(None)
     assert found.state().json == before
 
 
 def test_its_state_goes_on_where_it_was() -> None:
     one, other = bonus(), bonus()
     for entropy in (0.5, 2.0):
-        one.saw(entropy)
+        one.observe(entropy)
     other.load_state(one.state())
     for entropy in (0.9, 0.9, 4.0):
-        one.saw(entropy)
-        other.saw(entropy)
+        one.observe(entropy)
+        other.observe(entropy)
         assert (other.coef, other.weight) == (one.coef, one.weight)
 
 
@@ -158,9 +158,9 @@ def test_the_adaptive_weight_is_the_losss() -> None:
     found = of(use_adaptive_entropy=True, entropy_coef=0.1, entropy_target=1.0, entropy_coef_delta=0.05)
     assert found.bonus is not None
     assert found.loss_at(0).entropy_coef == 0.1
-    found.bonus.saw(0.5)
+    found.bonus.observe(0.5)
     assert found.loss_at(1).entropy_coef == pytest.approx(0.15)
-    found.bonus.saw(2.0)
+    found.bonus.observe(2.0)
     assert found.loss_at(2).entropy_coef == 0.0
     assert found.values_at(2) == {"entropy_coef": pytest.approx(0.1)}
 

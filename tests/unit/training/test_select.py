@@ -276,4 +276,4 @@ def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | N
         peak_rate=1.0,
         weights=WeightWatch(frozen={}, trained={}),
     )
-    assert guards.wants_match(batch, is_fresh=True) is wanted
+    assert guards.is_second_gradient_due(batch, is_fresh=True) is wanted
