@@ -60,18 +60,18 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     DamagedFileError names the first file that is cut short or is no safetensors, and the first tensor that is
     not in the file where the index has it.
     """
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in weight_files(directory):
         for name, tensor in read_header(file).items():
-            if name in found:
-                raise DamagedFileError(f"{name} is in {found[name].file.name} and in {file.name}")
-            found[name] = tensor
+            if name in tensors:
+                raise DamagedFileError(f"{name} is in {tensors[name].file.name} and in {file.name}")
+            tensors[name] = tensor
     if not (directory / WHOLE).is_file() and (directory / INDEX).is_file():
         for name, file_name in _weight_map(directory).items():
-            if name not in found or found[name].file.name != file_name:
-                where = f"it is in {found[name].file.name}" if name in found else "it is not there"
+            if name not in tensors or tensors[name].file.name != file_name:
+                where = f"it is in {tensors[name].file.name}" if name in tensors else "it is not there"
                 raise DamagedFileError(f"{INDEX} says that {name} is in {file_name}, and {where}")
-    return found
+    return tensors
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:

@@ -82,7 +82,7 @@ def row_credits(
         advantage = advantages(reward, valid, config.estimator, config.scale_rewards)
     values = advantage.float().tolist()
     of_steps = step_advantages(groups, counted, config.scale_rewards)
-    told = has_signal(reward, valid).tolist() if config.whole_groups else [False] * len(groups)
+    whole = has_signal(reward, valid).tolist() if config.whole_groups else [False] * len(groups)
     credits = []
     for sample in samples:
         masked = None
@@ -98,7 +98,7 @@ def row_credits(
             outcome = float(advantage[row_index])
             value, tokens = _spread(sample, counted[row_index], of_steps[row_index], outcome)
         credits.append(
-            RowCredit(advantage=value, masked=masked, is_whole=told[sample.group], token_advantages=tokens)
+            RowCredit(advantage=value, masked=masked, is_whole=whole[sample.group], token_advantages=tokens)
         )
     return credits
 

@@ -24,16 +24,16 @@ def silences(groups: Sequence[ScoredGroup], config: CreditConfig) -> list[Silenc
     if not groups:
         return []
     rows = iter(row_credits(groups, to_samples(groups), config))
-    found: list[Silence | None] = []
+    reasons: list[Silence | None] = []
     for scored in groups:
         members = [next(rows) for _ in scored.scores]
         if any(needs_forward(m, may_skip_rows=True) for m in members):
-            found.append(None)
+            reasons.append(None)
         elif sum(m.masked != "invalid" for m in members) < 2:
-            found.append("invalid")
+            reasons.append("invalid")
         else:
-            found.append("masked" if any(m.advantage for m in members) else "equal")
-    return found
+            reasons.append("masked" if any(m.advantage for m in members) else "equal")
+    return reasons
 
 
 def strength(scored: ScoredGroup) -> float:

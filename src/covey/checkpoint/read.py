@@ -54,8 +54,8 @@ def verify(checkpoint: Path) -> Manifest:
     if named is not None and named != manifest.step:
         raise CheckpointError(f"{checkpoint} holds step {manifest.step}, not the step of its name")
     try:
-        found = list_files(checkpoint)
-        faults = _shape_faults(found, manifest) or _content_faults(found, manifest.files)
+        files = list_files(checkpoint)
+        faults = _shape_faults(files, manifest) or _content_faults(files, manifest.files)
     except OSError as error:
         raise CheckpointError(f"{checkpoint} cannot be read: {error}") from error
     _raise_faults(checkpoint, faults)
@@ -115,18 +115,18 @@ def _verify_trainer(checkpoint: Path, manifest: Manifest) -> None:
     _raise_faults(checkpoint, _content_faults({name: checkpoint / name for name in listed}, listed))
 
 
-def _shape_faults(found: Mapping[str, Path], manifest: Manifest) -> list[str]:
-    faults = [f"{name} is missing" for name in manifest.files if name not in found]
-    faults += [f"{name} is not in its manifest" for name in found if name not in manifest.files]
+def _shape_faults(files: Mapping[str, Path], manifest: Manifest) -> list[str]:
+    faults = [f"{name} is missing" for name in manifest.files if name not in files]
+    faults += [f"{name} is not in its manifest" for name in files if name not in manifest.files]
     for name, entry in manifest.files.items():
-        if name in found and (size := found[name].stat().st_size) != entry.size:
+        if name in files and (size := files[name].stat().st_size) != entry.size:
             faults.append(f"{name} has {size:,} bytes, its manifest says {entry.size:,}")
     return faults
 
 
-def _content_faults(found: Mapping[str, Path], entries: Mapping[str, FileEntry]) -> list[str]:
+def _content_faults(files: Mapping[str, Path], entries: Mapping[str, FileEntry]) -> list[str]:
     with ThreadPoolExecutor(max_workers=4) as pool:
-        digests = dict(zip(found, pool.map(hash_file, found.values()), strict=True))
+        digests = dict(zip(files, pool.map(hash_file, files.values()), strict=True))
     return [
         f"{name} has SHA-256 {digests[name][:12]}…, its manifest says {entry.sha256[:12]}…"
         for name, entry in entries.items()

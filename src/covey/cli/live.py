@@ -99,9 +99,9 @@ def _family(pid: int) -> Iterator[int]:
             children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
     waiting = [pid]
     while waiting:
-        found = waiting.pop()
-        yield found
-        waiting += sorted(children.get(found, []))
+        pid = waiting.pop()
+        yield pid
+        waiting += sorted(children.get(pid, []))
 
 
 def _open_directories(pid: int) -> Iterator[Path]:

@@ -72,12 +72,12 @@ def _num_processes(typed: dict[str, Typed]) -> int:
     return max(1, typed["nproc_per_node"].value) if "nproc_per_node" in typed else 1
 
 
-def _to_type(found: Problem, planned: Planned) -> Problem:
+def _to_type(problem: Problem, planned: Planned) -> Problem:
     """Say of a word of a layout that stands in a file where it belongs."""
-    if planned.surveyed is None or found.code != "E102" or found.option not in TAKEN:
-        return found
-    fix = Fix(text=f"on the command line: `covey plan ... --{found.option} ...`")
-    return replace(found, fixes=(fix, *found.fixes))
+    if planned.surveyed is None or problem.code != "E102" or problem.option not in TAKEN:
+        return problem
+    fix = Fix(text=f"on the command line: `covey plan ... --{problem.option} ...`")
+    return replace(problem, fixes=(fix, *problem.fixes))
 
 
 def _two_numbers(typed: dict[str, Typed], num_gpus: int) -> list[Problem]:

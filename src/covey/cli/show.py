@@ -35,21 +35,21 @@ _SEVERITIES: Mapping[Language, Mapping[Severity, str]] = {
 }
 
 
-def problems(found: Sequence[Problem], language: Language = "en") -> None:
+def problems(every_problem: Sequence[Problem], language: Language = "en") -> None:
     """Write problems and warnings to standard error, and what follows from them."""
     lines: list[Line] = []
-    for problem in found:
+    for problem in every_problem:
         if problem.severity is not Severity.NOTE:
             lines += [*_problem(problem, language), ("", "")]
-    faults = [problem.code for problem in found if problem.severity is Severity.ERROR]
+    faults = [problem.code for problem in every_problem if problem.severity is Severity.ERROR]
     if faults:
         lines.append(("bold", _ending(len(faults), " ".join(dict.fromkeys(faults)), language)))
     _write(lines)
 
 
-def finding(found: Finding, language: Language = "en") -> None:
+def finding(fault: Finding, language: Language = "en") -> None:
     """Write what a run found out about itself to standard error."""
-    _write(list(_finding(found, language)))
+    _write(list(_finding(fault, language)))
 
 
 def problem_text(problem: Problem, language: Language = "en") -> str:
@@ -57,9 +57,9 @@ def problem_text(problem: Problem, language: Language = "en") -> str:
     return "\n".join(text for _, text in _problem(problem, language))
 
 
-def finding_text(found: Finding, language: Language = "en") -> str:
+def finding_text(fault: Finding, language: Language = "en") -> str:
     """Return a finding as plain text."""
-    return "\n".join(text for _, text in _finding(found, language))
+    return "\n".join(text for _, text in _finding(fault, language))
 
 
 def _ending(num_faults: int, codes: str, language: Language) -> str:
@@ -75,13 +75,13 @@ def _problem(problem: Problem, language: Language) -> Iterator[Line]:
     yield from _parts(problem if language == "en" else in_chinese(problem), language)
 
 
-def _finding(found: Finding, language: Language) -> Iterator[Line]:
-    at = "" if found.step is None else f" at step {found.step}"
+def _finding(fault: Finding, language: Language) -> Iterator[Line]:
+    at = "" if fault.step is None else f" at step {fault.step}"
     if at and language == "zh":
-        at = f" 第 {found.step} 步"
-    head = f"{found.code}{at}{_SEVERITIES[language][found.severity]}"
-    yield _STYLES[found.severity], head + _title(found.code, language)
-    yield from _parts(found if language == "en" else in_chinese(found), language)
+        at = f" 第 {fault.step} 步"
+    head = f"{fault.code}{at}{_SEVERITIES[language][fault.severity]}"
+    yield _STYLES[fault.severity], head + _title(fault.code, language)
+    yield from _parts(fault if language == "en" else in_chinese(fault), language)
 
 
 def _title(code: str, language: Language) -> str:

@@ -21,12 +21,12 @@ _GIVEN = "the model that is evaluated"
 def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Problem] = ()) -> Resolved:
     """Return the options under which a model or the directory of a checkpoint is evaluated."""
     directory = Path(model)
-    found = list(problems)
+    all_problems = list(problems)
     options = dict(typed)
     beside = directory.parent / "config.yaml"
     if beside.is_file() and is_checkpoint(directory):
         layer = read_file(str(beside))
-        found += layer.problems
+        all_problems += layer.problems
         # Which rows a run leaves out, and their order, is its own affair.
         options = merge({n: t for n, t in layer.typed.items() if n not in _OF_TRAINING}, options)
     if is_checkpoint(directory) and not directory.is_dir():
@@ -39,12 +39,12 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
         options["output_dir"] = Typed(model, _GIVEN)
     if not any(options.get(name, Typed(None, "")).value for name in ("val_dataset", "split_dataset_ratio")):
         options["eval_strategy"] = Typed("no", "covey eval")
-        resolved = resolve(options, 1, found)
+        resolved = resolve(options, 1, all_problems)
         others = [p for p in resolved.problems if p.option != "dataset"]
         return replace(resolved, problems=(_nothing_to_evaluate_on(), *others))
     if options.get("eval_strategy", Typed("no", "")).value == "no":
         options["eval_strategy"] = Typed("steps", "covey eval")
-    return resolve(options, 1, found)
+    return resolve(options, 1, all_problems)
 
 
 def _nothing_to_evaluate_on() -> Problem:

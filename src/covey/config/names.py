@@ -104,8 +104,8 @@ def nearest_option(plain: str) -> str | None:
     """Return the option whose name or alias is nearest to an unknown one; None if none is near."""
     if plain in HINTS:
         return HINTS[plain]
-    found = nearest(plain, [*OPTIONS, *ALIASES])
-    return ALIASES.get(found, found) if found else None
+    match = nearest(plain, [*OPTIONS, *ALIASES])
+    return ALIASES.get(match, match) if match else None
 
 
 def nearest_group(plain: str) -> str | None:
@@ -116,10 +116,10 @@ def nearest_group(plain: str) -> str | None:
 def nearest(word: str, words: list[str] | tuple[str, ...], cutoff: float = 0.6) -> str | None:
     """Return the word most like `word`, underscores and case aside; None if none is near."""
     plain = {w.lower().replace("_", ""): w for w in words}
-    found = difflib.get_close_matches(
+    matches = difflib.get_close_matches(
         word.lower().replace("_", "").replace("-", ""), list(plain), n=1, cutoff=cutoff
     )
-    return plain[found[0]] if found else None
+    return plain[matches[0]] if matches else None
 
 
 SWITCHES: Mapping[str, tuple[str, str]] = {"bf16": ("bfloat16", "float32"), "use_peft": ("lora", "full")}

@@ -133,19 +133,19 @@ def _word(value: Any) -> str:
 
 def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
     """Return the note on a name that says what is done anyway, or the problem of a value that says more."""
-    given = _word(value)
-    if not moot.values or given in moot.values:
+    word = _word(value)
+    if not moot.values or word in moot.values:
         return Problem(
             code="W108",
             option=name,
-            seen=f"{name} {given} ({source}) changes nothing.",
+            seen=f"{name} {word} ({source}) changes nothing.",
             why=moot.words,
             severity=Severity.NOTE,
         )
     return Problem(
         code="E102",
         option=name,
-        seen=f"{name} {given} ({source}) is nothing that this version can do.",
+        seen=f"{name} {word} ({source}) is nothing that this version can do.",
         why=moot.words,
         cause="The command comes from TRL, from ms-swift or from another version of covey.",
         fixes=(Fix(text=f"leave out --{name}; it is {' or '.join(moot.values)} here"),),

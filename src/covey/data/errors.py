@@ -33,7 +33,7 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def nearest(wanted: str, there: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """` (nearest: main)`, or nothing where no name is near."""
-    found = difflib.get_close_matches(wanted, list(there), n=1)
-    return f" (nearest: {found[0]})" if found else ""
+    matches = difflib.get_close_matches(name, list(names), n=1)
+    return f" (nearest: {matches[0]})" if matches else ""

@@ -82,9 +82,9 @@ def fetch_weights(
         )
     sizes, silence = _listing(name, files.revision, offline)
     there = sorted(p.name for p in files.directory.iterdir()) if sizes is None else list(sizes)
-    wanted = _weight_files(name, files.directory, there)
-    directory = _snapshot(name, files.revision, (*_SMALL, *wanted), silence)
-    missing = [file for file in wanted if not (directory / file).is_file()]
+    weights = _weight_files(name, files.directory, there)
+    directory = _snapshot(name, files.revision, (*_SMALL, *weights), silence)
+    missing = [file for file in weights if not (directory / file).is_file()]
     if missing:
         raise ModelError(_not_cached(name, silence, ", ".join(missing[:3])))
     return directory

@@ -70,9 +70,9 @@ def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool
         if not is_object:
             return ModelProblem(kind="bad_config", words=f"{path} is no JSON object")
     config = read_json(directory / "config.json")
-    found = _model_type_problem(directory, config) or architecture_problem(directory, config)
-    found = found or _tokenizer_problem(directory)
-    return found or (_weights_problem(directory) if with_weights else None)
+    fault = _model_type_problem(directory, config) or architecture_problem(directory, config)
+    fault = fault or _tokenizer_problem(directory)
+    return fault or (_weights_problem(directory) if with_weights else None)
 
 
 def model_context(directory: Path) -> int | None:

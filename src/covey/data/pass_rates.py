@@ -61,12 +61,12 @@ def passes(parts: Sequence[ScorePart]) -> bool | None:
 
 def tally(samples: Iterable[tuple[str, Sequence[ScorePart]]]) -> dict[str, Tally]:
     """The tally of each prompt, by checksum, over (checksum, parts of a completion)."""
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     for key, parts in samples:
         passed = passes(parts)
         if passed is not None:
-            found[key] = found.get(key, Tally(passed=0.0, num=0)) + Tally(passed=float(passed), num=1)
-    return found
+            tallies[key] = tallies.get(key, Tally(passed=0.0, num=0)) + Tally(passed=float(passed), num=1)
+    return tallies
 
 
 def lines_of(name: str, groups: Sequence[ScoredGroup]) -> Iterator[dict[str, Any]]:
@@ -77,21 +77,21 @@ def lines_of(name: str, groups: Sequence[ScoredGroup]) -> Iterator[dict[str, Any
     for scored in groups:
         prompt = scored.group.prompt
         key = checksum(prompt)
-        found = tally((key, score.parts) for score in scored.scores).get(key)
-        if found is not None:
+        measured = tally((key, score.parts) for score in scored.scores).get(key)
+        if measured is not None:
             about = {"set": name, "prompt_id": prompt.id, "task": prompt.task, "checksum": key}
-            yield {**about, "pass_rate": found.rate, "samples": found.num}
+            yield {**about, "pass_rate": measured.rate, "samples": measured.num}
 
 
 def tallies_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Tally]:
     """The tally of each prompt from such lines; those of one prompt are added up. DataError names a line."""
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     for number, line in enumerate(lines, start=1):
         key, rate, num = line.get("checksum"), rate_of(line.get("pass_rate")), line.get("samples", 1)
         if not isinstance(key, str) or rate is None or not isinstance(num, int) or num < 1:
             raise DataError(f"line {number} has no checksum, no pass_rate from 0 to 1, or no samples above 0")
-        found[key] = found.get(key, Tally(passed=0.0, num=0)) + Tally(passed=rate * num, num=num)
-    return found
+        tallies[key] = tallies.get(key, Tally(passed=0.0, num=0)) + Tally(passed=rate * num, num=num)
+    return tallies
 
 
 def rate_of(value: Any) -> float | None:

@@ -84,7 +84,7 @@ def prompt_table(
     the chat template. Rows without a prompt, and prompts longer than `max_length` tokens, are left out and
     counted. `progress` is told (rows done, rows) every 2,000 rows; the first row's number is `first_id`.
     """
-    made, check = _Made(), KeptCheck(codec)
+    table, check = _TableBuilder(), KeptCheck(codec)
     columns: dict[str, None] = {}
     for start in range(0, len(rows), _CHUNK):
         chunk = rows[start : start + _CHUNK]
@@ -92,26 +92,26 @@ def prompt_table(
             columns.update(dict.fromkeys(row))
         rendered = [_render(row, first_id + start + n, codec, check, options) for n, row in enumerate(chunk)]
         for n, (r, ids) in enumerate(zip(rendered, _encode(rendered, codec), strict=True)):
-            made.add(first_id + start + n, r, ids, codec, max_length, options)
+            table.add(first_id + start + n, r, ids, codec, max_length, options)
         if progress is not None:
             progress(start + len(chunk), len(rows))
     return PromptTable(
-        entries=tuple(made.entries),
-        left_out={reason: len(numbers) for reason, numbers in made.left_out.items()},
-        left_out_rows={reason: tuple(numbers[:_NAMED_ROWS]) for reason, numbers in made.left_out.items()},
+        entries=tuple(table.entries),
+        left_out={reason: len(numbers) for reason, numbers in table.left_out.items()},
+        left_out_rows={reason: tuple(numbers[:_NAMED_ROWS]) for reason, numbers in table.left_out.items()},
         columns=tuple(sorted(columns)),
-        longest_in_data=made.longest,
-        details=made.details,
-        media_columns=tuple(sorted(made.media)),
-        unread_columns=tuple(sorted(made.unread)),
-        unused_columns=tuple(sorted(made.unused)),
-        read_as=made.read_as,
-        num_cut=made.num_cut,
-        num_raw=made.num_raw,
+        longest_in_data=table.longest,
+        details=table.details,
+        media_columns=tuple(sorted(table.media)),
+        unread_columns=tuple(sorted(table.unread)),
+        unused_columns=tuple(sorted(table.unused)),
+        read_as=table.read_as,
+        num_cut=table.num_cut,
+        num_raw=table.num_raw,
     )
 
 
-class _Made:
+class _TableBuilder:
     """What a table is made of, while it is made."""
 
     def __init__(self) -> None:

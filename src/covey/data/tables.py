@@ -146,14 +146,14 @@ def _is_saved(path: Path) -> bool:
 
 
 def _saved(datasets: Any, path: Path, split: str | None, called: str) -> Any:
-    found = datasets.load_from_disk(str(path))
-    if not isinstance(found, datasets.DatasetDict):
+    loaded = datasets.load_from_disk(str(path))
+    if not isinstance(loaded, datasets.DatasetDict):
         if split:
             raise DataError(f"{called} is one table, which has no splits: leave @{split} out")
-        return found
-    if (split or "train") not in found:
-        raise DataError(_no_split(called, split, list(found)))
-    return found[split or "train"]
+        return loaded
+    if (split or "train") not in loaded:
+        raise DataError(_no_split(called, split, list(loaded)))
+    return loaded[split or "train"]
 
 
 def _read(called: str, subset: str | None, split: str | None, load: Callable[[Any], _T]) -> _T:
@@ -257,6 +257,6 @@ def _column_of(kind: str, path: Path) -> str:
 
 
 def _no_split(called: str, split: str | None, there: Sequence[str]) -> str:
-    wanted = split or "train"
+    name = split or "train"
     typed = f"; write {called}@{there[0]}" if split is None and there else ""
-    return f"{called} has no split {wanted}{nearest(wanted, there)}; there are: {', '.join(there)}{typed}"
+    return f"{called} has no split {name}{nearest(name, there)}; there are: {', '.join(there)}{typed}"

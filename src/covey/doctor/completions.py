@@ -23,16 +23,16 @@ def examine(directory: Path, notes: list[str]) -> dict[int, dict[str, Metric]]:
     files = list_rollouts(directory)
     numbers = list(files)
     chosen = sorted({*numbers[:_FIRST], *numbers[-_LAST:]})
-    found = {}
+    by_rollout = {}
     for rollout in chosen:
         try:
             records = read_rollout(files[rollout])
-            found[rollout] = _metrics(records)
+            by_rollout[rollout] = _metrics(records)
         except (CoveyError, KeyError, TypeError, ValueError, AttributeError) as error:
             notes.append(f"{files[rollout].name} cannot be read: {error}")
     if not numbers:
         notes.append("no rollouts on record: completions were not looked at")
-    return found
+    return by_rollout
 
 
 def _metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
@@ -46,5 +46,7 @@ def _metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
         rewards.setdefault(group, []).append(number(record.get("reward")))
         prompts[group] = record.get("prompt_id", group)
     parsed = [(record.get("extras") or {}).get("parsed_by") for record in records]
-    found = completion_metrics(list(groups.values()), parsed, list(prompts.values()), list(rewards.values()))
-    return {name: metric for name, metric in found.items() if metric.value is not None}
+    metrics = completion_metrics(
+        list(groups.values()), parsed, list(prompts.values()), list(rewards.values())
+    )
+    return {name: metric for name, metric in metrics.items() if metric.value is not None}

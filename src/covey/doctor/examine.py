@@ -90,10 +90,10 @@ def examine(log: Log, now: float) -> Report:
 
 def _before_the_first_step(log: Log) -> list[StepRecord]:
     """The evaluation of the model that the run began with, which is an event and no step."""
-    found = [e for e in log.events if e.get("kind") == "evaluated" and e.get("step") == 0][:1]
+    evaluations = [e for e in log.events if e.get("kind") == "evaluated" and e.get("step") == 0][:1]
     return [
         StepRecord(step=0, rollout=-1, pass_index=0, metrics=metrics_of(event, {}, 1))
-        for event in ({n: v for n, v in e.items() if n.startswith("eval_")} for e in found)
+        for event in ({n: v for n, v in e.items() if n.startswith("eval_")} for e in evaluations)
     ]
 
 
@@ -119,13 +119,13 @@ def reward_trend(log: Log) -> tuple[float, float, int] | None:
 
 def _recorded(log: Log) -> list[Finding]:
     """What the run itself put on record and the rules do not see again: guards, rewards, hangs."""
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     for event in log.events:
         code, step = str(event.get("code", "")), event.get("step")
         if event.get("kind") != "finding" or code.startswith("F2"):
             continue
         known = CODES.get(code)
-        found[code] = Finding(
+        findings[code] = Finding(
             code=code,
             seen=str(event.get("seen", "")),
             why=known.why if known else "",
@@ -135,7 +135,7 @@ def _recorded(log: Log) -> list[Finding]:
             step=step if isinstance(step, int) else None,
         )
     # A run that has gone on since then was not stopped for good.
-    return [f for f in found.values() if not _stops(f.code) or (f.step or 0) >= log.last_step]
+    return [f for f in findings.values() if not _stops(f.code) or (f.step or 0) >= log.last_step]
 
 
 def _stops(code: str) -> bool:
@@ -144,16 +144,16 @@ def _stops(code: str) -> bool:
 
 def _of_options(options: Mapping[str, Any]) -> list[Finding]:
     """What the options alone say: with these nothing can be learned."""
-    found = []
+    findings = []
     size, heat, rate = (number(options.get(n)) for n in ("num_generations", "temperature", "learning_rate"))
     if size is not None and size < 2:
-        found.append(_option("E201", f"num_generations is {size:g}", {"num_generations": 8}))
+        findings.append(_option("E201", f"num_generations is {size:g}", {"num_generations": 8}))
     if (heat is not None and heat <= 0) or number(options.get("top_k")) == 1:
         seen = "temperature is 0" if heat is not None and heat <= 0 else "top_k is 1"
-        found.append(_option("E110", f"{seen}: sampling is greedy", {"temperature": 1.0}))
+        findings.append(_option("E110", f"{seen}: sampling is greedy", {"temperature": 1.0}))
     if rate == 0:
-        found.append(_option("W103", "learning_rate is 0", {"learning_rate": 1e-6}))
-    return found
+        findings.append(_option("W103", "learning_rate is 0", {"learning_rate": 1e-6}))
+    return findings
 
 
 def _option(code: str, seen: str, edits: Mapping[str, Any]) -> Finding:
@@ -195,8 +195,8 @@ def _judge(
     for word, codes in _VERDICTS:
         named = [f for f in present if f.code in codes]
         if named:
-            told = named if word == "unhealthy" else named[:1]
-            return word, "; ".join(f"{_title(f)} ({f.code})" for f in told), WRONG
+            shown = named if word == "unhealthy" else named[:1]
+            return word, "; ".join(f"{_title(f)} ({f.code})" for f in shown), WRONG
     ended = _ending(log, now)
     if ended is not None:
         return ended

@@ -29,8 +29,8 @@ def find_state(directory: Path) -> Path | None:
 
 def find_swift_log(directory: Path) -> Path | None:
     """The logging.jsonl of a directory, or of the newest version (v0-..., v1-...) below it."""
-    found = [p for p in (directory, *directory.glob("v*-*")) if (p / SWIFT_LOG).is_file()]
-    return max(found, key=lambda p: (p / SWIFT_LOG).stat().st_mtime) / SWIFT_LOG if found else None
+    candidates = [p for p in (directory, *directory.glob("v*-*")) if (p / SWIFT_LOG).is_file()]
+    return max(candidates, key=lambda p: (p / SWIFT_LOG).stat().st_mtime) / SWIFT_LOG if candidates else None
 
 
 def read_state(path: Path) -> Log:
@@ -101,8 +101,8 @@ def _records(entries: Iterable[tuple[Any, Mapping[str, Any]]]) -> list[StepRecor
 
 
 def _saved(folder: Path) -> list[int]:
-    found = (checkpoint_step(p.name) for p in folder.glob("checkpoint-*"))
-    return sorted(step for step in found if step is not None)
+    steps = (checkpoint_step(p.name) for p in folder.glob("checkpoint-*"))
+    return sorted(step for step in steps if step is not None)
 
 
 def is_state(path: Path) -> bool:

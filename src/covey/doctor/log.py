@@ -41,7 +41,7 @@ def read_json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Return the objects of a JSON lines file; lines that are none are counted in a note, not raised."""
     if not path.is_file():
         return []
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     bad = 0
     text = path.read_bytes().decode("utf-8", "replace")
     for line in text.splitlines():
@@ -51,14 +51,14 @@ def read_json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
             bad += bool(line.strip())
             continue
         if isinstance(value, dict):
-            found.append(value)
+            records.append(value)
         else:
             bad += 1
     if bad:
         lines = "1 line is" if bad == 1 else f"{bad} lines are"
         torn = "; the last one is cut short" if text and not text.endswith("\n") else ""
         notes.append(f"{path.name}: {lines} no JSON and left out{torn}")
-    return found
+    return records
 
 
 def read_mapping(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -79,13 +79,13 @@ def metrics_of(line: Mapping[str, Any], counts: Mapping[str, Any], usual: int) -
 
     `usual` is the count of a metric that `counts` does not have.
     """
-    found = {}
+    metrics = {}
     for name, value in line.items():
         number = _number(value)
         if number is not None:
             count = counts.get(name, usual)
-            found[name] = Metric(value=number, count=count if isinstance(count, int) else usual)
-    return found
+            metrics[name] = Metric(value=number, count=count if isinstance(count, int) else usual)
+    return metrics
 
 
 def _number(value: Any) -> float | None:

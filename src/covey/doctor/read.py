@@ -66,8 +66,8 @@ def _known(log: Log) -> Log:
 
 
 def _nothing(path: Path) -> Any:
-    wanted = f"metrics.jsonl of covey, {SWIFT_LOG} of ms-swift, {STATE} of TRL"
-    seen = f"{path} holds none of {wanted}." if path.exists() else f"{path} does not exist."
+    accepted = f"metrics.jsonl of covey, {SWIFT_LOG} of ms-swift, {STATE} of TRL"
+    seen = f"{path} holds none of {accepted}." if path.exists() else f"{path} does not exist."
     return problem(
         "E408",
         "RUN",
@@ -129,17 +129,17 @@ def _options(path: Path, notes: list[str]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         notes.append(f"config.yaml cannot be read: {error}")
         return {}
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, value in content.items() if isinstance(content, Mapping) else ():
-        found.update(value if isinstance(value, Mapping) else {key: value})
-    return found
+        options.update(value if isinstance(value, Mapping) else {key: value})
+    return options
 
 
 def _checkpoints(path: Path, log: Log, notes: list[str]) -> list[int]:
     """The steps of the whole checkpoints: those whose manifest and file sizes agree. Sums are not taken."""
     whole = []
-    found = {s: p for p in path.glob("checkpoint-*") if (s := checkpoint_step(p.name)) is not None}
-    for step, checkpoint in sorted(found.items()):
+    checkpoints = {s: p for p in path.glob("checkpoint-*") if (s := checkpoint_step(p.name)) is not None}
+    for step, checkpoint in sorted(checkpoints.items()):
         try:
             listed = read_manifest(checkpoint).files
             sizes = {name: file.stat().st_size for name, file in list_files(checkpoint).items()}
@@ -155,7 +155,7 @@ def _checkpoints(path: Path, log: Log, notes: list[str]) -> list[int]:
     for event in log.events:
         name = str(event.get("path"))
         saved = checkpoint_step(name) if event.get("kind") == "saved" else None
-        if saved is not None and saved not in found and name not in deleted:
+        if saved is not None and saved not in checkpoints and name not in deleted:
             notes.append(f"{name} was saved and is not here")
-            found[saved] = path
+            checkpoints[saved] = path
     return whole

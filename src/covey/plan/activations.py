@@ -127,10 +127,10 @@ def kept_of_layer(model: ModelSizes, size: PassSize, training: Training) -> int:
     """Return what is held of one decoder layer until its backward pass."""
     if training.recompute == "none":
         return layer_bytes(model, size, training)
-    found = size.tokens * model.hidden * training.element
+    num_bytes = size.tokens * model.hidden * training.element
     if training.recompute == "selective":
-        found += _product_bytes(model, size, training)
-    return found
+        num_bytes += _product_bytes(model, size, training)
+    return num_bytes
 
 
 def mask_bytes(size: PassSize, training: Training) -> int:
@@ -148,8 +148,8 @@ def layer_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
         per_token += _norm(query + key, training)
     per_token += 3 * model.intermediate * e  # gate, silu(gate), up
     per_token += 2 * query * e + FLOAT * model.heads  # attention: gathered queries, output, log-sum-exp
-    found = size.tokens * per_token + 2 * size.keys * key * e
-    return found if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * found)
+    num_bytes = size.tokens * per_token + 2 * size.keys * key * e
+    return num_bytes if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * num_bytes)
 
 
 def _product_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
@@ -160,8 +160,8 @@ def _product_bytes(model: ModelSizes, size: PassSize, training: Training) -> int
     if not training.full:
         adapted = [name for name in outputs if name in model.adapted]
         per_token += FLOAT * sum(outputs[name] + training.rank for name in adapted)
-    found = size.tokens * per_token
-    return found if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * found)
+    num_bytes = size.tokens * per_token
+    return num_bytes if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * num_bytes)
 
 
 def _outputs(model: ModelSizes) -> dict[str, int]:
@@ -179,8 +179,8 @@ def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     mlp = size.tokens * (2 * model.hidden + 3 * model.intermediate) * e
     attention = size.tokens * (2 * model.hidden + 4 * query + 2 * key) * e
     attention += 2 * size.keys * key * e
-    found = max(mlp, attention)
-    return found if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * found)
+    num_bytes = max(mlp, attention)
+    return num_bytes if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * num_bytes)
 
 
 def _norm(width: int, training: Training) -> int:
@@ -203,15 +203,15 @@ def _inputs(model: ModelSizes, training: Training) -> int:
     )
     if training.full:
         return sum(width for width, _ in groups) * training.element
-    found = 0
+    num_bytes = 0
     for width, names in groups:
         adapted = sum(name in model.adapted for name in names)
         copies = min(adapted, 1) if training.element == FLOAT else adapted
-        found += FLOAT * (copies * width + adapted * training.rank)
+        num_bytes += FLOAT * (copies * width + adapted * training.rank)
     if training.dora:
         outputs = _outputs(model).items()
-        found += 2 * FLOAT * sum(width for name, width in outputs if name in model.adapted)
-    return found
+        num_bytes += 2 * FLOAT * sum(width for name, width in outputs if name in model.adapted)
+    return num_bytes
 
 
 @dataclass(frozen=True, slots=True)

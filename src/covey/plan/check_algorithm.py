@@ -54,9 +54,9 @@ def algorithm_problems(config: Config, num_processes: int, typed: Collection[str
 
 
 def _losses(config: Config, num_processes: int) -> list[Problem]:
-    found = []
+    problems = []
     if config.loss_type == "cispo" and config.epsilon_high <= 1.0:
-        found.append(
+        problems.append(
             problem(
                 "E332",
                 "epsilon_high",
@@ -66,7 +66,7 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
             )
         )
     if config.delta is not None and config.loss_type not in _CLIPPED:
-        found.append(
+        problems.append(
             _pointless(
                 "delta",
                 f"delta is {config.delta:g} and loss_type is {config.loss_type}, which clips nothing.",
@@ -76,7 +76,7 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
         )
     per_step = num_processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
     if config.loss_type == "real" and per_step % max(1, config.num_generations):
-        found.append(
+        problems.append(
             _pointless(
                 "loss_type",
                 f"loss_type is real, and an optimizer step of {per_step} completions cuts groups of "
@@ -84,14 +84,14 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
                 Fix(text="another loss", edits={"loss_type": "dapo"}),
             )
         )
-    return found
+    return problems
 
 
 def _advantages(config: Config) -> list[Problem]:
-    found = []
+    problems = []
     is_over_batch = config.advantage_estimator == "reinforce_plus_plus"
     if config.scale_rewards == "gdpo" and len(config.rewards) == 1:
-        found.append(
+        problems.append(
             _pointless(
                 "scale_rewards",
                 "scale_rewards is gdpo and there is one reward: with nothing to keep apart it is group.",
@@ -99,7 +99,7 @@ def _advantages(config: Config) -> list[Problem]:
             )
         )
     elif config.scale_rewards == "gdpo" and config.advantage_estimator != "grpo":
-        found.append(
+        problems.append(
             _pointless(
                 "scale_rewards",
                 f"scale_rewards is gdpo and advantage_estimator is {config.advantage_estimator}: gdpo "
@@ -108,7 +108,7 @@ def _advantages(config: Config) -> list[Problem]:
             )
         )
     if is_over_batch and config.scale_rewards == "group":
-        found.append(
+        problems.append(
             _pointless(
                 "scale_rewards",
                 "scale_rewards is group and advantage_estimator is reinforce_plus_plus, whose baseline is "
@@ -118,7 +118,7 @@ def _advantages(config: Config) -> list[Problem]:
             )
         )
     if config.loss_type == "real" and is_over_batch:
-        found.append(
+        problems.append(
             _pointless(
                 "advantage_estimator",
                 "loss_type is real, which tells the completions of a group apart, and advantage_estimator is "
@@ -126,14 +126,14 @@ def _advantages(config: Config) -> list[Problem]:
                 Fix(text="compare within groups", edits={"advantage_estimator": "grpo"}),
             )
         )
-    return found
+    return problems
 
 
 def _divergence(config: Config) -> list[Problem]:
-    found = []
+    problems = []
     has_kl = bool(config.beta or config.beta_end)
     if config.kl_in_reward and has_kl and config.scale_rewards == "gdpo":
-        found.append(
+        problems.append(
             _pointless(
                 "kl_in_reward",
                 "kl_in_reward is on and scale_rewards is gdpo, which adds no total to take a divergence off.",
@@ -142,9 +142,9 @@ def _divergence(config: Config) -> list[Problem]:
             )
         )
     if config.sync_ref_model:
-        found += _moving_reference(config, has_kl=has_kl)
+        problems += _moving_reference(config, has_kl=has_kl)
     if has_kl and not config.kl_in_reward and config.kl_estimator == "k1":
-        found.append(
+        problems.append(
             warning(
                 "W122",
                 "kl_estimator",
@@ -154,7 +154,7 @@ def _divergence(config: Config) -> list[Problem]:
                 Fix(text="take it off the reward", edits={"kl_in_reward": True}),
             )
         )
-    return found
+    return problems
 
 
 def _moving_reference(config: Config, *, has_kl: bool) -> list[Problem]:
@@ -201,7 +201,7 @@ def _corrections(config: Config) -> list[Problem]:
 def _selection(config: Config) -> list[Problem]:
     """Where a group's spread says nothing of what its rows teach, or nothing is sampled."""
     asked = {"dynamic_sample": config.dynamic_sample, "replay_buffer_size": config.replay_buffer_size > 0}
-    found = []
+    problems = []
     for name in (n for n, is_on in asked.items() if is_on):
         fixes = [Fix(text=f"leave out --{name}", edits={name: default_of(name)})]
         if config.replay_rollouts is not None:
@@ -226,8 +226,8 @@ def _selection(config: Config) -> list[Problem]:
         else:
             continue
         cause = "Groups are told apart by the spread of their rewards, and here that decides nothing."
-        found.append(problem("E333", name, seen, cause, *fixes))
-    return found
+        problems.append(problem("E333", name, seen, cause, *fixes))
+    return problems
 
 
 def _levels(config: Config) -> list[Problem]:

@@ -51,12 +51,12 @@ _OTHERS = ("A misspelt path or id, or files that were not copied.", "`ls DIR` sh
 
 def reward_model_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts say against the reward models."""
-    found = [_unusable(config, model) for model in facts.reward_models if model.problem is not None]
-    found += _revisions(config, facts)
+    problems = [_unusable(config, model) for model in facts.reward_models if model.problem is not None]
+    problems += _revisions(config, facts)
     whole = [model for model in facts.reward_models if model.problem is None]
     if facts.prompts_are_text is False or config.apply_chat_template:
-        found += [_without_template(config, m) for m in whole if not m.has_template]
-    return found
+        problems += [_without_template(config, m) for m in whole if not m.has_template]
+    return problems
 
 
 def context_warnings(config: Config, facts: Facts) -> list[Problem]:
@@ -86,15 +86,15 @@ def context_warnings(config: Config, facts: Facts) -> list[Problem]:
 def judge_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what is wrong with what the reward judge is told."""
     # A key in the address would stand in config.yaml whether or not anybody is asked.
-    judge, found = facts.judge, _address(config)
+    judge, problems = facts.judge, _address(config)
     if judge is None:
-        return found
-    found += [*_lacking(config), *_prompt(config, facts)]
+        return problems
+    problems += [*_lacking(config), *_prompt(config, facts)]
     if judge.regex_problem is not None:
         usual = Fix(text="the usual one", edits={"judge_regex": default_of("judge_regex")})
         seen = f"judge_regex is {config.judge_regex!r}: {judge.regex_problem}."
-        found.append(problem("E342", "judge_regex", seen, "A bracket that is lost or not escaped.", usual))
-    return found
+        problems.append(problem("E342", "judge_regex", seen, "A bracket that is lost or not escaped.", usual))
+    return problems
 
 
 def _option(config: Config, model: RewardModelFacts) -> str:

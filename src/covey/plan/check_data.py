@@ -39,10 +39,10 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
         for path in facts.dataset_missing or ()
     ]
     problems += [_unreadable(config, file) for file in facts.dataset_unreadable or ()]
-    told = problems or facts.missing_columns or facts.media_columns or facts.num_prompts_too_long
-    told = told or any(found.reason in REFUSED for found in facts.left_out)
-    told = told or (facts.pass_rates is not None and facts.pass_rates.num_rows)
-    if config.dataset and facts.num_prompts == 0 and not told:
+    is_explained = problems or facts.missing_columns or facts.media_columns or facts.num_prompts_too_long
+    is_explained = is_explained or any(found.reason in REFUSED for found in facts.left_out)
+    is_explained = is_explained or (facts.pass_rates is not None and facts.pass_rates.num_rows)
+    if config.dataset and facts.num_prompts == 0 and not is_explained:
         left = left_words(facts)
         problems.append(
             problem(

@@ -90,16 +90,16 @@ def _without_evaluation(config: Config, name: str) -> Problem:
 
 
 def _metric(config: Config, facts: Facts) -> list[Problem]:
-    wanted = config.metric_for_best_model
+    metric = config.metric_for_best_model
     names = metric_names(config, facts)
-    if wanted in names:
+    if metric in names:
         return []
-    near = nearest(wanted, names) or "eval_reward"
+    near = nearest(metric, names) or "eval_reward"
     return [
         problem(
             "E104",
             "metric_for_best_model",
-            f"metric_for_best_model is {wanted}, which no evaluation gives.",
+            f"metric_for_best_model is {metric}, which no evaluation gives.",
             "A metric of training, or of another set.",
             Fix(text="the nearest metric", edits={"metric_for_best_model": near}),
             Fix(text=f"there are {', '.join(names[:12])}"),

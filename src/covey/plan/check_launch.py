@@ -56,20 +56,20 @@ def num_ranks(environment: Mapping[str, str]) -> int:
 
 
 def _ranks(environment: Mapping[str, str]) -> list[Problem]:
-    given = {name: environment[name].strip() for name in _LEAST if environment.get(name, "").strip()}
-    if given.get("WORLD_SIZE") in (None, "1"):
+    typed = {name: environment[name].strip() for name in _LEAST if environment.get(name, "").strip()}
+    if typed.get("WORLD_SIZE") in (None, "1"):
         # One process needs no address; what a cluster says of it may stay.
-        given = {name: given[name] for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in given}
-    numbers = {name: _number(text) for name, text in given.items()}
+        typed = {name: typed[name] for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in typed}
+    numbers = {name: _number(text) for name, text in typed.items()}
     for name, number in numbers.items():
         if number is None or number < _LEAST[name]:
             rule = f"it takes a whole number from {_LEAST[name]} on"
-            return [_wrong(name, given[name], rule, environment)]
+            return [_wrong(name, typed[name], rule, environment)]
     world, rank, local = (numbers.get(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if world is None and (rank or local):
         name = "RANK" if rank else "LOCAL_RANK"
         rule = "WORLD_SIZE, the number of processes, is not set beside it"
-        return [_wrong(name, given[name], rule, environment)]
+        return [_wrong(name, typed[name], rule, environment)]
     missing = [name for name in _OF_A_RANK if not environment.get(name, "").strip()]
     if world is not None and world > 1 and missing:
         return [_incomplete(world, missing, environment)]
@@ -77,7 +77,7 @@ def _ranks(environment: Mapping[str, str]) -> list[Problem]:
         at, count = numbers.get(name), numbers.get(of)
         if at is not None and count is not None and at >= count:
             rule = f"{of} is {count}, so it goes from 0 to {count - 1}"
-            return [_wrong(name, given[name], rule, environment)]
+            return [_wrong(name, typed[name], rule, environment)]
     return []
 
 

@@ -18,11 +18,11 @@ def layout_problems(facts: Facts) -> list[Problem]:
     layout = facts.layout
     if layout is None or not layout.is_known:
         return []
-    found = _offload(layout)
+    problems = _offload(layout)
     if layout.engine == "colocate":
-        found += [*_parallel(layout, facts), *_share(layout, facts)]
+        problems += [*_parallel(layout, facts), *_share(layout, facts)]
     if layout.asynchronous and layout.engine == "colocate":
-        found.append(
+        problems.append(
             problem(
                 "E216",
                 "async_generate",
@@ -32,7 +32,7 @@ def layout_problems(facts: Facts) -> list[Problem]:
                 Fix(text="sampling and training take turns", edits={"async_generate": False}),
             )
         )
-    return found
+    return problems
 
 
 def _offload(layout: Layout) -> list[Problem]:
@@ -75,9 +75,9 @@ def _share(layout: Layout, facts: Facts) -> list[Problem]:
     seen = f"{SHARE} is {layout.engine_share:g}, {size(layout.engine_bytes)} of a GPU; the weights of one "
     seen += f"engine on it are {size(weights)}, and its cache comes to them."
     # Half as much again as the weights, for the cache, in twentieths of a GPU.
-    wanted = -(-30 * weights // max(1, layout.gpu_bytes)) / 20 or 0.3
-    if wanted <= _HIGHEST:
-        fix = Fix(text="room for the weights and half as much for the cache", edits={SHARE: wanted})
+    share = -(-30 * weights // max(1, layout.gpu_bytes)) / 20 or 0.3
+    if share <= _HIGHEST:
+        fix = Fix(text="room for the weights and half as much for the cache", edits={SHARE: share})
     else:
         fix = Fix(text=f"a higher --{PARALLEL}, or an inference server (--vllm_mode server)")
     return [problem("E215", SHARE, seen, "A share for a smaller model or a larger GPU.", fix)]

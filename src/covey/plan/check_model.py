@@ -148,9 +148,9 @@ _SPECIAL: tuple[tuple[str, str, str], ...] = (
 
 
 def _model(config: Config, facts: Facts) -> list[Problem]:
-    found: list[tuple[ModelFault, str | None]] = [(facts.model_fault or "missing", facts.model_problem)]
-    found.append(("template", facts.template_problem))
-    return [_fault(config, fault, words) for fault, words in found if words is not None]
+    faults: list[tuple[ModelFault, str | None]] = [(facts.model_fault or "missing", facts.model_problem)]
+    faults.append(("template", facts.template_problem))
+    return [_fault(config, fault, words) for fault, words in faults if words is not None]
 
 
 def _fault(config: Config, fault: ModelFault, words: str) -> Problem:
@@ -250,15 +250,15 @@ def _remote_code(config: Config, facts: Facts) -> list[Problem]:
 
 def _targets(config: Config, facts: Facts) -> list[Problem]:
     problems = []
-    for found in facts.unmatched_targets:
-        option = "target_modules" if found.target in config.target_modules else "modules_to_save"
+    for unmatched in facts.unmatched_targets:
+        option = "target_modules" if unmatched.target in config.target_modules else "modules_to_save"
         typed = getattr(config, option)
         fixes = [
             Fix(
                 text=f"the nearest name of a module is {near}",
-                edits={option: [near if name == found.target else name for name in typed]},
+                edits={option: [near if name == unmatched.target else name for name in typed]},
             )
-            for near in found.nearest[:1]
+            for near in unmatched.nearest[:1]
         ]
         if option == "target_modules":
             fixes.append(Fix(text="every linear layer", edits={"target_modules": ["all-linear"]}))
@@ -268,8 +268,8 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
             problem(
                 "E317",
                 option,
-                f"{option} {found.target} matches no module of {config.model}. "
-                f"Nearest: {', '.join(found.nearest) or 'none'}.",
+                f"{option} {unmatched.target} matches no module of {config.model}. "
+                f"Nearest: {', '.join(unmatched.nearest) or 'none'}.",
                 "Names of another model family, or a slip of the hand.",
                 *fixes,
             )
@@ -294,13 +294,13 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _device(config: Config, facts: Facts) -> list[Problem]:
-    wanted = config.torch_dtype
+    dtype = config.torch_dtype
     automatic = Fix(text="what the device computes best in", edits={"torch_dtype": "auto"})
-    if wanted == "float16":
+    if dtype == "float16":
         seen = "torch_dtype is float16, which this version does not train in."
         cause = "A command for GPUs older than bfloat16; float16 gradients vanish without loss scaling."
         return [problem("E319", "torch_dtype", seen, cause, automatic)]
-    if wanted != "bfloat16":
+    if dtype != "bfloat16":
         return []
     if facts.cuda and facts.has_bfloat16 is False:
         seen = "torch_dtype is bfloat16, and this GPU does not compute in it."

@@ -31,20 +31,20 @@ def pass_rate_problems(config: Config, facts: Facts) -> list[Problem]:
         return [_two(config)]
     if config.min_pass_rate > config.max_pass_rate:
         return [_crossed(config)]
-    found = facts.pass_rates
+    rates = facts.pass_rates
     said = [] if readers else [_idle(config, sources[0])]
-    if found is None:
+    if rates is None:
         return said
-    if found.problem is not None:
-        return [_unreadable(found, sources[0])]
-    if found.num_rows and not found.num_kept:
-        return [_none_left(config, found)]
-    return [*said, *_few(found, sources[0]), *_changed(config, facts, found)]
+    if rates.problem is not None:
+        return [_unreadable(rates, sources[0])]
+    if rates.num_rows and not rates.num_kept:
+        return [_none_left(config, rates)]
+    return [*said, *_few(rates, sources[0]), *_changed(config, facts, rates)]
 
 
-def histogram(found: PassRateFacts) -> str:
+def histogram(rates: PassRateFacts) -> str:
     """Measured rows by pass rate: `0.0-0.1: 12, 0.9-1.0: 3`."""
-    bins = [(i / 10, count) for i, count in enumerate(found.histogram)]
+    bins = [(i / 10, count) for i, count in enumerate(rates.histogram)]
     return ", ".join(f"{low:.1f}-{low + 0.1:.1f}: {count}" for low, count in bins if count)
 
 
@@ -126,12 +126,12 @@ def _idle(config: Config, source: str) -> Problem:
     )
 
 
-def _unreadable(found: PassRateFacts, source: str) -> Problem:
+def _unreadable(rates: PassRateFacts, source: str) -> Problem:
     is_column = source == "pass_rate_column"
     return problem(
         "E348",
         source,
-        f"{found.where} gives no pass rates: {found.problem}.",
+        f"{rates.where} gives no pass rates: {rates.problem}.",
         "Another column, or one of words." if is_column else "A misspelt path, or a file of another kind.",
         Fix(text="a column of numbers from 0 to 1: --pass_rate_column NAME")
         if is_column
@@ -139,29 +139,29 @@ def _unreadable(found: PassRateFacts, source: str) -> Problem:
     )
 
 
-def _none_left(config: Config, found: PassRateFacts) -> Problem:
+def _none_left(config: Config, rates: PassRateFacts) -> Problem:
     # With a measured row outside of both bounds there is a row inside wider ones.
     return problem(
         "E349",
         "min_pass_rate",
-        f"None of {counted(found.num_rows, 'prompt')} has a pass rate from {config.min_pass_rate:g} to "
-        f"{config.max_pass_rate:g}. Rows by pass rate: {histogram(found)}.",
+        f"None of {counted(rates.num_rows, 'prompt')} has a pass rate from {config.min_pass_rate:g} to "
+        f"{config.max_pass_rate:g}. Rows by pass rate: {histogram(rates)}.",
         "The model that was measured solves all of these rows, or none of them.",
         Fix(text="every row", edits=_usual(config, ("min_pass_rate", "max_pass_rate"))),
         Fix(text="other data, or a measurement with more completions a prompt"),
     )
 
 
-def _few(found: PassRateFacts, source: str) -> list[Problem]:
-    if found.num_measured >= _FEW * found.num_rows:
+def _few(rates: PassRateFacts, source: str) -> list[Problem]:
+    if rates.num_measured >= _FEW * rates.num_rows:
         return []
-    share = found.num_measured / found.num_rows
+    share = rates.num_measured / rates.num_rows
     return [
         warning(
             "W127",
             source,
-            f"{found.where} has a pass rate for {found.num_measured:,} of "
-            f"{counted(found.num_rows, 'prompt')} ({share:.0%}). The others are kept.",
+            f"{rates.where} has a pass rate for {rates.num_measured:,} of "
+            f"{counted(rates.num_rows, 'prompt')} ({share:.0%}). The others are kept.",
             "It was measured on other rows, or under another system message: a prompt is known by its text."
             if source == "pass_rates"
             else "A column that most rows leave empty.",
@@ -170,7 +170,7 @@ def _few(found: PassRateFacts, source: str) -> list[Problem]:
     ]
 
 
-def _changed(config: Config, facts: Facts, found: PassRateFacts) -> list[Problem]:
+def _changed(config: Config, facts: Facts, rates: PassRateFacts) -> list[Problem]:
     if not _new_digest(facts) or config.allow_changes:
         return []
     assert facts.resume is not None
@@ -178,7 +178,7 @@ def _changed(config: Config, facts: Facts, found: PassRateFacts) -> list[Problem
         problem(
             "E405",
             "pass_rates",
-            f"{found.where} holds other pass rates than when {facts.resume.path} was made.",
+            f"{rates.where} holds other pass rates than when {facts.resume.path} was made.",
             "It was measured anew, or is a run that has gone on.",
             Fix(text="go on with the change", edits={"allow_changes": True}),
             Fix(text="the file as it was"),

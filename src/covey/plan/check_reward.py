@@ -183,8 +183,8 @@ def _typed_fixes(config: Config, facts: Facts, fault: FaultyReward) -> list[Fix]
     near = None
     if fault.kind == "unknown":
         near = nearest(fault.name, facts.rewards_available or ())
-    elif fault.kind == "load" and (found := _NEAREST_NAME.search(fault.words)):
-        near = f"{fault.name.rpartition(':')[0]}:{found[1]}" if ".py:" in fault.name else None
+    elif fault.kind == "load" and (nearest_name := _NEAREST_NAME.search(fault.words)):
+        near = f"{fault.name.rpartition(':')[0]}:{nearest_name[1]}" if ".py:" in fault.name else None
     if near is not None:
         names = list(dict.fromkeys(near if n == fault.name else n for n in config.reward_funcs))
         return [Fix(text=f"the nearest is {near}", edits={"reward_funcs": names})]
@@ -273,36 +273,36 @@ def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
     ]
 
 
-def _blind(found: BlindReward) -> Problem:
-    than = "an empty completion" if found.compared == "empty" else "the gold answers of other rows"
-    missed, rows = found.num_rows - found.num_told, found.num_rows
+def _blind(reward: BlindReward) -> Problem:
+    than = "an empty completion" if reward.compared == "empty" else "the gold answers of other rows"
+    missed, rows = reward.num_rows - reward.num_told, reward.num_rows
     skip = Fix(text="no trial, for rewards of which it says nothing", edits={"reward_trial": False})
-    if not found.name:
+    if not reward.name:
         return warning(
             "W116",
             "reward_weights",
-            f"The weighted total gives the gold answers of {found.column} no more than {than}, on {missed} "
+            f"The weighted total gives the gold answers of {reward.column} no more than {than}, on {missed} "
             f"of {rows} rows, each tried in several forms.",
             "Another reward pays more for saying nothing than the right answer is worth.",
             Fix(text="a larger weight for the reward that reads the gold answers"),
             skip,
         )
-    if found.form:
+    if reward.form:
         return warning(
             "W116",
             "reward_funcs",
-            f"{found.name} does not read {found.form}, where GOLD is the answer in {found.column}: on "
+            f"{reward.name} does not read {reward.form}, where GOLD is the answer in {reward.column}: on "
             f"{missed} of {rows} rows it scores no more than an empty completion.",
             "",
-            Fix(text=f"ask for another form in the prompts, or shorten the answers in {found.column}"),
+            Fix(text=f"ask for another form in the prompts, or shorten the answers in {reward.column}"),
             skip,
         )
     seen = (
-        f"{found.name} gives the gold answers of {found.column} no more than {than}, on {missed} of {rows} "
+        f"{reward.name} gives the gold answers of {reward.column} no more than {than}, on {missed} of {rows} "
         "rows, each tried in several forms."
     )
-    if found.constant is not None:
-        seen += f" It gives {found.constant:g} to everything."
+    if reward.constant is not None:
+        seen += f" It gives {reward.constant:g} to everything."
     return warning(
         "W116",
         "reward_funcs",

@@ -21,7 +21,7 @@ def row_problems(config: Config, facts: Facts) -> list[Problem]:
     return [
         *_columns(config, facts),
         *_media(facts),
-        *(_refused(config, found) for found in facts.left_out if found.reason in REFUSED),
+        *(_refused(config, left_out) for left_out in facts.left_out if left_out.reason in REFUSED),
         *_left_out(facts),
         *_unread(facts),
         *_unused(facts),
@@ -31,15 +31,15 @@ def row_problems(config: Config, facts: Facts) -> list[Problem]:
 def left_words(facts: Facts, where: str = "") -> str:
     """Return how many rows are left out for which reason, and the numbers of the first ones."""
     return "; ".join(
-        f"{counted(found.count, 'row')} {REASONS.get(found.reason, found.reason)}: {numbers(found)}"
-        for found in facts.left_out
-        if found.where == where and found.reason not in _COUNTED_ELSEWHERE
+        f"{counted(rows.count, 'row')} {REASONS.get(rows.reason, rows.reason)}: {numbers(rows)}"
+        for rows in facts.left_out
+        if rows.where == where and rows.reason not in _COUNTED_ELSEWHERE
     )
 
 
-def numbers(found: LeftOut) -> str:
+def numbers(left_out: LeftOut) -> str:
     """Return the numbers of the first rows: `4, 9, 11, 12, 20 ...`."""
-    return f"{', '.join(map(str, found.rows))}{' ...' if found.count > len(found.rows) else ''}"
+    return f"{', '.join(map(str, left_out.rows))}{' ...' if left_out.count > len(left_out.rows) else ''}"
 
 
 def _media(facts: Facts) -> list[Problem]:
@@ -56,24 +56,26 @@ def _media(facts: Facts) -> list[Problem]:
     ]
 
 
-def _refused(config: Config, found: LeftOut) -> Problem:
+def _refused(config: Config, left_out: LeftOut) -> Problem:
     """A kind of row that is refused: training without what stands there would be another task."""
-    option = "val_dataset" if found.where else "dataset"
-    whose = f" of the set {found.where}" if found.where else ""
-    rows = f"{counted(found.count, 'row')}{whose} ({numbers(found)})"
-    first, code = f"row {found.rows[0]}", REFUSED[found.reason]
-    if found.reason == "lost":
-        seen = f"The chat template leaves out a message of {rows}. In {first}: the {found.detail}."
+    option = "val_dataset" if left_out.where else "dataset"
+    whose = f" of the set {left_out.where}" if left_out.where else ""
+    rows = f"{counted(left_out.count, 'row')}{whose} ({numbers(left_out)})"
+    first, code = f"row {left_out.rows[0]}", REFUSED[left_out.reason]
+    if left_out.reason == "lost":
+        seen = f"The chat template leaves out a message of {rows}. In {first}: the {left_out.detail}."
         fixes = [Fix(text="a chat template that writes every message: --chat_template FILE")]
-        if found.detail.startswith("system ") and config.system is not None:
+        if left_out.detail.startswith("system ") and config.system is not None:
             fixes.append(Fix(text="leave out --system, or put its words into the user's messages"))
-        elif found.detail.startswith("developer "):
+        elif left_out.detail.startswith("developer "):
             fixes.append(Fix(text="give this message the role system"))
-        elif found.detail.startswith("system "):
+        elif left_out.detail.startswith("system "):
             fixes.append(Fix(text="put the words of this message into the user's message"))
         return problem(code, option, seen, "", *fixes)
-    if found.reason == "tools_lost":
-        seen = f"The chat template does not write the tools of {rows}. In {first}: the tool {found.detail!r}."
+    if left_out.reason == "tools_lost":
+        seen = (
+            f"The chat template does not write the tools of {rows}. In {first}: the tool {left_out.detail!r}."
+        )
         renamed = {**(config.columns or {}), _source(config, "tools"): "unused_tools"}
         return problem(
             code,
@@ -83,9 +85,9 @@ def _refused(config: Config, found: LeftOut) -> Problem:
             Fix(text="a chat template that writes tools: --chat_template FILE"),
             Fix(text="train on these prompts without their tools", edits={"columns": renamed}),
         )
-    if found.reason == "role":
-        others = "" if found.count == 1 else f"; {rows} have an unknown role"
-        seen = f"{first.capitalize()}{whose} has a message of the unknown role {found.detail!r}{others}."
+    if left_out.reason == "role":
+        others = "" if left_out.count == 1 else f"; {rows} have an unknown role"
+        seen = f"{first.capitalize()}{whose} has a message of the unknown role {left_out.detail!r}{others}."
         fix = Fix(text=f"change the role in the data; the roles are {_ROLES}")
         return problem(code, option, seen, "", fix)
     seen = f"The column tools of {rows} holds no list of functions with names."
@@ -100,7 +102,7 @@ def _source(config: Config, name: str) -> str:
 
 def _left_out(facts: Facts) -> list[Problem]:
     """A word on rows that have no usable prompt, while others do."""
-    sets = dict.fromkeys(found.where for found in facts.left_out)
+    sets = dict.fromkeys(left_out.where for left_out in facts.left_out)
     problems = []
     for where in sets:
         shown = left_words(facts, where)
@@ -173,7 +175,7 @@ def _pairs(columns: tuple[str, ...]) -> Problem:
 
 def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, Any]) -> Problem:
     *some, last = missing.column.split(" or ")
-    wanted = f"{', '.join(some)} or {last}" if some else last
+    names = f"{', '.join(some)} or {last}" if some else last
     there = f" There are: {', '.join(columns)}." if columns and not missing.where else ""
     target = "question" if missing.needed_by == "every prompt" else missing.column.split(" or ")[0]
     if missing.rename is not None:
@@ -188,7 +190,7 @@ def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, A
     return problem(
         "E303",
         "val_dataset" if missing.where else "dataset",
-        f"No column {wanted}{of}, which {missing.needed_by} needs.{there}",
+        f"No column {names}{of}, which {missing.needed_by} needs.{there}",
         "",
         *fixes,
     )

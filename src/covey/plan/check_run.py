@@ -135,17 +135,17 @@ def _no_sync(config: Config, total_steps: int) -> list[Problem]:
 
 
 def _processes(config: Config, facts: Facts) -> list[Problem]:
-    wanted, available = config.nproc_per_node, facts.nproc_available
-    if available is None or wanted <= available or facts.cuda is None:
+    asked, available = config.nproc_per_node, facts.nproc_available
+    if available is None or asked <= available or facts.cuda is None:
         return []
     fewer = (
         (Fix(text="one process per device", edits={"nproc_per_node": available}),) if available >= 1 else ()
     )
     cause = "A command from a machine with more devices, or CUDA_VISIBLE_DEVICES hides some."
     if facts.cuda:
-        seen = f"nproc_per_node is {wanted} and this machine shows {counted(available, 'GPU')}."
+        seen = f"nproc_per_node is {asked} and this machine shows {counted(available, 'GPU')}."
         return [problem("E209", "nproc_per_node", seen, cause, *fewer)]
-    seen = f"nproc_per_node is {wanted} and this machine has {counted(available, 'core')}, without a GPU."
+    seen = f"nproc_per_node is {asked} and this machine has {counted(available, 'core')}, without a GPU."
     return [warning("W101", "nproc_per_node", seen, cause, *fewer)]
 
 

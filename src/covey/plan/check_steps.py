@@ -44,7 +44,7 @@ def step_refusals(config: Config) -> tuple[StepRefusal, ...]:
     level = Fix(text="the ratio of GSPO-token", edits={"importance_sampling_level": "sequence_token"})
     in_loss = Fix(text="the divergence in the loss", edits={"kl_in_reward": False})
     has_kl = config.kl_in_reward and bool(config.beta or config.beta_end)
-    found = (
+    refusals = (
         ("advantage_estimator", _ESTIMATORS.get(config.advantage_estimator), grpo),
         ("scale_rewards", _SCALES.get(config.scale_rewards), spread),
         ("loss_type", _LOSSES.get(config.loss_type), dapo),
@@ -53,7 +53,7 @@ def step_refusals(config: Config) -> tuple[StepRefusal, ...]:
     )
     return tuple(
         StepRefusal(option=option, words=f"{option} is {_shown(getattr(config, option))}, {why}", fix=fix)
-        for option, why, fix in found
+        for option, why, fix in refusals
         if why is not None
     )
 
@@ -66,7 +66,7 @@ def step_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[
     """Return what is said against the rewards that gave one number per step in their trial, or against a
     separator that nothing cuts at."""
     names = ", ".join(facts.process_rewards)
-    found = [
+    problems = [
         problem(
             "E353",
             refusal.option,
@@ -83,5 +83,6 @@ def step_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[
             f"step or names completion_steps: {', '.join(config.reward_funcs)}."
         )
         cause = "The reward that gives them was left out of --reward_funcs, or gives one number for all."
-        found.append(warning("W108", "step_separator", seen, cause, Fix(text="leave out --step_separator")))
-    return found
+        fix = Fix(text="leave out --step_separator")
+        problems.append(warning("W108", "step_separator", seen, cause, fix))
+    return problems

@@ -78,27 +78,27 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
 
 def _rewards(config: Config, facts: Facts) -> list[Problem]:
     """Names in task_rewards that stand for nothing, and tasks and rewards that are not in it."""
-    given = config.task_rewards
-    if given is None:
+    by_task = config.task_rewards
+    if by_task is None:
         return []
     there = sorted({*facts.tasks, *facts.eval_tasks})
     known = called(config.rewards, facts.reward_names)
     problems = [
-        *(_unknown_reward(given, task, name, config) for task in given for name in given[task]
+        *(_unknown_reward(by_task, task, name, config) for task in by_task for name in by_task[task]
           if name not in known),
-        *(_empty(task) for task, listed in given.items() if not listed),
+        *(_empty(task) for task, listed in by_task.items() if not listed),
     ]  # fmt: skip
-    used = {known.get(name) for listed in given.values() for name in listed}
+    used = {known.get(name) for listed in by_task.values() for name in listed}
     idle = [entry for entry in dict.fromkeys(config.rewards) if entry not in used]
-    unlisted = [task for task in there if task not in given]
+    unlisted = [task for task in there if task not in by_task]
     if there:
-        absent = {task: nearest(task, unlisted) for task in given if task not in there}
-        problems += [_unknown_task(given, task, there, near) for task, near in absent.items()]
+        absent = {task: nearest(task, unlisted) for task in by_task if task not in there}
+        problems += [_unknown_task(by_task, task, there, near) for task, near in absent.items()]
         # What a misspelt name stands for is said there.
         unlisted = [task for task in unlisted if task not in absent.values()]
-        problems += [_unlisted(given, task, idle or config.rewards) for task in unlisted]
-    if idle and not unlisted and all(name in known for listed in given.values() for name in listed):
-        problems.append(_idle(given, idle))
+        problems += [_unlisted(by_task, task, idle or config.rewards) for task in unlisted]
+    if idle and not unlisted and all(name in known for listed in by_task.values() for name in listed):
+        problems.append(_idle(by_task, idle))
     return problems
 
 
@@ -106,18 +106,20 @@ def _entry(seen: str, cause: str, *fixes: Fix) -> Problem:
     return problem("E347", "task_rewards", seen, cause, *fixes)
 
 
-def _with(given: Mapping[str, Sequence[str]], changes: Mapping[str, Sequence[str] | None]) -> dict[str, Any]:
+def _with(
+    by_task: Mapping[str, Sequence[str]], changes: Mapping[str, Sequence[str] | None]
+) -> dict[str, Any]:
     """The edit that changes some entries; None takes one out."""
-    changed = {**given, **changes}
+    changed = {**by_task, **changes}
     return {"task_rewards": {task: list(names) for task, names in changed.items() if names is not None}}
 
 
-def _unknown_reward(given: Mapping[str, Sequence[str]], task: str, name: str, config: Config) -> Problem:
+def _unknown_reward(by_task: Mapping[str, Sequence[str]], task: str, name: str, config: Config) -> Problem:
     near = nearest(name, config.rewards)
     fixes = [Fix(text=f"the rewards are {', '.join(config.rewards)}")]
     if near:
-        names = [near if n == name else n for n in given[task]]
-        fixes.insert(0, Fix(text="the nearest reward", edits=_with(given, {task: names})))
+        names = [near if n == name else n for n in by_task[task]]
+        fixes.insert(0, Fix(text="the nearest reward", edits=_with(by_task, {task: names})))
     seen = f"The task {task} is to be scored by {name}, which is none of the rewards."
     return _entry(seen, "A misspelt name, or a reward that was left out of --reward_funcs.", *fixes)
 
@@ -130,28 +132,28 @@ def _empty(task: str) -> Problem:
 
 
 def _unknown_task(
-    given: Mapping[str, Sequence[str]], task: str, there: Sequence[str], near: str | None
+    by_task: Mapping[str, Sequence[str]], task: str, there: Sequence[str], near: str | None
 ) -> Problem:
-    less = _with(given, {task: None})
+    less = _with(by_task, {task: None})
     fixes = [Fix(text="leave it out", edits=less)] if less["task_rewards"] else []
     if near:
-        renamed = {near if t == task else t: names for t, names in given.items()}
+        renamed = {near if t == task else t: names for t, names in by_task.items()}
         fixes = [Fix(text="the nearest task", edits=_with(renamed, {}))]
     seen = f"No row is of the task {task}. There are: {', '.join(there)}."
     return _entry(seen, "A misspelt name, or a source that was left out.", *fixes, Fix(text=_EXAMPLE))
 
 
-def _unlisted(given: Mapping[str, Sequence[str]], task: str, rewards: Sequence[str]) -> Problem:
-    near = nearest(task, list(given))
-    names = given[near] if near else rewards
+def _unlisted(by_task: Mapping[str, Sequence[str]], task: str, rewards: Sequence[str]) -> Problem:
+    near = nearest(task, list(by_task))
+    names = by_task[near] if near else rewards
     words = f"score it as {near}" if near else "score it with these"
     seen = f"Rows of the task {task} have no entry, so no reward would score them."
     cause = "A task that was forgotten, or one with two spellings."
-    return _entry(seen, cause, Fix(text=words, edits=_with(given, {task: names})))
+    return _entry(seen, cause, Fix(text=words, edits=_with(by_task, {task: names})))
 
 
-def _idle(given: Mapping[str, Sequence[str]], idle: Sequence[str]) -> Problem:
-    everywhere = {task: [*names, *idle] for task, names in given.items()}
+def _idle(by_task: Mapping[str, Sequence[str]], idle: Sequence[str]) -> Problem:
+    everywhere = {task: [*names, *idle] for task, names in by_task.items()}
     return _entry(
         f"{', '.join(idle)} scores no task.",
         "A reward that was forgotten in task_rewards, or is not needed.",

@@ -75,7 +75,7 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
         for problem in checks(resolved.config, facts, resolved.typed_names)
         if problem.option not in faulty and not (no_batch and problem.code.startswith("E2"))
     ]
-    found = [*resolved.problems, *checked]
-    if any(problem.severity is Severity.ERROR for problem in found):
-        raise ConfigError(found)
-    return found
+    problems = [*resolved.problems, *checked]
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        raise ConfigError(problems)
+    return problems

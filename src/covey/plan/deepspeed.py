@@ -58,14 +58,14 @@ def from_content(content: Any, path: str) -> FromFile:
     for a stage or a device that DeepSpeed has not, W117 for what the forecast leaves out."""
     if not isinstance(content, Mapping):
         return FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, "it is no object"),))
-    found: list[Problem] = []
-    numbers = {name: _number(content, name, path, found) for name in (_TOTAL, _ROWS, _PASSES)}
-    zero = _part(content, "zero_optimization", path, found)
+    problems: list[Problem] = []
+    numbers = {name: _number(content, name, path, problems) for name in (_TOTAL, _ROWS, _PASSES)}
+    zero = _part(content, "zero_optimization", path, problems)
     stage = zero.get("stage", 0)
     if type(stage) is not int or stage not in STAGES:
-        found.append(_unknown(path, "zero_optimization.stage", stage, tuple(map(str, STAGES))))
-    kinds = {name: _part(zero, name, path, found) for name in ("offload_optimizer", "offload_param")}
-    devices = {name: _device(kind, name, path, found) for name, kind in kinds.items()}
+        problems.append(_unknown(path, "zero_optimization.stage", stage, tuple(map(str, STAGES))))
+    kinds = {name: _part(zero, name, path, problems) for name in ("offload_optimizer", "offload_param")}
+    devices = {name: _device(kind, name, path, problems) for name, kind in kinds.items()}
     has_optimizer, has_params = (device != "none" for device in devices.values())
     # Weights alone are offloaded in stage 3 only; in a lower one that is a fault of its own.
     alone = has_params and not has_optimizer and stage == 3
@@ -75,38 +75,38 @@ def from_content(content: Any, path: str) -> FromFile:
     left_out += [f"{name}.ratio" for name, kind in kinds.items() if kind.get("ratio", 1) not in (1, "auto")]
     left_out += ["offload_param without offload_optimizer"] if alone else []
     if left_out:
-        found.append(_left_out(path, left_out))
+        problems.append(_left_out(path, left_out))
     return FromFile(
         file=DeepSpeedFile(path=path, **numbers),
         stage=stage if type(stage) is int else 0,
         offload=offload,
-        problems=tuple(found),
+        problems=tuple(problems),
     )
 
 
-def _part(content: Mapping[str, Any], name: str, path: str, found: list[Problem]) -> Mapping[str, Any]:
+def _part(content: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> Mapping[str, Any]:
     value = content.get(name)
     if value is None or isinstance(value, Mapping):
         return value or {}
-    found.append(unreadable(path, f"{name} is {value!r} and no object"))
+    problems.append(unreadable(path, f"{name} is {value!r} and no object"))
     return {}
 
 
-def _number(content: Mapping[str, Any], name: str, path: str, found: list[Problem]) -> int | None:
+def _number(content: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> int | None:
     value = content.get(name)
     if value is None or value == "auto":
         return None
     if type(value) is int and in_range(value):
         return value
-    found.append(unreadable(path, f'{name} is {value!r}, neither a count nor "auto"'))
+    problems.append(unreadable(path, f'{name} is {value!r}, neither a count nor "auto"'))
     return None
 
 
-def _device(kind: Mapping[str, Any], name: str, path: str, found: list[Problem]) -> str:
+def _device(kind: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> str:
     device = kind.get("device") or "none"
     if device in _DEVICES:
         return str(device)
-    found.append(_unknown(path, f"{name}.device", device, _DEVICES))
+    problems.append(_unknown(path, f"{name}.device", device, _DEVICES))
     return "none"
 
 
@@ -167,10 +167,10 @@ def batch_of_file_problems(
         return []
     says = " and ".join(f"{name} is {getattr(file, name)}" for name in wrong)
     has = " and ".join(str(ours[name]) for name in wrong)
-    wanted = _of_file(shape, file)
+    target = _of_file(shape, file)
     fixes = [Fix(text=f'"auto" for {" and ".join(wrong)} in {file.path}')]
-    if wanted is not None and not faults(wanted, facts.num_prompts):
-        fixes.insert(0, Fix(text="the batch of the file", edits=edits_to(shape, wanted, typed)))
+    if target is not None and not faults(target, facts.num_prompts):
+        fixes.insert(0, Fix(text="the batch of the file", edits=edits_to(shape, target, typed)))
     seen = f"{file.path}: {says}; this run has {has}."
     return [problem("E219", "deepspeed", seen, "A file for another batch or for another machine.", *fixes)]
 
@@ -192,9 +192,9 @@ def _of_file(shape: Shape, file: DeepSpeedFile) -> Shape | None:
     if file.train_batch_size and not file.gradient_accumulation_steps:
         passes = max(1, file.train_batch_size // (shape.num_processes * rows))
     steps = max(1, shape.steps_per_generation // shape.gradient_accumulation_steps)
-    wanted = with_product(
+    target = with_product(
         replace(shape, per_device_train_batch_size=rows),
         gradient_accumulation_steps=passes,
         steps_per_generation=steps * passes,
     )
-    return wanted if file.train_batch_size in (None, wanted.completions_per_step) else None
+    return target if file.train_batch_size in (None, target.completions_per_step) else None

@@ -75,17 +75,17 @@ def _varied(old: Shape, ranked: list[Shape]) -> list[Shape]:
     return leaders + [candidate for candidate in kept if candidate not in leaders]
 
 
-def edits_to(shape: Shape, wanted: Shape, typed: Collection[str] | None) -> dict[str, Any]:
+def edits_to(shape: Shape, target: Shape, typed: Collection[str] | None) -> dict[str, Any]:
     """Return the options to type so that, with what is typed already, the batch becomes `wanted`."""
     if typed is None:
         typed = {*COUNTS} - (
             {GENERATION_BATCH} if shape.generation_batch_size == shape.completions_per_rollout else set()
         )
-    given = {name: getattr(shape, name) for name in COUNTS if name in typed}
+    typed_counts = {name: getattr(shape, name) for name in COUNTS if name in typed}
     edits: dict[str, Any] = {
-        name: getattr(wanted, name)
+        name: getattr(target, name)
         for name in ("num_generations", "num_iterations")
-        if getattr(wanted, name) != getattr(shape, name)
+        if getattr(target, name) != getattr(shape, name)
     }
     rollout = (
         GENERATION_BATCH if GENERATION_BATCH in typed and PER_GENERATION not in typed else PER_GENERATION
@@ -93,15 +93,15 @@ def edits_to(shape: Shape, wanted: Shape, typed: Collection[str] | None) -> dict
     while wrong := [
         n
         for n in (PER_DEVICE, ACCUMULATION, rollout, GENERATION_BATCH)
-        if not _leads_to(n, given | edits, wanted)
+        if not _leads_to(n, typed_counts | edits, target)
     ]:
         # One at a time: an option that is typed changes what the others are derived to.
-        edits[wrong[0]] = getattr(wanted, wrong[0])
+        edits[wrong[0]] = getattr(target, wrong[0])
     return edits
 
 
-def _leads_to(name: str, typed: dict[str, Any], wanted: Shape) -> bool:
-    return bool(getattr(derive_batch(typed, wanted.num_processes), name) == getattr(wanted, name))
+def _leads_to(name: str, typed: dict[str, Any], target: Shape) -> bool:
+    return bool(getattr(derive_batch(typed, target.num_processes), name) == getattr(target, name))
 
 
 def _positive(shape: Shape) -> Shape:
@@ -259,8 +259,8 @@ def _cost(base: Shape, old: Shape, new: Shape) -> float:
         new.num_generations, base.num_generations if base.num_generations > 1 else 8
     )
     # Steps per rollout are how far off-policy a run is; a fix for sizes leaves that alone where it can.
-    wanted = max(1, round(base.steps_per_generation / base.gradient_accumulation_steps))
-    cost += _POLICY_WEIGHT * _distance(new.steps_per_generation // new.gradient_accumulation_steps, wanted)
+    ratio = max(1, round(base.steps_per_generation / base.gradient_accumulation_steps))
+    cost += _POLICY_WEIGHT * _distance(new.steps_per_generation // new.gradient_accumulation_steps, ratio)
     if new.generation_batch_size not in (old.generation_batch_size, old.completions_per_rollout):
         cost += _NEITHER * (old.generation_batch_size != old.completions_per_rollout)
     cost -= _SAME_ROLLOUT * (new.generation_batch_size == base.generation_batch_size)

@@ -26,16 +26,16 @@ def _fix(option: str) -> Fix:
 def _on_cpu(config: Config, facts: Facts) -> list[Problem]:
     if facts.cuda is not False:
         return []
-    found = []
+    refused = []
     if config.attn_impl == "flash_attn":
-        found.append(("attn_impl", "attn_impl is flash_attn, whose kernels run on GPUs alone."))
+        refused.append(("attn_impl", "attn_impl is flash_attn, whose kernels run on GPUs alone."))
     elif config.attn_impl == "flex":
-        found.append(("attn_impl", "attn_impl is flex, which on a CPU has no backward pass in torch."))
+        refused.append(("attn_impl", "attn_impl is flex, which on a CPU has no backward pass in torch."))
     if config.use_liger_kernel == "true":
-        found.append(
+        refused.append(
             ("use_liger_kernel", "use_liger_kernel is true, and liger-kernel's kernels run on GPUs alone.")
         )
-    problems = [problem("E117", option, seen, _OTHERS_CPU, _fix(option)) for option, seen in found]
+    problems = [problem("E117", option, seen, _OTHERS_CPU, _fix(option)) for option, seen in refused]
     if config.activation_offloading:
         seen = "activation_offloading is on, and activations are in the machine's memory already."
         off = Fix(text="without it", edits={"activation_offloading": False})

@@ -291,13 +291,13 @@ def _larger_pass(config: Config, facts: Facts, typed: Collection[str] | None) ->
     if _has_rows(facts) or config.gradient_accumulation_steps % 2 or config.steps_per_generation % 2:
         return None
     shape = shape_of(config, facts.num_processes)
-    wanted = with_product(
+    target = with_product(
         shape,
         per_device_train_batch_size=2 * shape.per_device_train_batch_size,
         gradient_accumulation_steps=shape.gradient_accumulation_steps // 2,
         steps_per_generation=shape.steps_per_generation // 2,
     )
-    return edits_to(shape, wanted, typed), {name: getattr(wanted, name) for name in COUNTS}
+    return edits_to(shape, target, typed), {name: getattr(target, name) for name in COUNTS}
 
 
 def _has_rows(facts: Facts) -> bool:
@@ -309,10 +309,10 @@ def _with_rows(
     config: Config, facts: Facts, typed: Collection[str] | None, rows: int, factor: int
 ) -> tuple[Edits, Edits]:
     shape = shape_of(config, facts.num_processes)
-    wanted = with_product(
+    target = with_product(
         shape,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=shape.gradient_accumulation_steps * factor,
         steps_per_generation=shape.steps_per_generation * factor,
     )
-    return edits_to(shape, wanted, typed), {name: getattr(wanted, name) for name in COUNTS}
+    return edits_to(shape, target, typed), {name: getattr(target, name) for name in COUNTS}

@@ -239,9 +239,9 @@ def _phases(config: Config, facts: Facts, how: Training, *, rests: bool = False)
     if not how.cuda:
         held["libraries at work"] = _AT_WORK
     if rollout and how.element != FLOAT and not facts.cuda:
-        made = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)
-        kept = min(KEPT_KERNELS, made)
-        held["compiled kernels"] = int(_KERNEL_BYTES * (kept + _LEFT * (made - kept)))
+        num_kernels = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)
+        kept = min(KEPT_KERNELS, num_kernels)
+        held["compiled kernels"] = int(_KERNEL_BYTES * (kept + _LEFT * (num_kernels - kept)))
     if rollout:
         phases.append(Phase(name="rollout", parts=held | cache | rollout))
     if (config.engine == "native" and not rests) or layout.engine != "own":
@@ -316,10 +316,10 @@ def _publish(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]
     """What brings new weights to the engine: vLLM gets one tensor after the other, and is awake for it."""
     if layout.engine == "own":
         return {}
-    found = {"gathered tensor": how.element * model.vocabulary * model.hidden}
+    parts = {"gathered tensor": how.element * model.vocabulary * model.hidden}
     if layout.engine_sleeps:
-        found["engine"] = _LOW * model.parameters // layout.engine_parallel
-    return found
+        parts["engine"] = _LOW * model.parameters // layout.engine_parallel
+    return parts
 
 
 def _host_bytes(config: Config, facts: Facts, how: Training) -> int:
@@ -329,14 +329,14 @@ def _host_bytes(config: Config, facts: Facts, how: Training) -> int:
         return 0
     weights = _weights(model, how)
     held = _held(config, model, how, weights, replace(layout, offload="none", zero_stage=0))
-    found = 0
+    num_bytes = 0
     if layout.is_offloaded("weights"):
-        found += sum(held.get(name, 0) for name in _OFFLOADED)
+        num_bytes += sum(held.get(name, 0) for name in _OFFLOADED)
     if layout.is_offloaded("gradients"):
-        found += FLOAT * weights.trained
+        num_bytes += FLOAT * weights.trained
     if layout.is_offloaded("optimizer"):
-        found += _MOMENTS * weights.trained + held.get("masters", 0)
-    return found
+        num_bytes += _MOMENTS * weights.trained + held.get("masters", 0)
+    return num_bytes
 
 
 def _weights(model: ModelSizes, how: Training) -> _Weights:
@@ -427,10 +427,10 @@ def _head(model: ModelSizes, size: PassSize, how: Training) -> int:
     as it comes and as a sum."""
     block = head_block(model, size.trained, cuda=how.cuda)
     low = how.element if how.element != FLOAT else 0
-    found = _HEAD_BLOCKS * block.num_bytes + size.trained * model.hidden * (FLOAT + low)
+    num_bytes = _HEAD_BLOCKS * block.num_bytes + size.trained * model.hidden * (FLOAT + low)
     if _trains_head(model, how):
-        found += block.words * model.hidden * (FLOAT + how.element)
-    return found
+        num_bytes += block.words * model.hidden * (FLOAT + how.element)
+    return num_bytes
 
 
 def _trains_head(model: ModelSizes, how: Training) -> bool:

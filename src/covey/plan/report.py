@@ -69,8 +69,8 @@ def report_json(
     ladder: Ladder | None = None,
 ) -> dict[str, Any]:
     """Return the plan as `covey plan --json` prints it and plan.json holds it."""
-    found = {"ladder": ladder, "time": pace(facts, batch)}
-    return {name: part.as_dict() for name, part in found.items() if part is not None} | {
+    parts = {"ladder": ladder, "time": pace(facts, batch)}
+    return {name: part.as_dict() for name, part in parts.items() if part is not None} | {
         "options": config.model_dump(),
         "batch": batch.as_dict(),
         "in_words": batch.in_words(),
@@ -177,15 +177,15 @@ def _tasks(config: Config, facts: Facts) -> list[str]:
 
 def _pass_rates(config: Config, facts: Facts) -> list[str]:
     """Where pass rates are from, what is left out by them, and how they are spread."""
-    found = facts.pass_rates
-    if found is None or found.problem is not None:
+    rates = facts.pass_rates
+    if rates is None or rates.problem is not None:
         return []
     low, high = config.min_pass_rate, config.max_pass_rate
-    left = found.num_rows - found.num_kept
+    left = rates.num_rows - rates.num_kept
     lines = [
-        f"{found.where}: {found.num_measured:,} of {counted(found.num_rows, 'prompt')} measured, the others "
+        f"{rates.where}: {rates.num_measured:,} of {counted(rates.num_rows, 'prompt')} measured, the others "
         f"are kept; {left:,} left out, below {low:g} or above {high:g}",
-        f"by pass rate: {histogram(found) or 'none'}",
+        f"by pass rate: {histogram(rates) or 'none'}",
     ]
     return [*lines, *([f"each epoch {config.curriculum}"] if config.curriculum != "none" else [])]
 

@@ -102,25 +102,25 @@ def faults(shape: Shape, num_prompts: int | None) -> tuple[str, ...]:
     # A group below two has its own words.
     if any(not in_range(max(getattr(shape, n), int(n == "num_generations"))) for n in COUNTS):
         return ("E208",)
-    found: list[str] = []
+    codes: list[str] = []
     per_pass = shape.num_processes * shape.per_device_train_batch_size
     if shape.num_generations < shape.least_group:
-        found.append("E201")
+        codes.append("E201")
     if shape.generation_batch_size % per_pass:
-        found.append("E204")
+        codes.append("E204")
     elif shape.generation_batch_size != shape.completions_per_rollout:
-        found.append("E203")
+        codes.append("E203")
     if shape.gradient_accumulation_steps > shape.steps_per_generation:
-        found.append("E206")
+        codes.append("E206")
     elif shape.steps_per_generation % shape.gradient_accumulation_steps:
-        found.append("E205")
-    if "E201" in found or "E203" in found or "E204" in found:
-        return tuple(found)
+        codes.append("E205")
+    if "E201" in codes or "E203" in codes or "E204" in codes:
+        return tuple(codes)
     if shape.generation_batch_size % shape.num_generations:
-        found.append("E202")
+        codes.append("E202")
     elif num_prompts is not None and 0 < num_prompts < shape.generation_batch_size // shape.num_generations:
-        found.append("E207")
-    return tuple(found)
+        codes.append("E207")
+    return tuple(codes)
 
 
 def with_product(shape: Shape, **changes: int) -> Shape:

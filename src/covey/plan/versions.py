@@ -116,11 +116,11 @@ BAD: tuple[Bad, ...] = (
 def version_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what is known against the versions that a run rests on; nothing of a package that it does not
     use."""
-    found = dict(facts.versions)
+    installed = dict(facts.versions)
     problems = []
     for package in _used(config, facts):
-        if package in found:
-            problems += _of_package(package, found[package])
+        if package in installed:
+            problems += _of_package(package, installed[package])
     return problems
 
 
@@ -157,8 +157,8 @@ def parsed(version: str) -> Version:
 
     A release candidate counts as its release.
     """
-    found = re.match(r"\d+(\.\d+)*", version)
-    numbers = [int(part) for part in found[0].split(".")] if found else [0]
+    match = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(part) for part in match[0].split(".")] if match else [0]
     while len(numbers) > 1 and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)

@@ -41,10 +41,10 @@ def accuracy(
     """
     golds = solution if solution is not None else answer
     texts = [None if gold is None else column_text(gold) for gold in golds or [None] * len(completions)]
-    found = [_found(text, gold) for text, gold in zip(completions, texts, strict=True)]
+    parsed = [_parsed(text, gold) for text, gold in zip(completions, texts, strict=True)]
     if log_extra is not None:
-        log_extra("parsed_by", [how for _, how in found])
-    pairs = [(gold, answer) for gold, (answer, _) in zip(texts, found, strict=True)]
+        log_extra("parsed_by", [how for _, how in parsed])
+    pairs = [(gold, answer) for gold, (answer, _) in zip(texts, parsed, strict=True)]
     # Each pair once, and as many at a time as there are processes that compare formulas.
     different = list(dict.fromkeys(pairs))
     with ThreadPoolExecutor(ALGEBRA.num_children, "accuracy") as threads:
@@ -65,17 +65,17 @@ def reasoning_accuracy(
     return accuracy(completions=ends, solution=solution, answer=answer, log_extra=log_extra)
 
 
-def _found(completion: str, gold: str | None) -> tuple[str | None, str]:
+def _parsed(completion: str, gold: str | None) -> tuple[str | None, str]:
     """The answer and how it was found: a gold in words is compared with words, another with no sentence."""
-    found, how = find_answer(completion)
+    answer, how = find_answer(completion)
     if gold is None:
-        return found, how
-    wanted = extract_gold(gold)
-    is_words = read(wanted).kind is Kind.WORDS and any(c.isalpha() for c in wanted)
+        return answer, how
+    gold_answer = extract_gold(gold)
+    is_words = read(gold_answer).kind is Kind.WORDS and any(c.isalpha() for c in gold_answer)
     if how in _MARKED:
-        return found if found is None or is_words else of_sentence(found), how
-    words = last_words(without_thoughts(completion), wanted) if is_words else None
-    return (words, "last_words") if words else (found, how)
+        return answer if answer is None or is_words else of_sentence(answer), how
+    words = last_words(without_thoughts(completion), gold_answer) if is_words else None
+    return (words, "last_words") if words else (answer, how)
 
 
 def _score(pair: tuple[str | None, str | None]) -> float | None:

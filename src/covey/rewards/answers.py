@@ -32,10 +32,10 @@ _MARK = "####"
 
 def extract_gold(text: str) -> str:
     """The gold of a solution text: in `<answer>`, else after the last `####`, else the last box, else all."""
-    found = answer_tag(text)
-    if found is None and _MARK in text:
-        found = text.rpartition(_MARK)[2]
-    return _within((text if found is None else found).strip())
+    gold = answer_tag(text)
+    if gold is None and _MARK in text:
+        gold = text.rpartition(_MARK)[2]
+    return _within((text if gold is None else gold).strip())
 
 
 def find_answer(text: str) -> tuple[str | None, str]:
@@ -43,8 +43,8 @@ def find_answer(text: str) -> tuple[str | None, str]:
 
     What is said outside of thoughts is searched first. Of thoughts, closed or not, marks alone count.
     """
-    found = _find(without_thoughts(text))
-    return found if found[0] is not None else _marked(text) or found
+    parsed = _find(without_thoughts(text))
+    return parsed if parsed[0] is not None else _marked(text) or parsed
 
 
 def without_thoughts(text: str) -> str:
@@ -69,9 +69,9 @@ def _find(text: str) -> tuple[str | None, str]:
         (last_line, "last_line"),
         (lambda prose: bold or last_expression(prose), "last_expression"),
     ):
-        found = find(prose)
-        if found is not None:
-            return found, name
+        answer = find(prose)
+        if answer is not None:
+            return answer, name
     return None, "none"
 
 
@@ -84,18 +84,18 @@ def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{…}` or `\fbox{…}` whose braces close, or of `\boxed 5`; else None."""
     if "\\boxed" not in text and "\\fbox" not in text:
         return None
-    found, place = None, -1
+    content, start = None, -1
     opened: list[int] = []
     for token in _BOX.finditer(text):
         if token[0] == "}":
             begin = opened.pop() if opened else -1
             if begin >= 0:
-                found, place = text[begin : token.start()], token.start()
+                content, start = text[begin : token.start()], token.start()
         elif token[0][-1] == "{" and token[0] != "\\{":
             opened.append(token.end() if len(token[0]) > 1 else -1)
-    for bare in _BARE_BOX.finditer(text, max(place, 0)):
-        found = bare[1].rstrip(".,;。")
-    return found
+    for bare in _BARE_BOX.finditer(text, max(start, 0)):
+        content = bare[1].rstrip(".,;。")
+    return content
 
 
 def _within(text: str) -> str:
@@ -127,10 +127,10 @@ def _only_value(text: str) -> str | None:
     if not (text.startswith('{"') and text.endswith("}") and len(text) <= _LONGEST_OBJECT):
         return None
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return column_text(found) if isinstance(found, dict) and len(found) == 1 else None
+    return column_text(value) if isinstance(value, dict) and len(value) == 1 else None
 
 
 def column_text(column: Any) -> str:

@@ -12,7 +12,7 @@ from covey.rewards.callee import Wants
 from covey.rewards.judge_text import filled, prompt_in_words, row_limit_s, template_text
 from covey.rewards.own_worker import OwnWorker
 from covey.rewards.protocol import Scored
-from covey.rewards.resolve import Found
+from covey.rewards.resolve import ResolvedReward
 from covey.rewards.targets import Target, model_source
 
 ROWS_PER_PASS, TOKENS_PER_PASS = 8, 8192
@@ -36,7 +36,7 @@ class ModelEntry:
         return self.entry
 
 
-def found_model(entry: ModelEntry, timeout_s: float) -> Found:
+def model_reward(entry: ModelEntry, timeout_s: float) -> ResolvedReward:
     """The reward of a model. Its weights load at the first call; `timeout_s` is for each forward pass."""
     worker = OwnWorker(
         Target(entry=entry.entry, name="RewardModel", module="covey.rewards.reward_model"),
@@ -44,7 +44,7 @@ def found_model(entry: ModelEntry, timeout_s: float) -> Found:
         load_limit_s=_LOAD_LIMIT_S,
         limit_of=lambda count: timeout_s * count,
     )
-    return Found(
+    return ResolvedReward(
         plain=entry.name,
         source=model_source(entry.entry),
         kind="built_in",
@@ -56,7 +56,7 @@ def found_model(entry: ModelEntry, timeout_s: float) -> Found:
     )
 
 
-def found_judge(options: Mapping[str, Any]) -> Found:
+def judge_reward(options: Mapping[str, Any]) -> ResolvedReward:
     """The reward `judge` with its options of the run."""
     retries, concurrency = options["judge_retries"], options["judge_concurrency"]
     row_s = row_limit_s(retries, options["judge_timeout_s"])
@@ -75,7 +75,7 @@ def found_judge(options: Mapping[str, Any]) -> Found:
     def questions(rows: Sequence[Scored]) -> dict[str, list[Any]]:
         return {"questions": [filled(template, _values(row)) for row in rows]}
 
-    return Found(
+    return ResolvedReward(
         plain=JUDGE,
         source=None,
         kind="built_in",

@@ -46,7 +46,7 @@ def arguments_of(
     In the form `text` prompts and completions are strings, in the form `messages` lists of messages. Steps
     are strings in both.
     """
-    made = {
+    readers = {
         "prompts": lambda r: _messages(r) if form == "messages" else r.prompt.text,
         "completions": lambda r: [_turn(r)] if form == "messages" else r.text,
         "completion_steps": lambda r: r.steps(step_separator),
@@ -58,8 +58,8 @@ def arguments_of(
         "prompt_id": lambda r: str(r.prompt.id),
     }
     columns = sorted({name for r in rows for name in r.prompt.columns} - {*STANDARD})
-    wanted = [n for n in made if n in wants.names or (wants.takes_all and n not in _ONLY_NAMED)]
-    values = {name: [made[name](r) for r in rows] for name in wanted}
+    names = [n for n in readers if n in wants.names or (wants.takes_all and n not in _ONLY_NAMED)]
+    values = {name: [readers[name](r) for r in rows] for name in names}
     values.update({n: [r.prompt.columns.get(n) for r in rows] for n in columns if wants.includes(n)})
     return values
 

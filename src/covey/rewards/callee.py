@@ -57,10 +57,10 @@ class Callee:
     def call(self, arguments: Mapping[str, Any], count: int, state: TrainerState) -> Reply:
         """Call the function on `count` rows."""
         notes = _Notes(count)
-        made = {"trainer_state": state, "log_extra": notes.log_extra, "log_metric": notes.log_metric}
-        given = {k: v for k, v in {**arguments, **made}.items() if self.wants.includes(k)}
+        extras = {"trainer_state": state, "log_extra": notes.log_extra, "log_metric": notes.log_metric}
+        accepted = {k: v for k, v in {**arguments, **extras}.items() if self.wants.includes(k)}
         try:
-            values = self._finished(self._function(**given))
+            values = self._finished(self._function(**accepted))
             if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
                 values = list(values)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result
@@ -187,8 +187,10 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _gave(given: int, count: int) -> str:
-    return f"gave {given} value{'' if given == 1 else 's'} for {count} completion{'' if count == 1 else 's'}"
+def _gave(values: int, count: int) -> str:
+    return (
+        f"gave {values} value{'' if values == 1 else 's'} for {count} completion{'' if count == 1 else 's'}"
+    )
 
 
 def file_of(function: Any) -> str | None:

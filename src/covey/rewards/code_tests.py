@@ -39,10 +39,10 @@ class CodeTest:
         if "input" in self.ask:
             return _lines(text) == _lines(self.expected)
         try:
-            given = json.loads(text)
+            actual = json.loads(text)
         except (ValueError, RecursionError):
             return False
-        return any(_is_same(given, meant) for meant in _readings(self.expected))
+        return any(_is_same(actual, expected) for expected in _readings(self.expected))
 
 
 def read_tests(verification_info: Any = None, test_cases: Any = None) -> tuple[CodeTest, ...]:
@@ -93,16 +93,16 @@ def _test(number: int, case: Any, name: Any) -> CodeTest:
         raise UnreadableTests(f"test {number} has no input and output")
     name = case.get("fn_name") or name
     kind = case.get("type") or ("function_call" if name else "stdin_stdout")
-    given, expected = case["input"], case["output"]
+    stdin, expected = case["input"], case["output"]
     if kind == "stdin_stdout":
-        return CodeTest(ask={"input": _text(number, given)}, expected=_text(number, expected))
+        return CodeTest(ask={"input": _text(number, stdin)}, expected=_text(number, expected))
     if kind != "function_call":
         raise UnreadableTests(
             f"test {number} is of the type {kind}; there are stdin_stdout and function_call"
         )
     if not isinstance(name, str) or not name.isidentifier():
         raise UnreadableTests(f"test {number} calls a function and has no fn_name")
-    return CodeTest(ask={"call": name, "arguments": _arguments(number, given)}, expected=expected)
+    return CodeTest(ask={"call": name, "arguments": _arguments(number, stdin)}, expected=expected)
 
 
 def _text(number: int, value: Any) -> str:
@@ -112,23 +112,23 @@ def _text(number: int, value: Any) -> str:
     return text
 
 
-def _arguments(number: int, given: Any) -> list[Any]:
+def _arguments(number: int, value: Any) -> list[Any]:
     """A list is the arguments; a text has one of them a line, as JSON."""
-    if isinstance(given, list):
-        return given
+    if isinstance(value, list):
+        return value
     try:
-        return [json.loads(line) for line in str(given).splitlines() if line.strip()]
+        return [json.loads(line) for line in str(value).splitlines() if line.strip()]
     except ValueError:
         raise UnreadableTests(f"test {number} calls a function, and its input is no JSON") from None
 
 
 def _readings(expected: Any) -> list[Any]:
     """What an expected value may mean: itself, its JSON, and of a list of one its only member."""
-    found = [expected]
+    readings = [expected]
     if isinstance(expected, str):
         parsed = _parsed(expected)
-        found += [] if parsed is expected else [parsed]
-    return [*found, *(value[0] for value in found if isinstance(value, list) and len(value) == 1)]
+        readings += [] if parsed is expected else [parsed]
+    return [*readings, *(value[0] for value in readings if isinstance(value, list) and len(value) == 1)]
 
 
 def _parsed(value: Any) -> Any:
@@ -145,26 +145,26 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines()]
 
 
-def _is_same(given: Any, meant: Any) -> bool:
-    if isinstance(meant, list | tuple):
+def _is_same(actual: Any, expected: Any) -> bool:
+    if isinstance(expected, list | tuple):
         return (
-            isinstance(given, list)
-            and len(given) == len(meant)
-            and all(_is_same(a, b) for a, b in zip(given, meant, strict=True))
+            isinstance(actual, list)
+            and len(actual) == len(expected)
+            and all(_is_same(a, b) for a, b in zip(actual, expected, strict=True))
         )
-    if isinstance(meant, Mapping):
+    if isinstance(expected, Mapping):
         return (
-            isinstance(given, dict)
-            and given.keys() == {str(key) for key in meant}
-            and all(_is_same(given[str(key)], value) for key, value in meant.items())
+            isinstance(actual, dict)
+            and actual.keys() == {str(key) for key in expected}
+            and all(_is_same(actual[str(key)], value) for key, value in expected.items())
         )
-    if given == meant:
+    if actual == expected:
         return True
-    if not isinstance(given, int | float) or not isinstance(meant, int | float):
+    if not isinstance(actual, int | float) or not isinstance(expected, int | float):
         return False
     # Whole numbers are exact; where one has a fraction it may be off by what arithmetic loses.
-    is_exact = isinstance(given, int) and isinstance(meant, int)
+    is_exact = isinstance(actual, int) and isinstance(expected, int)
     try:
-        return not is_exact and math.isclose(given, meant, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+        return not is_exact and math.isclose(actual, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
     except OverflowError:
         return False

@@ -37,21 +37,21 @@ def is_equal(gold: str, answer: str | None) -> bool:
     """Whether an answer means what a gold means; an answer of None means nothing."""
     if answer is None:
         return False
-    wanted, found = read(gold), read(answer)
-    if Kind.NOTHING in (wanted.kind, found.kind):
+    expected, actual = read(gold), read(answer)
+    if Kind.NOTHING in (expected.kind, actual.kind):
         return False
     ends = time.monotonic() + _PATIENCE_S
-    if wanted.kind is Kind.CHOICE:
+    if expected.kind is Kind.CHOICE:
         # `(B) 12` names its text as well.
         is_option = (
-            bool(wanted.items) and found.kind is not Kind.CHOICE and _same(wanted.items[0], found, ends)
+            bool(expected.items) and actual.kind is not Kind.CHOICE and _same(expected.items[0], actual, ends)
         )
-        return is_option or wanted.text == choice_of(without_text_commands(tidy(answer)))
-    if found.kind is Kind.CHOICE and found.items:
-        return _same(wanted, found.items[0], ends)
-    if found.kind is Kind.WORDS and wanted.items and all(i.kind is Kind.CHOICE for i in wanted.items):
-        return sorted(found.text.upper()) == sorted(i.text for i in wanted.items)
-    return _same(wanted, found, ends)
+        return is_option or expected.text == choice_of(without_text_commands(tidy(answer)))
+    if actual.kind is Kind.CHOICE and actual.items:
+        return _same(expected, actual.items[0], ends)
+    if actual.kind is Kind.WORDS and expected.items and all(i.kind is Kind.CHOICE for i in expected.items):
+        return sorted(actual.text.upper()) == sorted(i.text for i in expected.items)
+    return _same(expected, actual, ends)
 
 
 def _same(gold: Value, answer: Value, ends: float) -> bool:
@@ -148,20 +148,22 @@ def _same_number(gold: Value, answer: Value) -> bool:
 def _same_list(gold: Value, answer: Value, ends: float) -> bool:
     if Kind.TUPLE in (gold.kind, answer.kind) and "cup" not in (gold.brackets, answer.brackets):
         return {gold.brackets, answer.brackets} == {"", "()"} and _in_order(gold.items, answer.items, ends)
-    wanted, found = gold.items or (gold,), list(answer.items or (answer,))
-    if len(wanted) != len(found):
+    gold_items, answer_items = gold.items or (gold,), list(answer.items or (answer,))
+    if len(gold_items) != len(answer_items):
         return False
     # 1, 2 for a = 1, b = 2: with the names left out, the order says which is which.
-    is_named = len({w.name for w in wanted}) > 1 and not any(f.name for f in found)
-    if is_named or len(wanted) > _LONGEST_BAG:
-        return _in_order(wanted, tuple(found), ends)
-    for item in wanted:
-        match = next((f for f in found if _same(item, f, ends)), None)
+    is_named = len({w.name for w in gold_items}) > 1 and not any(f.name for f in answer_items)
+    if is_named or len(gold_items) > _LONGEST_BAG:
+        return _in_order(gold_items, tuple(answer_items), ends)
+    for item in gold_items:
+        match = next((f for f in answer_items if _same(item, f, ends)), None)
         if match is None:
             return False
-        found.remove(match)
+        answer_items.remove(match)
     return True
 
 
-def _in_order(wanted: tuple[Value, ...], found: tuple[Value, ...], ends: float) -> bool:
-    return len(wanted) == len(found) and all(_same(w, f, ends) for w, f in zip(wanted, found, strict=True))
+def _in_order(gold_items: tuple[Value, ...], answer_items: tuple[Value, ...], ends: float) -> bool:
+    if len(gold_items) != len(answer_items):
+        return False
+    return all(_same(g, a, ends) for g, a in zip(gold_items, answer_items, strict=True))

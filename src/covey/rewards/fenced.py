@@ -14,8 +14,8 @@ def program_of(text: str) -> str | None:
     """
     blocks = _blocks(answer_tag(text) or text)
     named = [code for tag, code in blocks if tag in _PYTHON]
-    found = named or [code for tag, code in blocks if not tag]
-    return found[-1] if found else None
+    programs = named or [code for tag, code in blocks if not tag]
+    return programs[-1] if programs else None
 
 
 def has_named_program(text: str) -> bool:
@@ -26,16 +26,16 @@ def has_named_program(text: str) -> bool:
 def _blocks(text: str) -> list[tuple[str, str]]:
     """The closed blocks, each with its language: a line that ends in a fence and at most one word opens one,
     a line that begins with a fence closes it."""
-    found = []
+    blocks = []
     tag: str | None = None
     held: list[str] = []
     for line in text.splitlines(keepends=True):
         _, fence, word = line.rpartition("```")
         if tag is not None and line.strip().startswith("```"):
-            found.append((tag, "".join(held)))
+            blocks.append((tag, "".join(held)))
             tag = None
         elif tag is not None:
             held.append(line)
         elif fence and len(word.split()) <= 1:
             tag, held = word.strip().lower(), []
-    return found
+    return blocks

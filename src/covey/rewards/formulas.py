@@ -35,16 +35,16 @@ class Formulas:
 
     def equal(self, gold: str, answer: str) -> bool:
         """Whether both are read and mean the same."""
-        wanted, found = self.read(gold), self.read(answer)
-        if not wanted or not found or self._within(lambda: _are_different(wanted[0], found[0])):
+        golds, answers = self.read(gold), self.read(answer)
+        if not golds or not answers or self._within(lambda: _are_different(golds[0], answers[0])):
             return False
-        return bool(self._within(lambda: _are_same(wanted, found)))
+        return bool(self._within(lambda: _are_same(golds, answers)))
 
     def _read(self, latex: str) -> list[Any]:
         """The formula in a list, or an empty list."""
         text = normalize_latex(latex.replace("°", r"^\circ "), config=_NORMALIZATION)
         is_percent = text.endswith(r"\%")
-        found = self._within(
+        parsed = self._within(
             lambda: latex2sympy(
                 text.removesuffix(r"\%"),
                 is_real=not should_treat_as_complex(text),
@@ -53,13 +53,13 @@ class Formulas:
                 conversion_config=_CONVERSION,
             )
         )
-        if found is None:
+        if parsed is None:
             return []
-        if isinstance(found, sympy.Expr):
+        if isinstance(parsed, sympy.Expr):
             # math-verify takes i for a name.
-            names = [s for s in found.free_symbols if str(s) == "i"]
-            found = found.subs(dict.fromkeys(names, sympy.I)) if len(names) else found
-        return [found / 100 if is_percent and isinstance(found, sympy.Expr) else found]
+            names = [s for s in parsed.free_symbols if str(s) == "i"]
+            parsed = parsed.subs(dict.fromkeys(names, sympy.I)) if len(names) else parsed
+        return [parsed / 100 if is_percent and isinstance(parsed, sympy.Expr) else parsed]
 
     def _within(self, work: Callable[[], T]) -> T | None:
         """What the work gives; None where it raises or takes too long."""
@@ -79,13 +79,13 @@ def _late(number: int, frame: object) -> None:
     raise TimeoutError
 
 
-def _are_same(wanted: list[Any], found: list[Any]) -> bool:
-    gold, answer = wanted[0], found[0]
+def _are_same(golds: list[Any], answers: list[Any]) -> bool:
+    gold, answer = golds[0], answers[0]
     if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
         return _is_same_equation(gold, answer)
     if isinstance(gold, sympy.Set) and isinstance(answer, sympy.Set) and _is_same_set(gold, answer):
         return True
-    return bool(verify(wanted, found, allow_set_relation_comp=True, timeout_seconds=None))
+    return bool(verify(golds, answers, allow_set_relation_comp=True, timeout_seconds=None))
 
 
 def _is_same_equation(gold: sympy.Eq, answer: sympy.Eq) -> bool:

@@ -75,20 +75,20 @@ def reward_pattern(pattern: str) -> regex.Pattern[str]:
 
 def reward_in(answer: str, pattern: regex.Pattern[str]) -> float:
     """The number in the group of the last match; NoReward says why there is none."""
-    found = None
+    number_text = None
     try:
         for match in pattern.finditer(answer[-SEARCHED:], timeout=SEARCH_LIMIT_S):
-            found = match[1]
+            number_text = match[1]
     except TimeoutError:
         raise NoReward(f"the search of judge_regex took more than {SEARCH_LIMIT_S:g} s") from None
-    if found is None:
+    if number_text is None:
         raise NoReward(f"judge_regex finds no reward in the answer {answer[-200:]!r}")
     try:
-        value = float(found)
+        value = float(number_text)
     except ValueError:
-        raise NoReward(f"judge_regex finds {found[:80]!r}, which is no number") from None
+        raise NoReward(f"judge_regex finds {number_text[:80]!r}, which is no number") from None
     if not math.isfinite(value):
-        raise NoReward(f"judge_regex finds {found[:80]!r}, which is no finite number")
+        raise NoReward(f"judge_regex finds {number_text[:80]!r}, which is no finite number")
     return value
 
 

@@ -48,25 +48,25 @@ class Loader:
     def orms(self) -> dict[str, Any]:
         """The registry that plugin files fill, by name; where ms-swift's own `accuracy` or `format` stands in
         it, covey's is meant."""
-        found: dict[str, Any] = {}
+        named: dict[str, Any] = {}
         for module in [m for n, m in sys.modules.items() if n in ("swift.rewards", "swift.plugin")]:
-            found.update(getattr(module, "orms", {}))
-        return {n: f for n, f in found.items() if n not in BUILT_IN or not f.__module__.startswith("swift.")}
+            named.update(getattr(module, "orms", {}))
+        return {n: f for n, f in named.items() if n not in BUILT_IN or not f.__module__.startswith("swift.")}
 
     def load(self, target: Target) -> tuple[Callee, bool]:
         """The target's function, or an object of its class, and whether it is one of ms-swift's form."""
-        return callee_of(self._found(target), self._options)
+        return callee_of(self._attribute(target), self._options)
 
-    def _found(self, target: Target) -> Any:
+    def _attribute(self, target: Target) -> Any:
         if target.module is None and target.file is None:
             return self.orms()[target.name]
         module = self._module(target)
-        found: Any = module
+        value: Any = module
         for part in target.name.split("."):
-            if not hasattr(found, part):
+            if not hasattr(value, part):
                 raise Unloadable("missing", _missing(module, target))
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
     def _module(self, target: Target) -> ModuleType:
         if target.module is not None:
@@ -105,26 +105,26 @@ class Loader:
         return module
 
 
-def built(found: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+def built(reward_class: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """An object of a reward class; one whose constructor names `args` is given the run's options."""
     try:
-        names = inspect.signature(found).parameters
-        return found(args=SimpleNamespace(**options)) if "args" in names else found()
+        names = inspect.signature(reward_class).parameters
+        return reward_class(args=SimpleNamespace(**options)) if "args" in names else reward_class()
     except (Exception, SystemExit) as error:
-        words = describe(error, file_of(found))
-        raise Unloadable("import", f"the class {found.__name__} could not be made: {words}") from error
+        words = describe(error, file_of(reward_class))
+        raise Unloadable("import", f"the class {reward_class.__name__} could not be made: {words}") from error
 
 
-def callee_of(found: Any, options: Mapping[str, Any]) -> tuple[Callee, bool]:
+def callee_of(reward: Any, options: Mapping[str, Any]) -> tuple[Callee, bool]:
     """How a function, or an object of a class, is called; and whether it is an object, ms-swift's form."""
-    name = callable_name(found)
-    is_object = not inspect.isroutine(found)
-    if inspect.isclass(found):
-        found = built(found, options)
-    if not callable(found):
+    name = callable_name(reward)
+    is_object = not inspect.isroutine(reward)
+    if inspect.isclass(reward):
+        reward = built(reward, options)
+    if not callable(reward):
         raise Unloadable("not_callable", f"{name} is no function, nor an object that can be called")
     try:
-        return Callee(found), is_object
+        return Callee(reward), is_object
     except TypeError as error:
         raise Unloadable("signature", f"{name} {error}") from error
 

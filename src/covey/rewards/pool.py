@@ -121,8 +121,10 @@ class Pool:
         number = len(self._targets) - 1
         if reply["is_async"]:
             self._own_threads[number] = ThreadPoolExecutor(self.plan.workers, "async-reward")
-        told = reply["wants"]
-        wants = Wants(names=tuple(told["names"]), demands=tuple(told["demands"]), takes_all=told["takes_all"])
+        named = reply["wants"]
+        wants = Wants(
+            names=tuple(named["names"]), demands=tuple(named["demands"]), takes_all=named["takes_all"]
+        )
         return Loaded(number=number, wants=wants, is_object=reply["is_object"])
 
     def _call(self, request: str, limit_s: float) -> Reply:

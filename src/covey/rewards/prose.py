@@ -98,8 +98,8 @@ def plain(text: str) -> str:
 def last_bold(text: str) -> str | None:
     """The one number or formula that the last line has in bold type."""
     line = text.strip().rpartition("\n")[2]
-    found = [r for bold in _BOLD.findall(line) for r in runs(plain(bold))]
-    return _result(found[0].text) if len(found) == 1 else None
+    values = [r for bold in _BOLD.findall(line) for r in runs(plain(bold))]
+    return _result(values[0].text) if len(values) == 1 else None
 
 
 def last_words(text: str, gold: str) -> str | None:
@@ -143,15 +143,15 @@ def said(text: str) -> str | None:
             if is_upper and not _NOT.search(text, phrase.start() - 20, phrase.start("right")):
                 return letters
             continue
-        found = _value_at(text, phrase.end(), is_reply=phrase["reply"] is not None)
-        if found is not None:
-            return found
+        value = _value_at(text, phrase.end(), is_reply=phrase["reply"] is not None)
+        if value is not None:
+            return value
     return None
 
 
 def _filled(text: str, start: int) -> int:
-    found = _FILLERS.match(text, start)
-    return found.end() if found else start
+    match = _FILLERS.match(text, start)
+    return match.end() if match else start
 
 
 def _value_at(text: str, start: int, *, is_reply: bool = False) -> str | None:
@@ -232,11 +232,11 @@ def last_expression(text: str) -> str | None:
     """The last number or formula of a text, or the last two or more that are named in a row."""
     # Most texts end with it, and a formula that the cut may have halved is looked for in the whole.
     for piece in (text[-_NEAR:], text):
-        found = _without_asides(piece, [r for r in runs(piece) if _counts(piece, r)])
-        if not found:
+        candidates = _without_asides(piece, [r for r in runs(piece) if _counts(piece, r)])
+        if not candidates:
             continue
-        first = last = found[-1]
-        for before in reversed(found[:-1]):
+        first = last = candidates[-1]
+        for before in reversed(candidates[:-1]):
             if not _is_joined(piece, before, first, is_row=first is not last):
                 break
             first = before
@@ -257,11 +257,11 @@ def _is_joined(text: str, before: Run, after: Run, *, is_row: bool) -> bool:
     return is_row and _COMMA.fullmatch(between) is not None
 
 
-def _without_asides(text: str, found: list[Run]) -> list[Run]:
+def _without_asides(text: str, candidates: list[Run]) -> list[Run]:
     """Without what rounds the one before it, and what a last sentence holds beside a formula between marks:
     `$2\\sqrt{5}$, or about 4.47`."""
     kept: list[Run] = []
-    for run in found:
+    for run in candidates:
         if not kept or not _ROUNDED.fullmatch(text, kept[-1].end, run.start):
             kept.append(run)
     if not kept:
@@ -294,8 +294,8 @@ def _whole(text: str, first: Run, last: Run) -> str:
     """The text of a run, or from one to another."""
     if first is last:
         return _result(last.text)
-    found = re.sub(r"\$([^$]+)\$|\\\((.+?)\\\)", lambda m: m[1] or m[2], text[first.start : last.end])
-    return re.sub(r"\s*\n\s*[-*•]\s*", ", ", found)
+    expression = re.sub(r"\$([^$]+)\$|\\\((.+?)\\\)", lambda m: m[1] or m[2], text[first.start : last.end])
+    return re.sub(r"\s*\n\s*[-*•]\s*", ", ", expression)
 
 
 def _result(text: str) -> str:

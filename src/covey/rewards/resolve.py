@@ -25,7 +25,7 @@ Entry = str | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ResolvedReward:
     """A function and how it is asked; `source` tells it from others called `plain` (None: it keeps that
     name), `calls` is into how many calls rows are cut, 0 for a function that works while it is waited for;
     `by_row` is whether each completion is a call of its own, with a time limit of its own; `worker` is a
@@ -65,7 +65,7 @@ class Found:
         )
 
 
-def find(entry: Entry, pool: Pool, orms: Sequence[str]) -> Found | RewardFault:
+def resolve_reward(entry: Entry, pool: Pool, orms: Sequence[str]) -> ResolvedReward | RewardFault:
     """What an entry stands for: a name that plugins put into `orms`, a built-in, or a function of a file or
     module."""
     if not isinstance(entry, str):
@@ -81,7 +81,7 @@ def find(entry: Entry, pool: Pool, orms: Sequence[str]) -> Found | RewardFault:
     return _in_worker(target, pool) if target is not None else _unknown(entry, orms)
 
 
-def built_in(entry: str, options: Mapping[str, Any]) -> Found:
+def built_in(entry: str, options: Mapping[str, Any]) -> ResolvedReward:
     """A built-in with its options of the run, in this process; another name is a KeyError, and so is an
     option that it reads and that is not there."""
     name = built_in_name(entry)
@@ -96,7 +96,9 @@ def built_in(entry: str, options: Mapping[str, Any]) -> Found:
         names=tuple(n for n in callee.wants.names if n not in hidden),
         demands=meant.golds if len(meant.golds) == 1 else (),
     )
-    return Found(plain=name, source=None, kind="built_in", wants=wants, ask=_ask_here(callee), calls=0)
+    return ResolvedReward(
+        plain=name, source=None, kind="built_in", wants=wants, ask=_ask_here(callee), calls=0
+    )
 
 
 def names_of(called: Sequence[tuple[str, str | None]]) -> tuple[str, ...]:
@@ -108,7 +110,7 @@ def names_of(called: Sequence[tuple[str, str | None]]) -> tuple[str, ...]:
     return tuple(n if k == 0 else f"{n}_{k + 1}" for n, k in zip(names, earlier, strict=True))
 
 
-def _in_worker(target: Target, pool: Pool) -> Found | RewardFault:
+def _in_worker(target: Target, pool: Pool) -> ResolvedReward | RewardFault:
     loaded = pool.load(target)
     if isinstance(loaded, RewardFault):
         return loaded
@@ -116,7 +118,7 @@ def _in_worker(target: Target, pool: Pool) -> Found | RewardFault:
     def ask(arguments: Mapping[str, Sequence[Any]], count: int, state: TrainerState) -> Any:
         return partial(awaited, pool.call(loaded.number, as_json(arguments), count, state))
 
-    return Found(
+    return ResolvedReward(
         plain=target.metric,
         source=target.source if target.module or target.file else None,
         kind="object" if loaded.is_object else "function",
@@ -126,20 +128,20 @@ def _in_worker(target: Target, pool: Pool) -> Found | RewardFault:
     )
 
 
-def _built_in_in_worker(target: Target, pool: Pool) -> Found | RewardFault:
-    found = _in_worker(target, pool)
-    if isinstance(found, RewardFault):
-        return found
-    return replace(found, plain=target.entry, source=None, kind="built_in", by_row=True)
+def _built_in_in_worker(target: Target, pool: Pool) -> ResolvedReward | RewardFault:
+    resolved = _in_worker(target, pool)
+    if isinstance(resolved, RewardFault):
+        return resolved
+    return replace(resolved, plain=target.entry, source=None, kind="built_in", by_row=True)
 
 
-def _here(function: Callable[..., Any], why: str, pool: Pool) -> Found | RewardFault:
+def _here(function: Callable[..., Any], why: str, pool: Pool) -> ResolvedReward | RewardFault:
     name = callable_name(function)
     try:
         callee, is_object = callee_of(function, pool.plan.options)
     except Unloadable as fault:
         return RewardFault(reward=name, kind=fault.kind, words=str(fault))
-    return Found(
+    return ResolvedReward(
         plain=name,
         source=getattr(function, "__module__", None),
         kind="object" if is_object else "function",

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from covey.config.names import nearest
-from covey.rewards.apart import ModelEntry, found_judge, found_model
+from covey.rewards.apart import ModelEntry, judge_reward, model_reward
 from covey.rewards.builtin import JUDGE
 from covey.rewards.own_worker import OwnWorker
 from covey.rewards.pool import Pool, PoolPlan
@@ -24,7 +24,7 @@ from covey.rewards.protocol import (
     Scored,
     TrainerState,
 )
-from covey.rewards.resolve import Entry, Found, find, names_of
+from covey.rewards.resolve import Entry, ResolvedReward, names_of, resolve_reward
 from covey.rewards.steps import STEP_SEPARATOR
 from covey.types import Metric, ScorePart
 
@@ -87,24 +87,24 @@ class RewardSet:
         pool = Pool(plan)
         try:
             orms, faults = pool.run_plugins() if plugins else ((), ())
-            results = [_found(entry, pool, orms) for entry in entries] if not faults else []
+            results = [_resolve(entry, pool, orms) for entry in entries] if not faults else []
         except BaseException:
             pool.close()
             raise
-        found = [f for f in results if isinstance(f, Found)]
-        names = names_of([(f.plain, f.source) for f in found])
+        resolved = [f for f in results if isinstance(f, ResolvedReward)]
+        names = names_of([(f.plain, f.source) for f in resolved])
         rewards = [
             f.reward(
                 name, completion_form, prompt_is_messages=prompt_is_messages, step_separator=step_separator
             )
-            for f, name in zip(found, names, strict=True)
+            for f, name in zip(resolved, names, strict=True)
         ]
         return cls(
             rewards,
             pool=pool,
-            apart={n: f.worker for n, f in zip(names, found, strict=True) if f.worker is not None},
+            apart={n: f.worker for n, f in zip(names, resolved, strict=True) if f.worker is not None},
             faults=(*faults, *(f for f in results if isinstance(f, RewardFault)), *_twice(entries)),
-            notes=[f.note for f in found if f.note],
+            notes=[f.note for f in resolved if f.note],
         )
 
     def of_tasks(self, tasks: Mapping[str, Collection[str]]) -> RewardSet:
@@ -168,8 +168,8 @@ class RewardSet:
                 _spread(done.get(i), reward.name, asked[i], len(rows))
                 for i, reward in enumerate(self._rewards)
             ]
-            found = tuple(self._row(i, judgements) for i in range(len(rows)))
-            return Judged(rows=found, metrics=_metrics(judgements))
+            judged_rows = tuple(self._row(i, judgements) for i in range(len(rows)))
+            return Judged(rows=judged_rows, metrics=_metrics(judgements))
 
         return judged
 
@@ -210,20 +210,20 @@ def _spread(judgement: Judgement | None, name: str, asked: Sequence[int], count:
     return Judgement(rows=tuple(words), metrics=judgement.metrics if judgement is not None else {})
 
 
-def _found(entry: Entry | ModelEntry, pool: Pool, orms: Sequence[str]) -> Found | RewardFault:
+def _resolve(entry: Entry | ModelEntry, pool: Pool, orms: Sequence[str]) -> ResolvedReward | RewardFault:
     if isinstance(entry, ModelEntry):
-        return found_model(entry, pool.plan.timeout_s)
+        return model_reward(entry, pool.plan.timeout_s)
     if entry == JUDGE and entry not in orms:
-        return found_judge(pool.plan.options)
-    return find(entry, pool, orms)
+        return judge_reward(pool.plan.options)
+    return resolve_reward(entry, pool, orms)
 
 
 def _metrics(judgements: Sequence[Judgement]) -> dict[str, Metric]:
     values: dict[str, list[float]] = {}
     for judgement in judgements:
-        for name, given in judgement.metrics.items():
-            values.setdefault(name, []).extend(given)
-    return {name: Metric(value=sum(given) / len(given), count=len(given)) for name, given in values.items()}
+        for name, noted in judgement.metrics.items():
+            values.setdefault(name, []).extend(noted)
+    return {name: Metric(value=sum(v) / len(v), count=len(v)) for name, v in values.items()}
 
 
 def _twice(entries: Sequence[Entry | ModelEntry]) -> list[RewardFault]:

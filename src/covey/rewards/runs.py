@@ -61,7 +61,7 @@ def runs(text: str) -> list[Run]:
     """The numbers and formulas of a text that stand by themselves, in their order."""
     tokens = _tokens(text)
     pairs = _pairs(tokens)
-    found = []
+    parts = []
     i = 0
     while i < len(tokens):
         end = _end_of_run(tokens, i, pairs)
@@ -70,9 +70,9 @@ def runs(text: str) -> list[Run]:
             continue
         run = _trimmed(text, tokens, i, end)
         if run is not None:
-            found.append(run)
+            parts.append(run)
         i = end
-    return found
+    return parts
 
 
 def _tokens(text: str) -> list[_Token]:

@@ -62,10 +62,10 @@ def _orm_of(name: str, built_in: BuiltIn) -> type[ORM]:
     def call(
         self: ORM, completions: Sequence[str], solution: Any = None, **kwargs: Any
     ) -> list[float | None]:
-        given = {"completion_ids": kwargs.get("response_token_ids"), **kwargs}
-        given |= {"completions": completions, "solution": solution}
-        given |= {option: getattr(self.args, option) for option in built_in.options}
-        return built_in.function(**{n: given[n] for n in wants_of(built_in.function).names if n in given})
+        values = {"completion_ids": kwargs.get("response_token_ids"), **kwargs}
+        values |= {"completions": completions, "solution": solution}
+        values |= {option: getattr(self.args, option) for option in built_in.options}
+        return built_in.function(**{n: values[n] for n in wants_of(built_in.function).names if n in values})
 
     return type(name, (ORM,), {"__call__": call, "__doc__": built_in.function.__doc__})
 

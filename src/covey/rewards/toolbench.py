@@ -24,13 +24,13 @@ def toolbench(*, completions: Sequence[str], solution: Sequence[Any]) -> list[fl
 
 
 def _score(gold: Any, text: str) -> float | None:
-    wanted = _call(gold) if isinstance(gold, str) else None
-    if wanted is None:
+    gold_call = _call(gold) if isinstance(gold, str) else None
+    if gold_call is None:
         return None
-    made = _call(text)
-    if made is None or made[0] != wanted[0]:
+    own_call = _call(text)
+    if own_call is None or own_call[0] != gold_call[0]:
         return 0.0
-    return _alike(wanted[1], made[1])
+    return _alike(gold_call[1], own_call[1])
 
 
 def _call(text: str) -> tuple[str, str] | None:
@@ -42,14 +42,14 @@ def _call(text: str) -> tuple[str, str] | None:
     return _OBSERVATION.split(name)[0].strip(), _OBSERVATION.split(rest)[0].strip()
 
 
-def _alike(wanted: str, made: str) -> float:
-    first, second = _read(wanted), _read(made)
+def _alike(gold: str, answer: str) -> float:
+    first, second = _read(gold), _read(answer)
     if first == second:
         return 1.0
     if isinstance(first, dict) and isinstance(second, dict):
         same = sum(1.0 if second[key] == first[key] else 0.5 for key in first if key in second)
         return 2 * same / (len(first) + len(second))
-    return 0.0 if isinstance(first, dict) or isinstance(second, dict) else rouge_l(wanted, made)
+    return 0.0 if isinstance(first, dict) or isinstance(second, dict) else rouge_l(gold, answer)
 
 
 def _read(text: str) -> Any:

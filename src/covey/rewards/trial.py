@@ -115,7 +115,7 @@ def blind(
         for i, reads in enumerate(rewards.named(columns))
         if weights[i] != 0.0 and (named := [c for c in columns if c in reads])
     }
-    found: list[Blind] = []
+    blind_rewards: list[Blind] = []
     for column in dict.fromkeys(readers.values()):
         tries = _tries(prompts, column)
         if len(tries) < _FEWEST_ROWS:
@@ -128,36 +128,36 @@ def blind(
             seen = _judged(values, rewards.names[i], column, weights[i])
             if i in claims and not seen:
                 seen = _unread_forms(rewards, i, [rows[0].prompt for rows in tries], column)
-            found += seen
-        if not found:
+            blind_rewards += seen
+        if not blind_rewards:
             totals = [[total(row.parts, weights).total for row in rows] for rows in said]
-            found += [b for b in _judged(totals, "", column, 1.0) if b.compared == "empty"]
-    return found
+            blind_rewards += [b for b in _judged(totals, "", column, 1.0) if b.compared == "empty"]
+    return blind_rewards
 
 
 def _judged(values: Sequence[Sequence[float | None]], reward: str, column: str, weight: float) -> list[Blind]:
     """The first comparison that fails; a row's values are of nothing, its gold and, where there is one,
     another's."""
-    given = {v for row in values for v in row if v is not None}
-    constant = given.pop() / weight if len(given) == 1 else None
+    distinct = {v for row in values for v in row if v is not None}
+    constant = distinct.pop() / weight if len(distinct) == 1 else None
     own = [row[1 : 1 + NUM_FORMS] for row in values]
     empty = [[row[0]] * NUM_FORMS for row in values]
     others = [row[1 + NUM_FORMS :] for row in values]
     compared: Mapping[Literal["empty", "others"], Any] = {"empty": empty, "others": others}
     for against, theirs in compared.items():
-        told = [
+        tells_apart = [
             any(g > t for g, t in pairs)
             for golds, those in zip(own, theirs, strict=True)
             if (pairs := [(g, t) for g, t in zip(golds, those, strict=False) if None not in (g, t)])
         ]
-        if len(told) >= _FEWEST_ROWS and sum(told) <= _TOLD * len(told):
+        if len(tells_apart) >= _FEWEST_ROWS and sum(tells_apart) <= _TOLD * len(tells_apart):
             return [
                 Blind(
                     reward=reward,
                     column=column,
                     compared=against,
-                    num_rows=len(told),
-                    num_told=sum(told),
+                    num_rows=len(tells_apart),
+                    num_told=sum(tells_apart),
                     constant=constant,
                 )
             ]
@@ -178,15 +178,15 @@ def _unread_forms(rewards: RewardSet, i: int, prompts: Sequence[Prompt], column:
     said = iter(_value(row, 0, 1.0) for row in alone.score(rows, TrainerState(max_steps=1)).rows)
     values = [[next(said) for _ in range(1 + len(_CLAIMED))] for _ in prompts]
     for place, form in enumerate(_CLAIMED, start=1):
-        told = [r > e for row in values if (r := row[place]) is not None and (e := row[0]) is not None]
-        if len(told) >= _FEWEST_ROWS and 2 * sum(told) <= len(told):
+        tells_apart = [r > e for row in values if (r := row[place]) is not None and (e := row[0]) is not None]
+        if len(tells_apart) >= _FEWEST_ROWS and 2 * sum(tells_apart) <= len(tells_apart):
             return [
                 Blind(
                     reward=name,
                     column=column,
                     compared="empty",
-                    num_rows=len(told),
-                    num_told=sum(told),
+                    num_rows=len(tells_apart),
+                    num_told=sum(tells_apart),
                     form=form,
                 )
             ]

@@ -189,8 +189,8 @@ def _logprobs(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Tensor:
     """The learner's logprobs of the sampled tokens, on padded rows."""
     backend.policy.use_stream("padded")
     plan = plan_of(backend.policy)
-    found = annotate(to_samples(groups), [True] * NUM_ROWS, backend, "old", plan, LocalComm())
-    return torch.cat([values for values in found if values is not None])
+    logprobs = annotate(to_samples(groups), [True] * NUM_ROWS, backend, "old", plan, LocalComm())
+    return torch.cat([values for values in logprobs if values is not None])
 
 
 def _sampler(dtype: str, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:

@@ -36,12 +36,12 @@ def by_policy(policy: Policy, rows: Sequence[Row], *, in_passes: bool = False) -
     ]
     keyed = groupby(zip(passes, micros, strict=True), key=lambda pair: pair[0][0].prompt_key)
     shared = [micro for _, same in keyed for micro in share_prompt([micro for _, micro in same])]
-    found: list[Tensor] = []
+    logprobs: list[Tensor] = []
     for micro, weight_n in zip(shared, weight_N.split(counts), strict=True):
         stats = policy(micro)
         ((stats.logprob_N + 0.1 * stats.entropy_N) * weight_n).sum().backward()
-        found.append(stats.logprob_N.detach())
-    return torch.cat(found), _taken_gradient(policy.model)
+        logprobs.append(stats.logprob_N.detach())
+    return torch.cat(logprobs), _taken_gradient(policy.model)
 
 
 def by_plain_logits(model: Any, rows: Sequence[Row]) -> Result:
@@ -49,7 +49,7 @@ def by_plain_logits(model: Any, rows: Sequence[Row]) -> Result:
     model.train().zero_grad(set_to_none=True)
     device = next(model.parameters()).device
     weight_N, heat_N = _weights(rows, device)
-    found, start = [], 0
+    logprobs, start = [], 0
     for row in rows:
         ids = torch.tensor([list(row.token_ids)], device=device)
         end = start + len(row.token_ids) - row.prompt_length
@@ -58,9 +58,9 @@ def by_plain_logits(model: Any, rows: Sequence[Row]) -> Result:
         logprob = table.gather(1, ids[0, row.prompt_length :, None])[:, 0]
         entropy = -(table.exp() * table).sum(-1)
         ((logprob + 0.1 * entropy) * weight_N[start:end]).sum().backward()
-        found.append(logprob.detach())
+        logprobs.append(logprob.detach())
         start = end
-    return torch.cat(found), _taken_gradient(model)
+    return torch.cat(logprobs), _taken_gradient(model)
 
 
 def relative(got: Tensor, expected: Tensor) -> float:

@@ -90,10 +90,10 @@ class RunFiles:
         """FileNotFoundError where metrics.jsonl is not as long as this process has left it."""
         if self._num_bytes is None:
             return
-        found = self.metrics_path.stat().st_size if self.metrics_path.exists() else None
-        if found != self._num_bytes:
-            words = f"it has {found} bytes, and the run left {self._num_bytes}: something else changed it"
-            if found is None:
+        num_bytes = self.metrics_path.stat().st_size if self.metrics_path.exists() else None
+        if num_bytes != self._num_bytes:
+            words = f"it has {num_bytes} bytes, and the run left {self._num_bytes}: something else changed it"
+            if num_bytes is None:
                 words = "it was deleted while the run went on"
             raise FileNotFoundError(errno.ENOENT, words, str(self.metrics_path))
 
@@ -170,15 +170,15 @@ class RunFiles:
     def supersede_all(self) -> Path | None:
         """Move every record into superseded/<n>/, unread, for a run that starts anew; None: there is none."""
         names = ("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "rollouts")
-        found = [path for name in names if (path := self.output_dir / name).exists()]
-        if not found:
+        paths = [path for name in names if (path := self.output_dir / name).exists()]
+        if not paths:
             return None
         directory = _next_directory(self.output_dir / "superseded")
-        for path in found:
+        for path in paths:
             os.rename(path, directory / path.name)
         self._last_step = None
         self._log.forget()
-        moved = [path.name for path in found]
+        moved = [path.name for path in paths]
         self.append_event("superseded", step=0, directory=directory.relative_to(self.output_dir), files=moved)
         return directory
 

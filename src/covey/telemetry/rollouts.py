@@ -46,13 +46,13 @@ def rollout_path(directory: Path, rollout: int) -> Path:
 
 def list_rollouts(directory: Path) -> dict[int, Path]:
     """Return the file of each rollout, in order; of a file and its compressed twin, the plain one."""
-    found: dict[int, Path] = {}
+    files: dict[int, Path] = {}
     if directory.is_dir():
         # Reverse name order puts ".jsonl" after ".jsonl.gz", so the plain file wins.
         for path in sorted(directory.iterdir(), reverse=True):
             if match := _NAME.fullmatch(path.name):
-                found[int(match[1])] = path
-    return dict(sorted(found.items()))
+                files[int(match[1])] = path
+    return dict(sorted(files.items()))
 
 
 class RolloutLog:
@@ -133,9 +133,9 @@ class RolloutLog:
 
     def _list(self) -> dict[int, Path]:
         """The file of each rollout, in order, whose bytes are counted anew."""
-        found = list_rollouts(self._directory)
-        self._num_bytes = sum(path.stat().st_size for path in found.values())
-        return found
+        files = list_rollouts(self._directory)
+        self._num_bytes = sum(path.stat().st_size for path in files.values())
+        return files
 
 
 def _compressed(path: Path) -> Path:

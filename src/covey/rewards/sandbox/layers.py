@@ -113,13 +113,13 @@ def isolate(limits: Limits | None = None, *, unsafe: bool = False) -> Isolation:
     reasons = []
     for way in ways():
         try:
-            found = tried(way, limits or Limits())
+            isolation = tried(way, limits or Limits())
         except SandboxError as error:
             reasons.append(f"{_name(way)}: {error}")
             continue
-        if not found.lacks:
-            return found
-        reasons.append(f"{found.name} leaves out: {', '.join(found.lacks)}")
+        if not isolation.lacks:
+            return isolation
+        reasons.append(f"{isolation.name} leaves out: {', '.join(isolation.lacks)}")
     if not any(way.kind == "bwrap" for way in ways()):
         reasons.insert(0, "bubblewrap is not installed")
     for way in bare_ways() if unsafe else ():
@@ -170,10 +170,10 @@ def _has(way: Way, saw: Mapping[str, Any], numbers: Mapping[str, int]) -> tuple[
 
 def _numbers(limits: Limits) -> dict[str, int]:
     """The limits that a program can read, by the system's names."""
-    given = asdict(limits)
+    values = asdict(limits)
     names = {"CPU": "cpu_s", "AS": "memory_bytes", "NPROC": "processes", "NOFILE": "open_files"}
-    found = {name: given[field] for name, field in names.items() if given[field] is not None}
-    return {**found, "FSIZE": 0}
+    numbers = {name: values[field] for name, field in names.items() if values[field] is not None}
+    return {**numbers, "FSIZE": 0}
 
 
 def _countable(limits: Limits, way: Way) -> Limits:
