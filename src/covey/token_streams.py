@@ -82,7 +82,7 @@ def build_stream(rows: Sequence[Row], kind: StreamKind, device: torch.device | s
 def build_streams(
     passes: Sequence[Sequence[Row]], kind: StreamKind, device: torch.device | str = "cpu"
 ) -> list[Stream]:
-    """The same of several passes at a time, which costs less than one after the other."""
+    """`build_stream` for several passes at once, which costs less than one after the other."""
     trained = [[_trained(row) for row in rows] for rows in passes]
     lay = {"padded": _padded, "packed": _packed, "prefix": _shared}[kind]
     parts = [lay(rows, facts) for rows, facts in zip(passes, trained, strict=True)]
@@ -201,7 +201,7 @@ def _alone(
 def _together(
     rows: Sequence[Row], trained: Sequence[_Trained], start: int, segments: list[StreamSegment]
 ) -> _Laid:
-    """The same of rows that share a prompt, each token once that several have in common."""
+    """`_alone` for rows that share a prompt; tokens that several of them have in common stand once."""
     prompt_length = rows[0].prompt_length
     needed_M = np.array([max(facts.needed, prompt_length) for facts in trained])
     column_L = np.arange(needed_M.max())

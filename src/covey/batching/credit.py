@@ -39,10 +39,10 @@ class CreditConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCredit:
-    """What the scores say of one row: its advantage, and why it is out of the loss where it is.
+    """The advantage of one row, and why the row is left out of the loss, if it is.
 
-    `is_whole` says that it is trained whatever its advantage. `token_advantages` are there where its tokens
-    have more than one, of which `advantage` is the mean.
+    A row with `is_whole` is trained even where its advantage is 0. `token_advantages` is set where its tokens
+    have different advantages; `advantage` is then their mean.
     """
 
     advantage: float
@@ -61,8 +61,8 @@ def row_credits(
 
     A row without a valid score is masked and enters no statistic of its group. A truncated row keeps its
     place in the statistics and leaves the loss where `mask_truncated_completions` says so. `divergences` are
-    the rows' log probabilities less those of the reference, which their rewards pay for. Rewards of steps
-    are compared apart from the total of the others, and both advantages are added up.
+    the rows' log probabilities less those of the reference, which their rewards pay for. Rewards of steps are
+    compared separately from the total of the other rewards, and the two advantages are added.
     """
     width = max(len(g.scores) for g in groups)
     counted = {
@@ -115,7 +115,7 @@ def _spread(
 
 
 def _parts(groups: Sequence[ScoredGroup], width: int) -> Tensor:
-    """Rewards one by one, float64 (P, G, K); NaN where one did not speak of a row."""
+    """Rewards one by one, float64 (P, G, K); NaN where a reward gave a row no value."""
     num = len(groups[0].scores[0].parts)
     silent = [None] * num
     rows = [
@@ -127,7 +127,8 @@ def _parts(groups: Sequence[ScoredGroup], width: int) -> Tensor:
 
 
 def is_counted(scored: ScoredGroup, sibling: int) -> bool:
-    """Whether a sibling enters its group's statistics: some reward spoke of it, and none failed."""
+    """Whether a sibling enters its group's statistics: at least one reward gave it a value, and none
+    failed."""
     score = scored.scores[sibling]
     spoke = score.total is not None or score.steps is not None
     return spoke and score.status is Status.OK and sibling not in scored.group.invalid

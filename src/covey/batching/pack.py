@@ -54,9 +54,9 @@ def micro_batches(
 ) -> list[list[int]]:
     """The sample numbers that each of a rank's forward passes holds, in order.
 
-    Rows are taken in sample order until the next one would pass the token budget. Siblings whose prompt is
-    shared stay together, and it counts once: where they do not fit one pass, they begin several. A single row
-    is never refused.
+    Rows are taken in sample order until the next one would pass the token budget. Siblings that share a
+    prompt stay together, and the prompt's tokens count once; where they do not fit one pass, they start
+    several new ones. A single row is never refused.
     """
     mine = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
     numbers = [i for i in mine if forward[i]]
@@ -150,7 +150,7 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batc
 def least_entropy(rows: Sequence[TrainSample], share: float) -> float | None:
     """The least entropy of the `share` of a step's loss tokens that have the most; None where all count.
 
-    Equal ones are in together. Source: "Beyond the 80/20 rule" (arXiv:2506.01939).
+    Tokens with exactly that entropy all count. Source: "Beyond the 80/20 rule" (arXiv:2506.01939).
     """
     entropies = [r.annotated.entropy_N for r in rows if r.masked is None]
     present = [e for e in entropies if e is not None and e.numel()]
@@ -171,8 +171,9 @@ def _keep(row: TrainSample, least: float | None) -> Tensor | None:
 
 
 def _has_signal(rows: Sequence[TrainSample], least: float | None, wait: bool) -> bool:
-    """Whether the advantages of some completion do not cancel over the rows that hold it; stale rows may be
-    clipped, so they tell nothing. First tokens that `wait` have their gradient in a later pass."""
+    """Whether the advantages of some completion do not cancel over the rows that hold it; stale rows are
+    ignored, because their ratio may be clipped. With `wait`, first tokens do not count: their gradient comes
+    in a later pass."""
     rows = [row for row in rows if not row.annotated.sample.is_stale]
     if any(row.token_advantages is not None for row in rows):
         return _has_token_signal(rows, least, wait)
@@ -193,8 +194,9 @@ def _waiting(sample: Sample, wait: bool) -> int:
 
 
 def _has_token_signal(rows: Sequence[TrainSample], least: float | None, wait: bool) -> bool:
-    """The same where tokens have advantages of their own, which cancel over the rows that begin alike up to
-    that token, whether a loss weighs each token the same or by its row's length."""
+    """`_has_signal` for rows whose tokens have different advantages. A token has signal if its advantages,
+    added up over the rows that are the same up to it, are not 0 under either weighting of a loss: each token
+    the same, or by the length of its row."""
     places: dict[tuple[int, int, int], int] = {}
     net: dict[int, tuple[float, float]] = {}
     for row in rows:
@@ -230,8 +232,8 @@ def _dropped(rows: Sequence[TrainSample]) -> dict[str, int]:
 def build_micros(
     passes: Sequence[Sequence[TrainSample]], plan: PackPlan, least: float | None = None
 ) -> list[MicroBatch]:
-    """The forward passes of a rank in a step, on the plan's device; those that begin with one prompt know
-    of each other. `least` is of `least_entropy`."""
+    """The forward passes of a rank in a step, on the plan's device; passes that begin with the same prompt
+    share it. `least` is what `least_entropy` gave."""
     micros = _each_alone(passes, plan, least) if passes else []
     if plan.stream != "prefix":
         return micros
@@ -243,7 +245,7 @@ def build_micros(
 def _each_alone(
     passes: Sequence[Sequence[TrainSample]], plan: PackPlan, least: float | None
 ) -> list[MicroBatch]:
-    """Forward passes by themselves: their tensors are parts of the step's."""
+    """The forward passes before any prompt is shared; their tensors are slices of the whole step's."""
     rows = [row for members in passes for row in members]
     samples, annotated = [row.annotated.sample for row in rows], [row.annotated for row in rows]
     assert all(all(row.loss_mask) for row in rows), "rows with masked tokens are out of the forward pass"
@@ -325,7 +327,7 @@ def _empty_micro(sample: Sample, plan: PackPlan) -> MicroBatch:
         temperature=1.0,
         finish=sample.finish,
     )
-    # An empty annotation stands for "annotated": whether a loss needs one is the configuration's affair.
+    # An empty annotation stands for "annotated": whether a loss needs one follows from the configuration.
     none = torch.zeros(0)
     row = TrainSample(
         annotated=AnnotatedSample(sample=nothing, old_logprob_N=none, ref_logprob_N=none),

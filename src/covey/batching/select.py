@@ -1,4 +1,4 @@
-"""Select: which groups of a rollout have something to tell the learner, and how much."""
+"""Select: which groups of a rollout have signal for the update, and how much."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def silences(groups: Sequence[ScoredGroup], config: CreditConfig) -> list[Silenc
     """Why each group has no signal; None where it has one.
 
     `equal`: every advantage is 0. `invalid`: fewer than two completions have a reward. `masked`: those with
-    an advantage are out of the loss. Only rewards are looked at, not a divergence that they pay for.
+    an advantage are out of the loss. Only rewards count here, not a KL penalty that is subtracted from them.
     """
     if not groups:
         return []

@@ -1,7 +1,7 @@
 """Credit of steps: what process rewards say of each token of a completion.
 
 Source: DeepSeekMath (arXiv:2402.03300), section 4.1.3. The numbers of all steps of a group are brought to one
-scale together, and the advantage of a token is the sum over the steps that end at it or behind it.
+scale together, and the advantage of a token is the sum over the steps that end at that token or after it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ RowIndex = tuple[int, int]
 def step_advantages(
     groups: Sequence[ScoredGroup], counted: Mapping[RowIndex, Score], scale: ScaleRewards
 ) -> dict[RowIndex, list[float]]:
-    """The advantage of each step of the rows whose rewards speak of steps, without that of outcomes.
+    """The advantage of each step, for the rows that have rewards of steps; the outcome's advantage is not
+    part of it.
 
-    Each process reward is compared for itself, over the steps of all `counted` siblings, and counts with its
+    Each process reward is compared on its own, over the steps of all `counted` siblings, and counts with its
     weight.
     """
     found: dict[RowIndex, list[float]] = {}

@@ -9,11 +9,11 @@ from covey.errors import CoveyError
 
 
 class DataError(CoveyError, ValueError):
-    """Data that cannot be had or read, with the place where it stops making sense."""
+    """Data that is missing or cannot be read; the words name the place of the fault."""
 
 
 class ModelError(CoveyError, ValueError):
-    """A model whose files cannot be had."""
+    """A model whose files cannot be found or fetched."""
 
 
 class TemplateError(CoveyError, ValueError):

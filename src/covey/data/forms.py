@@ -37,8 +37,8 @@ class ReadRow:
     """What a row holds.
 
     `text` is a prompt that no template touches; else `messages` go through the template, with `tools` and
-    `template_kwargs`. `columns` goes to the rewards. `read_as` says what was read from elsewhere than where
-    covey's own form has it. `reason` is why there is no prompt, a key of `plan/reasons.py`, and `detail` what
+    `template_kwargs`. `columns` goes to the rewards. `read_as` says what was read from another column than
+    covey's own form uses. `reason` is why there is no prompt, a key of `plan/reasons.py`, and `detail` what
     stands there; `media` names the columns with images, sound or video, `unread` those with bytes, `unused`
     those that a prompt through the template would have and a `prompt` string has not.
     """
@@ -252,7 +252,7 @@ class _Reading:
         return next((v for v in values if isinstance(v, str) and v.strip()), None)
 
     def _others(self) -> None:
-        """Say it where a column that is not used looks like a prompt, too."""
+        """Note a further column that looks like a prompt and is not used."""
         there = (n for n in (*PROMPT_COLUMNS, "history") if not _is_empty(self._value(n)))
         others = [self._names[n] for n in there if self._names[n] not in self._used]
         if others:

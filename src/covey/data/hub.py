@@ -91,9 +91,9 @@ def fetch_weights(
 
 
 def silence_about(name: str, *, offline: bool) -> str:
-    """Why the hub is not to be asked for a data set, empty where it answers.
+    """Why the hub cannot be asked for a data set; empty where it answers.
 
-    DataError where it answers that there is none to have.
+    DataError where it answers that there is no such data set.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -121,7 +121,7 @@ def cached_dataset(name: str) -> Path | None:
 
 
 def not_cached_dataset(name: str, silence: str) -> DataError:
-    """The error for a data set that is neither in the cache nor to be had."""
+    """The error for a data set that is not in the cache and cannot be fetched."""
     return DataError(_not_cached(name, silence))
 
 
@@ -209,7 +209,7 @@ def _silence(error: Exception) -> str:
 
 
 def _is_no_answer(error: Exception) -> bool:
-    """No network, offline by request, or a hub that is down: the cache may still do."""
+    """No network, offline by request, or a hub that is down: the cache may still have the files."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.HfHubHTTPError):

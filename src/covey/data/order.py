@@ -43,6 +43,7 @@ class Order:
             numbers = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.num_prompts)
         if not self.levels:
             return numbers
-        # What an epoch leaves out is left out before: else it would be the last level in every epoch.
+        # The prompts that an epoch leaves out are dropped before sorting, or they would be of the last level
+        # in every epoch.
         taken = numbers[: self.rollouts_per_epoch * self.per_rollout]
         return taken[np.argsort(np.asarray(self.levels)[taken], kind="stable")]

@@ -20,8 +20,8 @@ _RIGHT = ("accuracy", "accuracy_reward", "reasoning_accuracy", "reasoning_accura
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Of `num` completions of a prompt, `passed` passed; a pass rate with no completions behind it counts as
-    one."""
+    """Of `num` completions of a prompt, `passed` passed; a pass rate without a number of completions counts
+    as one completion."""
 
     passed: float
     num: int
@@ -46,9 +46,9 @@ def checksum(prompt: Prompt) -> str:
 
 
 def passes(parts: Sequence[ScorePart]) -> bool | None:
-    """Whether a completion passes: an accuracy of 1, or, where none spoke, 1 or more from every reward.
+    """Whether a completion passes: an accuracy of 1, or, where none was given, 1 or more from every reward.
 
-    None where a reward failed or none spoke. `passes([ScorePart(name="accuracy", value=1.0),
+    None where a reward failed or none gave a value. `passes([ScorePart(name="accuracy", value=1.0),
     ScorePart(name="format", value=0.0)])` is True.
     """
     if any(p.status is not Status.OK for p in parts):
@@ -113,8 +113,8 @@ def bin_of(rate: float) -> int:
 
 
 def levels(curriculum: str, prompts: Sequence[Prompt]) -> tuple[int, ...]:
-    """The levels of an order by pass rate (`Order.levels`), none without a curriculum; a prompt that nobody
-    measured stands in the middle."""
+    """The levels of an order by pass rate (`Order.levels`), none without a curriculum; a prompt without a
+    pass rate stands in the middle."""
     if curriculum == "none":
         return ()
     bins = [bin_of(0.5 if p.pass_rate is None else p.pass_rate) for p in prompts]

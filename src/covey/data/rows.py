@@ -37,9 +37,9 @@ class PromptTable:
     Reasons are the keys of `plan/reasons.py`, as `no_prompt`, `too_long` or `role`. `left_out_rows` has the
     numbers of the first rows of each, and `details` what stands in the first of them. `media_columns` are the
     columns with images, sound or video, `unread_columns` those with bytes, `unused_columns` those that a
-    `prompt` string has no place for; `read_as` counts the rows that were read from elsewhere than where
-    covey's own form has it, in words. `num_cut` are the prompts cut to `max_length`, `num_raw` those that no
-    template touched.
+    `prompt` string has no place for; `read_as` counts the rows that were read from other columns than covey's
+    own form uses, by what was read, in words. `num_cut` are the prompts cut to `max_length`, `num_raw` those
+    that no template touched.
     """
 
     entries: tuple[Prompt, ...]
@@ -82,7 +82,8 @@ def prompt_table(
 
     A `prompt` string goes to the model as it is, after the tokenizer's own BOS; every other form goes through
     the chat template. Rows without a prompt, and prompts longer than `max_length` tokens, are left out and
-    counted. `progress` is told (rows done, rows) every 2,000 rows; the first row's number is `first_id`.
+    counted. `progress` is called with (rows done, rows) every 2,000 rows; the first row's number is
+    `first_id`.
     """
     table, check = _TableBuilder(), KeptCheck(codec)
     columns: dict[str, None] = {}
@@ -112,7 +113,7 @@ def prompt_table(
 
 
 class _TableBuilder:
-    """What a table is made of, while it is made."""
+    """The parts of a `PromptTable`, collected row by row."""
 
     def __init__(self) -> None:
         self.entries: list[Prompt] = []

@@ -36,8 +36,8 @@ def accuracy(
 ) -> list[float | None]:
     """Compare each completion's answer with the gold of its row's `solution` (else `answer`) column.
 
-    `log_extra("parsed_by", …)` is told how each answer was found, by a name of `covey.rewards.answers`. A row
-    whose gold is None or cannot be read scores None.
+    `log_extra("parsed_by", …)` receives how each answer was found, by a name of `covey.rewards.answers`. A
+    row whose gold is None or cannot be read scores None.
     """
     golds = solution if solution is not None else answer
     texts = [None if gold is None else column_text(gold) for gold in golds or [None] * len(completions)]

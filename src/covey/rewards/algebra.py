@@ -76,7 +76,7 @@ def _exponents(latex: str) -> Iterator[str]:
 
 
 class Algebra:
-    """Up to `num_children` children, and what they said before."""
+    """Up to `num_children` children, and the answers that they have given so far."""
 
     def __init__(self, num_children: int = 1) -> None:
         self.num_children = num_children
@@ -135,7 +135,7 @@ class Algebra:
                 child = None
             return reply
         except BaseException:
-            # A reply that nobody has read would be taken for the next question's.
+            # A reply that was not read would be taken for that to the next question.
             if child is not None:
                 self._end(child)
             child = None

@@ -19,7 +19,7 @@ ROWS_PER_PASS, TOKENS_PER_PASS = 8, 8192
 """What one forward pass of a reward model holds at most; a longer row has a pass to itself."""
 
 _LOAD_LIMIT_S = 1800.0
-# What starts and ends beside the answers.
+# Seconds for starting and ending, beside those for the answers.
 _BESIDE_S = 30.0
 _NOTHING = Wants(names=(), demands=(), takes_all=False)
 
@@ -69,7 +69,7 @@ def judge_reward(options: Mapping[str, Any]) -> ResolvedReward:
     try:
         template = template_text(options["judge_prompt"] or "")
     except (OSError, UnicodeDecodeError):
-        # Refused with a word of its own before anybody is asked.
+        # The plan refuses such a prompt before any judge is asked.
         template = ""
 
     def questions(rows: Sequence[Scored]) -> dict[str, list[Any]]:

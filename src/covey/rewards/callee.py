@@ -79,7 +79,8 @@ class Callee:
 
 
 def wants_of(function: Callable[..., Any]) -> Wants:
-    """The arguments of a function; of one that does not tell, any. A positional-only one is a TypeError."""
+    """The arguments of a function; any arguments where its signature is not known. A positional-only one is a
+    TypeError."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

@@ -46,7 +46,7 @@ class CodeReward:
     ) -> list[float | None]:
         """Score each completion; a row whose tests cannot be read scores None.
 
-        `log_extra("code_tests", …)` is told of each: `3 of 5; test 4: exit 1`.
+        `log_extra("code_tests", …)` receives the result of each: `3 of 5; test 4: exit 1`.
         """
         nothing = [None] * len(completions)
         rows = zip(completions, verification_info or nothing, test_cases or nothing, strict=True)

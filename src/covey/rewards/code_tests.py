@@ -21,7 +21,7 @@ class UnreadableTests(CoveyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeTest:
-    """One test: what the sandbox is told, and what it is not told.
+    """One test: what the sandbox receives, and the expected output, which it never receives.
 
     `ask` is `{"input": "3\\n"}` or `{"call": "double", "arguments": [3]}`.
     """
@@ -68,7 +68,7 @@ def read_tests(verification_info: Any = None, test_cases: Any = None) -> tuple[C
 
 
 def check_tests(rows: Iterable[tuple[Any, Any]]) -> GoldReport:
-    """What a look at `(verification_info, test_cases)` of every row found; rows are counted from 0."""
+    """Check `(verification_info, test_cases)` of every row; rows are counted from 0."""
     bad = []
     count = 0
     for row, (info, cases) in enumerate(rows):

@@ -68,7 +68,7 @@ class Formulas:
         signal.setitimer(signal.ITIMER_VIRTUAL, self._patience_s)
         try:
             return work()
-        # Whatever sympy does with a text that nobody chose, the text is then not read.
+        # A policy wrote the text: whatever sympy raises on it, the text counts as not read.
         except Exception:  # noqa: BLE001 - a fault in sympy is no fault of the trainer
             return None
         finally:

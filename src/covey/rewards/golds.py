@@ -29,7 +29,7 @@ _NO_GOLDS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldReport:
-    """What a look at the golds found; rows are counted from 0, and a row without a gold is not looked at."""
+    """The result of checking the golds; rows are counted from 0, and a row without a gold is not checked."""
 
     num_golds: int
     num_checked: int
@@ -44,7 +44,7 @@ def gold_problem(text: str) -> str | None:
 
 
 def check_golds(golds: Iterable[Any], budget_s: float = 5.0) -> GoldReport:
-    """Look at all golds that need no math-verify, then for `budget_s` at the others in a fixed order.
+    """Check all golds that need no math-verify, then, for `budget_s`, the others in a fixed order.
 
     The seconds count from the first formula's answer: it waits for the child to start.
     """

@@ -41,7 +41,7 @@ class Judge:
     async def __call__(
         self, *, questions: Sequence[str], log_extra: Callable[[str, list[Any]], None]
     ) -> list[float | RowFault]:
-        """The reward of each question; `log_extra("judge_answer", …)` is told what was answered."""
+        """The reward of each question; `log_extra("judge_answer", …)` receives what was answered."""
         if self._client is None:
             # It belongs to the event loop, which is the same for every call.
             self._client = self._connect()

@@ -1,4 +1,4 @@
-"""What a reward sees, what it says, and what can be wrong with one."""
+"""What a reward receives, what it returns, and what can be wrong with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FaultKind = Literal["unknown", "twice", "import", "missing", "not_callable", "si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """One completion as a reward sees it."""
+    """One completion as a reward receives it."""
 
     prompt: Prompt
     trajectory: Trajectory
@@ -51,7 +51,7 @@ class RewardFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWord:
-    """One reward's word on one row, and what it noted beside it (`log_extra`)."""
+    """One reward's result for one row, and what it noted beside it (`log_extra`)."""
 
     part: ScorePart
     extras: Mapping[str, Any]
@@ -59,7 +59,7 @@ class RowWord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """One reward's word on some rows; `metrics` has one value per call that gave one (`log_metric`)."""
+    """One reward's results for some rows; `metrics` has one value per call that gave one (`log_metric`)."""
 
     rows: tuple[RowWord, ...]
     metrics: Mapping[str, tuple[float, ...]]
@@ -75,7 +75,7 @@ class JudgedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What all rewards said of some rows; metrics are means over the calls that logged them."""
+    """The results of all rewards for some rows; metrics are means over the calls that logged them."""
 
     rows: tuple[JudgedRow, ...]
     metrics: Mapping[str, Metric]

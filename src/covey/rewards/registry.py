@@ -49,7 +49,7 @@ def build(names: Sequence[str], options: Mapping[str, Any] | None = None) -> Rew
 def weighted(
     judged: Judged, weights: Sequence[float], ends: Callable[[int], tuple[int, ...]] = lambda row: ()
 ) -> list[Score]:
-    """One score a row: the weighted sum of the parts that spoke, and what rewards noted of the row.
+    """One score a row: the weighted sum of the parts with a value, and what rewards noted of the row.
 
     `ends` says how many of a row's tokens end each of its steps, where a reward gave one number for each.
     """
@@ -70,7 +70,7 @@ def score_rows(rewards: RewardSet, weights: Sequence[float], rows: Sequence[Scor
 
 
 def total(parts: Sequence[ScorePart], weights: Sequence[float], ends: tuple[int, ...] = ()) -> Score:
-    """Combine the parts of one row; total None where no reward spoke or one failed.
+    """Combine the parts of one row; the total is None where no reward gave a value or one failed.
 
     A part that failed makes the row invalid: it is left out of its group's statistics, and is not a 0. Of a
     part with one number per step its mean enters the total; `ends` are the tokens that end its steps.

@@ -147,7 +147,7 @@ class RewardSet:
         return [r.named(columns) for r in self._rewards]
 
     def score(self, rows: Sequence[Scored], state: TrainerState) -> Judged:
-        """Every reward's word on every row, in the order of the rows."""
+        """Every reward's result for every row, in the order of the rows."""
         return self.begin(rows, state)()
 
     def begin(self, rows: Sequence[Scored], state: TrainerState) -> Callable[[], Judged]:
@@ -201,7 +201,7 @@ class RewardSet:
 
 
 def _spread(judgement: Judgement | None, name: str, asked: Sequence[int], count: int) -> Judgement:
-    """What was said of the rows that a reward was asked about, as one word on each of all `count` rows."""
+    """A reward's results for the rows that it was asked about, as one result for each of all `count` rows."""
     if judgement is not None and len(asked) == count:
         return judgement
     words = [RowWord(part=ScorePart(name=name, value=None), extras={})] * count

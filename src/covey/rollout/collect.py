@@ -48,11 +48,11 @@ class CollectPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What became of a rollout's groups before they are learnt from.
+    """Which groups of a rollout were kept for the update, and which were left out.
 
     `sampled` are all that were sampled for it, at first and in `attempts` more. `dropped` has the ids of the
-    prompts whose groups were left out, by reason; `num_silent` groups without signal stay for want of
-    others.
+    prompts whose groups were left out, by reason; `num_silent` groups without signal stay because nothing
+    could replace them.
     """
 
     sampled: tuple[ScoredGroup, ...]
@@ -65,10 +65,10 @@ class Selection:
 class Collected:
     """The groups of a rollout, known to every rank, and what this rank took for its share in seconds.
 
-    `is_replayed` says that they were read from files: sampled by some policy, with some G. `tasks` are those
-    of the whole data set, each with the names of the rewards that score it, none for all of them. `stale` are
-    the numbers of groups that were sampled for an earlier rollout. `selection` is None where every group
-    stays.
+    `is_replayed` says that they were read from files: which policy sampled them, and how many completions a
+    prompt, is not known. `tasks` are those of the whole data set, each with the names of the rewards that
+    score it; no names mean all rewards. `stale` are the numbers of groups that were sampled for an earlier
+    rollout. `selection` is None where every group stays.
     """
 
     groups: tuple[ScoredGroup, ...]
@@ -100,7 +100,7 @@ def collect(
     """Sample and score every completion of a rollout; ranks take equal shares and exchange what they have.
 
     A completion depends on its noise key alone, so which rank samples it changes nothing. Raises Stopped on
-    every rank where a signal came to one of them before it had what it was to sample for training.
+    every rank if a signal reached one of them before it had sampled its share for training.
     """
     slots = [
         _Slot(number, sibling, prompt)
@@ -111,7 +111,7 @@ def collect(
     mine = slots[comm.rank * share : (comm.rank + 1) * share]
     share_of_rank: _Share | None = None
     try:
-        # An evaluation is finished: its step is taken already, and is recorded with it.
+        # An evaluation is not stopped: the step that it belongs to has been taken and is recorded with it.
         with comm.activity.stoppable() if plan.split == "train" else nullcontext():
             share_of_rank = _sample_share(mine, engine, score, codec, plan, comm.activity)
     except Stopped:
@@ -147,26 +147,26 @@ def _sample_share(
     """Sample and score the completions of this rank; nothing here waits for another one."""
     started = time.perf_counter()
     waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
-    made: dict[int, Trajectory] = {}
-    for numbers in _finished(mine, engine, plan, made, codec, activity):
-        rows = [Scored(prompt=mine[i].prompt, trajectory=made[i]) for i in numbers]
+    trajectories: dict[int, Trajectory] = {}
+    for numbers in _finished(mine, engine, plan, trajectories, codec, activity):
+        rows = [Scored(prompt=mine[i].prompt, trajectory=trajectories[i]) for i in numbers]
         waiting.append((numbers, score(rows)))
     sampled = time.perf_counter()
     activity.enter("reward" if plan.split == "train" else "evaluate")
-    found: dict[int, Score] = {}
+    scores: dict[int, Score] = {}
     for numbers, wait in waiting:
-        found.update(zip(numbers, wait(), strict=True))
+        scores.update(zip(numbers, wait(), strict=True))
         activity.advance()
     return _Share(
-        trajectories=[made[i] for i in range(len(mine))],
-        scores=[found[i] for i in range(len(mine))],
+        trajectories=[trajectories[i] for i in range(len(mine))],
+        scores=[scores[i] for i in range(len(mine))],
         rollout_s=sampled - started,
         reward_s=time.perf_counter() - sampled,
     )
 
 
 def noise_key(slot: _Slot, plan: CollectPlan) -> NoiseKey:
-    """What the noise of one completion is a function of."""
+    """The key that the noise of one completion follows from."""
     origin = slot.prompt.origin
     return NoiseKey(
         seed=plan.seed,
@@ -182,11 +182,11 @@ def _finished(
     slots: Sequence[_Slot],
     engine: Engine,
     plan: CollectPlan,
-    made: dict[int, Trajectory],
+    trajectories: dict[int, Trajectory],
     codec: TextCodec,
     activity: Activity,
 ) -> Iterator[list[int]]:
-    """Sample every slot's completion into `made`; gives the numbers of the slots of groups that have ended,
+    """Sample every slot's completion into `trajectories`; gives the numbers of the slots of groups that have ended,
     several groups at a time, in slot order."""
     number_of = {
         engine.submit(
@@ -210,7 +210,7 @@ def _finished(
         tokens += len(completion.token_ids)
         number = number_of[completion.request_id]
         group = slots[number].group
-        made[number] = _trajectory(slots[number], completion, codec, plan)
+        trajectories[number] = _trajectory(slots[number], completion, codec, plan)
         running[group] -= 1
         if running[group] == 0:
             ended.extend(members[group])

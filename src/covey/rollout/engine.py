@@ -1,4 +1,4 @@
-"""What every rollout engine is to the rest of covey: tokens in, tokens and log-probabilities out."""
+"""The interface of a rollout engine: tokens in, tokens and log-probabilities out."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ class Engine(Protocol):
         ...
 
     def rest(self) -> None:
-        """Called when a rollout or an evaluation is over: an engine that was made to rest lets go of its
-        memory for what comes next."""
+        """Called when a rollout or an evaluation is over: an engine that is built to rest frees its memory
+        for what follows."""
         ...

@@ -20,7 +20,7 @@ _MASK_32 = 0xFFFFFFFF
 # Tokens of a block of the vocabulary, and what sets the noise of blocks apart from that of tokens.
 _BLOCK = 512
 _BLOCK_KEY = 0x5BF03635
-# Positions and numbers of noise that are made at once at most.
+# The most positions, and the most numbers of noise, that are made at once.
 _AHEAD, _AHEAD_CELLS = 8, 1 << 18
 
 
@@ -68,7 +68,7 @@ class Ahead:
     """The noise of rows that draw one position after the other, from `position_R` on.
 
     It is made for several positions at once, as its calls cost more than its numbers: for `first` of them,
-    and then for twice as many each time, since rows that have stayed together tend to stay.
+    and then for twice as many each time, since rows that have run on together tend to go on.
     """
 
     def __init__(self, key_R: Tensor, position_R: Tensor, table_V: Tensor, first: int = 1) -> None:

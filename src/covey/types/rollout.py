@@ -123,7 +123,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """An engine's word that it serves `version`; fingerprints are empty where weights are shared, not
+    """An engine's confirmation that it serves `version`; fingerprints are empty where weights are shared, not
     copied."""
 
     version: int
@@ -176,7 +176,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorePart:
-    """One reward's word on one trajectory; value None means "not for this row".
+    """One reward's result for one trajectory; value None means "not for this row".
 
     `steps` are the numbers of a process reward, one per step of the completion, of which `value` is the mean.
     """
@@ -204,7 +204,7 @@ class StepSpans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The weighted total and its parts; total None means that no reward spoke or that one failed.
+    """The weighted total and its parts; total None means that no reward gave a value or that one failed.
 
     `extras` are what rewards noted beside their values, JSON by name: `{"parsed_by": "boxed"}`. `steps` is
     there where a reward gave one number per step.

@@ -45,7 +45,7 @@ _START_S = 10.0
 
 
 class SandboxError(CoveyError):
-    """The sandbox itself failed, before the program had its say: no word on the program."""
+    """The sandbox itself failed before the program ran, which says nothing about the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
