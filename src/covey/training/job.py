@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from covey.activity import Stopped
@@ -24,8 +25,9 @@ from covey.plan.words import coded, sentence
 from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
 from covey.rollout.records import records_of
-from covey.training.evaluate import Best, Evaluator
+from covey.training.evaluate import Best, EvalTimes, Evaluator
 from covey.training.guards import Guards
+from covey.training.limits import Limits, Signals
 from covey.training.measure import peak_memory_gib, rollout_metrics, step_metrics, with_users
 from covey.training.objective import Objective
 from covey.training.recorder import Recorder
@@ -38,37 +40,6 @@ from covey.types import Batch, Finding, Metric, Severity, StepRecord, StepResult
 # Steps between full garbage collections, on every rank at once. A run makes next to no garbage, but the
 # interpreter keeps lists of freed objects, which only such a collection empties.
 _COLLECT_EVERY = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Where a run ends: its planned steps, an early stop, minutes on the clock, evaluations without gain."""
-
-    total_steps: int
-    stop_after: int | None = None
-    max_minutes: float | None = None
-    patience: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalTimes:
-    """When to evaluate: every `every` steps (0: at the end alone), and before the first step."""
-
-    every: int
-    on_start: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Signals:
-    """The signal that this process got, and the one that all ranks have agreed to end for.
-
-    A handler sets the first, at any moment; only a step's agreement sets the second. A rank that ended for
-    what it alone had seen would leave the others waiting, and one that wrote back what the others had seen
-    would lose a signal that came in between.
-    """
-
-    received: int = 0
-    agreed: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,8 +68,8 @@ class Job:
     recorder: Recorder
     signals: Signals = field(default_factory=Signals)
     ended_by: str = ""
-    _is_slow: bool = False
-    _clock: float = field(default_factory=time.perf_counter)
+    _has_reported_fallback: bool = False
+    _step_began: float = field(default_factory=time.perf_counter)
     _started: float = field(default_factory=time.perf_counter)
 
     def is_done(self) -> bool:
@@ -135,28 +106,19 @@ class Job:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         self.guards.check_rollout(collected, rows, self.progress.step)
         metrics = rollout_metrics(collected, rows, self.progress.step)
-        self._report([*self.watch.check(collected.sampled, self.progress.step), *self._given_up()])
+        self._report([*self.watch.check(collected.sampled, self.progress.step), *self._new_fallbacks()])
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
-
-        def records() -> list[dict[str, Any]]:
-            found = records_of(collected.groups)
-            for record, row in zip(found, rows, strict=True):
-                record["advantage"] = row.advantage
-                record["masked"] = row.masked
-                if row.annotated.sample.is_stale:
-                    record["is_stale"] = True
-            return found
-
+        records = partial(_records, collected, rows)
         self.recorder.rollout(self.progress.rollout, records, step=self.progress.step)
         self._record_selection(collected)
 
-    def _given_up(self) -> list[Finding]:
-        """What the engine of some rank goes on without, the first time that it does. Collective."""
+    def _new_fallbacks(self) -> list[Finding]:
+        """What the engine of some rank does more slowly from now on, the first time. Collective."""
         own = self.engine.given_up
-        (is_slow,) = self.comm.max([float(bool(own))])
-        if not is_slow or self._is_slow:
+        (any_rank,) = self.comm.max([float(bool(own))])
+        if not any_rank or self._has_reported_fallback:
             return []
-        self._is_slow = True
+        self._has_reported_fallback = True
         return [
             Finding(
                 code="W170",
@@ -191,54 +153,82 @@ class Job:
         return batches
 
     def finish_step(self, batch: Batch, result: StepResult) -> None:
-        """Count, check, record and publish one optimizer step; evaluate and save where that is due."""
+        """Everything that follows an optimizer step, in this order."""
         is_fresh = self.buffer.done == 0
-        changing = {n: Metric(value=v) for n, v in self.objective.values_at(self.progress.step).items()}
+        scheduled = self._scheduled_values()
+        self._count(batch, result)
+        self._publish()
+        self._agree_to_end()
+        seconds = time.perf_counter() - self._step_began
+        stop = self._guard_stop(batch, result, is_fresh=is_fresh)
+        # A step that a guard stops is recorded, and not evaluated first.
+        evaluated, is_best = ({}, False) if stop is not None else self._evaluate_if_due()
+        self._record(self._step_record(batch, result, seconds, {**scheduled, **evaluated}), result.skipped)
+        self._finish_rollout_if_done()
+        if stop is not None:
+            raise stop
+        self._save_if_due(is_best=is_best)
+        self._begin_next_step()
+
+    def _scheduled_values(self) -> dict[str, Metric]:
+        """The options that change over the run, as the step just taken had them."""
+        values = self.objective.values_at(self.progress.step)
+        return {name: Metric(value=value) for name, value in values.items()}
+
+    def _count(self, batch: Batch, result: StepResult) -> None:
+        """Count the step, and let an adaptive bonus see its entropy."""
         if self.objective.bonus is not None and "entropy" in result.metrics:
             self.objective.bonus.observe(result.metrics["entropy"].value)
         self.progress.step += 1
         self.progress.num_tokens += batch.denominators.num_tokens
         self.buffer.done += 1
         self.comm.activity.step = self.progress.step
+
+    def _publish(self) -> None:
+        """Give the new weights to the engine, and to a moving reference where its sync is due."""
         self.comm.activity.enter("publish")
         self.engine.publish(self.backend.named_weights(), self.progress.step)
         if self.backend.move_reference(self.progress.step):
             self.recorder.event("reference_moved", step=self.progress.step)
-        self._agree_to_end()
-        seconds = time.perf_counter() - self._clock
-        condemned = self._condemned(batch, result, is_fresh=is_fresh)
-        # A step that a guard condemns is recorded, and not evaluated first.
-        evaluated, is_best = ({}, False) if condemned is not None else self._evaluate_if_due()
-        record = self._record(batch, result, seconds, {**changing, **evaluated})
-        self.recorder.step(record, result.skipped)
-        self._report(self.rules.check(record))
-        if self.buffer.done == self.steps_per_rollout():
-            self.buffer.clear()
-            self.progress.rollout += 1
-            self.progress.began = self.progress.step
-        if condemned is not None:
-            raise condemned
-        every = self.saver.plan.every
-        if (every and self.progress.step % every == 0) or (is_best and self.saver.plan.keep_best):
-            self.saver.save(self.progress.step)
-        self._clock = time.perf_counter()
-        if self.progress.step % _COLLECT_EVERY == 0:
-            gc.collect()
 
-    def _condemned(self, batch: Batch, result: StepResult, *, is_fresh: bool) -> GuardStop | None:
-        """What a guard says against the step that has just been taken. Collective."""
+    def _guard_stop(self, batch: Batch, result: StepResult, *, is_fresh: bool) -> GuardStop | None:
+        """The stop of a guard that the step just taken breaks; None where all hold. Collective."""
         try:
             self.guards.check_step(batch, result, self.progress.step, is_fresh=is_fresh)
         except GuardStop as stop:
             return stop
         return None
 
+    def _record(self, record: StepRecord, skipped: str | None) -> None:
+        """Write the record of a step, and report what the rules find unusual in it."""
+        self.recorder.step(record, skipped)
+        self._report(self.rules.check(record))
+
+    def _finish_rollout_if_done(self) -> None:
+        """Drop the rows of a rollout whose last step is taken."""
+        if self.buffer.done == self.steps_per_rollout():
+            self.buffer.clear()
+            self.progress.rollout += 1
+            self.progress.began = self.progress.step
+
+    def _save_if_due(self, *, is_best: bool) -> None:
+        """Save every `save_steps` steps, and after the best evaluation where it is kept."""
+        plan = self.saver.plan
+        is_due = plan.every != 0 and self.progress.step % plan.every == 0
+        if is_due or (is_best and plan.keep_best):
+            self.saver.save(self.progress.step)
+
+    def _begin_next_step(self) -> None:
+        self._step_began = time.perf_counter()
+        if self.progress.step % _COLLECT_EVERY == 0:
+            gc.collect()
+
     def steps_per_rollout(self) -> int:
         """Optimizer steps of the current rollout over all its passes."""
         per_step = self.pack_plan.completions_per_rank * self.pack_plan.world
         return self.pack_plan.num_iterations * len(self.buffer.rows) // per_step
 
-    def _record(
+    def _step_record(
         self, batch: Batch, result: StepResult, seconds: float, evaluated: Mapping[str, Metric]
     ) -> StepRecord:
         lengths = self.buffer.metrics["completions/mean_length"]
@@ -268,9 +258,9 @@ class Job:
 
     def _evaluate_if_due(self) -> tuple[Mapping[str, Metric], bool]:
         """The metrics of an evaluation where one is due, and whether it is the best so far."""
-        step, every = self.progress.step, self.eval_times.every
+        step = self.progress.step
         is_last = step >= self.limits.total_steps
-        if self.evaluator is None or not (is_last or (every and step % every == 0)):
+        if self.evaluator is None or not (is_last or self.eval_times.is_due(step)):
             return {}, False
         metrics = self._evaluate()
         is_best = self.best.update(metrics, step)
@@ -322,3 +312,14 @@ class Job:
         self.signals.agreed = int(number)
         if is_late:
             self.ended_by = f"max_minutes {limit:g}"
+
+
+def _records(collected: Collected, rows: Sequence[TrainSample]) -> list[dict[str, Any]]:
+    """One record a completion for the files of rollouts, with what it was trained with."""
+    records = records_of(collected.groups)
+    for record, row in zip(records, rows, strict=True):
+        record["advantage"] = row.advantage
+        record["masked"] = row.masked
+        if row.annotated.sample.is_stale:
+            record["is_stale"] = True
+    return records

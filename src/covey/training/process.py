@@ -24,7 +24,7 @@ from covey.comm import Comm, GroupComm, LocalComm
 from covey.errors import ConfigError
 from covey.plan.check_launch import num_ranks
 from covey.plan.problem import problem
-from covey.training.job import Signals
+from covey.training.limits import Signals
 from covey.types import Fix
 
 SIGNAL_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}

@@ -24,7 +24,8 @@ from covey.learner.schedule import Schedule
 from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan
 from covey.plan.shape import tokens_per_pass
-from covey.training.job import EvalTimes, Limits
+from covey.training.evaluate import EvalTimes
+from covey.training.limits import Limits
 from covey.training.objective import EntropyBonus, Objective, OptionSchedule
 from covey.types import SamplingParams
 

@@ -26,7 +26,7 @@ from covey.health.watchdog import flush_output
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Lock
 from covey.training import failure
-from covey.training.job import Signals
+from covey.training.limits import Signals
 from covey.training.watch import text_of
 from covey.types import Finding
 
