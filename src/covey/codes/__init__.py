@@ -12,10 +12,12 @@ from covey.chinese.codes import titles_and_whys
 from covey.codes.configuration import CONFIGURATION
 from covey.codes.directory import DIRECTORY
 from covey.codes.findings import FINDINGS
+from covey.codes.inputs import INPUTS
 from covey.codes.rewards import REWARDS
 from covey.codes.rows import ROWS
 from covey.codes.signs import HANGS, SIGNS
 from covey.codes.start import START
+from covey.codes.warnings import WARNINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class Code:
 
 
 _TABLE = sorted(
-    (*CONFIGURATION, *START, *REWARDS, *ROWS, *FINDINGS, *SIGNS, *HANGS, *DIRECTORY),
+    (*CONFIGURATION, *INPUTS, *WARNINGS, *START, *REWARDS, *ROWS, *FINDINGS, *SIGNS, *HANGS, *DIRECTORY),
     key=lambda entry: ("EWF".index(entry[0][0]), entry[0]),
 )
 
@@ -39,5 +41,5 @@ CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, 
 def chinese_codes() -> dict[str, Code]:
     """Return the registry in Chinese; what has no Chinese text keeps its English one."""
     texts = titles_and_whys()
-    found = {c.code: texts.get(c.code, (c.title, c.why)) for c in CODES.values()}
-    return {code: Code(code=code, title=title, why=why) for code, (title, why) in found.items()}
+    entries = {c.code: texts.get(c.code, (c.title, c.why)) for c in CODES.values()}
+    return {code: Code(code=code, title=title, why=why) for code, (title, why) in entries.items()}

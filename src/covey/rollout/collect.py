@@ -186,8 +186,8 @@ def _finished(
     codec: TextCodec,
     activity: Activity,
 ) -> Iterator[list[int]]:
-    """Sample every slot's completion into `trajectories`; gives the numbers of the slots of groups that have ended,
-    several groups at a time, in slot order."""
+    """Sample every slot's completion into `trajectories`; gives the numbers of the slots of groups that have
+    ended, several groups at a time, in slot order."""
     number_of = {
         engine.submit(
             GenerationRequest(

@@ -1,0 +1,63 @@
+"""What is odd about the prompts that the chat template makes, or that no template makes."""
+
+from __future__ import annotations
+
+from covey.config.schema import Config
+from covey.plan.facts import Facts
+from covey.plan.problem import problem, warning
+from covey.types import Fix, Problem
+
+
+def template_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what the facts say against the rendered prompts."""
+    return [*_plain_prompts(config, facts), *_prompt(config, facts), *_unstoppable(config, facts)]
+
+
+def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
+    if not (facts.prompts_are_text and facts.has_chat_template) or config.apply_chat_template:
+        return []
+    return [
+        warning(
+            "W109",
+            "apply_chat_template",
+            "The model has a chat template, and it is not applied.",
+            "Prompts written out in full, as TRL takes them, or questions that were meant as messages.",
+            Fix(text="put each prompt into the template", edits={"apply_chat_template": True}),
+        )
+    ]
+
+
+def _prompt(config: Config, facts: Facts) -> list[Problem]:
+    if facts.prompt_problem is None or facts.prompts_are_text:
+        return []
+    of_chatml = "<|im_start|>" in facts.prompt_problem
+    usual = Fix(text="the usual template of this form", edits={"chat_template": "chatml"})
+    return [
+        problem(
+            "E323",
+            "chat_template",
+            f"The chat template {facts.prompt_problem}.",
+            "A template that was edited by hand, put together of two, or made to show conversations alone.",
+            *([usual] if of_chatml and config.chat_template != "chatml" else []),
+            Fix(text="the template that the model was trained with: --chat_template FILE.jinja"),
+        )
+    ]
+
+
+def _unstoppable(config: Config, facts: Facts) -> list[Problem]:
+    mark = facts.unstoppable_turn
+    # Prompts that are text, and are not put into the template, do not ask for its turns.
+    if not mark or (facts.prompts_are_text and not config.apply_chat_template):
+        return []
+    stop = facts.stop_tokens or "none"
+    return [
+        warning(
+            "W118",
+            "chat_template",
+            f"The template ends an answer with {mark}, which the tokenizer has no token for. Completions end "
+            f"at: {stop}.",
+            "A template of another model, or chatml for a tokenizer that does not know its tokens.",
+            Fix(text=f"a template that ends an answer with one of: {stop}; --chat_template FILE"),
+            Fix(text="a model whose tokenizer has the tokens of the template, such as an instruct model"),
+        )
+    ]

@@ -1,0 +1,39 @@
+"""What the checks need to know of the machine, the model and the data; gathered elsewhere, so that checks
+stay pure."""
+
+from covey.plan.facts.all_facts import Facts
+from covey.plan.facts.data import EvalSet, LeftOut, MissingColumn, PassRateFacts, UnreadableFile
+from covey.plan.facts.model import ModelFault, ModelSizes, TargetFacts
+from covey.plan.facts.rewards import (
+    BlindReward,
+    FaultyReward,
+    GoldFacts,
+    JudgeFacts,
+    RewardFault,
+    RewardModelFacts,
+    SandboxFacts,
+)
+from covey.plan.facts.run import Measured, OutputDirState, ResumeFacts, RunOwner
+
+__all__ = [
+    "BlindReward",
+    "EvalSet",
+    "Facts",
+    "FaultyReward",
+    "GoldFacts",
+    "JudgeFacts",
+    "LeftOut",
+    "Measured",
+    "MissingColumn",
+    "ModelFault",
+    "ModelSizes",
+    "OutputDirState",
+    "PassRateFacts",
+    "ResumeFacts",
+    "RewardFault",
+    "RewardModelFacts",
+    "RunOwner",
+    "SandboxFacts",
+    "TargetFacts",
+    "UnreadableFile",
+]

@@ -1,0 +1,71 @@
+"""What the checks need to know of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingColumn:
+    """A column the data set lacks: `MissingColumn(column="solution", needed_by="the reward accuracy")`.
+
+    `rename` is (old name, new name) of a column with which the data was tried and works, or None. `where` is
+    the set to evaluate on, "" for the data to train on.
+    """
+
+    column: str
+    needed_by: str
+    rename: tuple[str, str] | None = None
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadableFile:
+    """A data file that is there and cannot be read: `UnreadableFile(path="a.jsonl", words="line 3: no
+    JSON")`."""
+
+    path: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Rows without a usable prompt, by reason: `LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11))`, row
+    numbers from 1. `detail` is what stands in the first of them, and `where` the set to evaluate on, "" for
+    the data to train on."""
+
+    reason: str
+    count: int
+    rows: tuple[int, ...] = ()
+    detail: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRateFacts:
+    """What is known of measured pass rates.
+
+    where         the file, run or column that they are of
+    digest        a checksum of what was measured; "" for a column, which changes with its data
+    num_rows      usable rows
+    num_measured  those of them that have a pass rate
+    num_kept      those that are used
+    histogram     measured rows by tenths of the pass rate
+    problem       why there are none, in words
+    """
+
+    where: str
+    digest: str = ""
+    num_rows: int = 0
+    num_measured: int = 0
+    num_kept: int = 0
+    histogram: tuple[int, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSet:
+    """A set of prompts to evaluate on."""
+
+    name: str
+    num_prompts: int

@@ -1,0 +1,56 @@
+"""What the checks need to know of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ModelFault = Literal["missing", "kind", "media", "code", "format", "hub", "template", "weights", "quantized"]
+"""What is wrong with a model: its files, what it is, that it sees or hears, that it brings code, that its
+weights are not safetensors, that a hub does not give it, its chat template, that its weights are not those of
+its config.json, or that they are quantized."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFacts:
+    """Adapter targets of the command that match no module, each with the nearest names there are."""
+
+    target: str
+    nearest: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a model by its config.json and the headers of its weight files, for the memory forecast.
+
+    family        model_type
+    layers        decoder layers
+    hidden        width of the residual stream
+    heads         query heads of a layer
+    kv_heads      key heads of a layer
+    head_width    width of a head
+    intermediate  width of the MLP; of a mixture of experts that of all experts of a token together
+    vocabulary    rows of the head
+    tied          whether head and embedding are one tensor
+    parameters    weights
+    adapted       last words of the names of the layers that the adapters of the configuration lie on, whether
+                  or not it trains adapters
+    adapted_parameters  weights of those layers
+    adapter_parameters  weights of the adapters
+    saved_parameters    weights that are trained whole beside the adapters
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    parameters: int
+    adapted: tuple[str, ...] = ()
+    adapted_parameters: int = 0
+    adapter_parameters: int = 0
+    saved_parameters: int = 0

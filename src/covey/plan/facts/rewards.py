@@ -1,0 +1,90 @@
+"""What the checks need to know of the rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RewardFault = Literal["unknown", "load", "signature", "trial"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultyReward:
+    """A reward that cannot be used: `FaultyReward(name="mine.py:f", kind="load", words="...")`."""
+
+    name: str
+    kind: RewardFault
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlindReward:
+    """A reward ("": the weighted total) that, on all but `num_told` of `num_rows` rows, gives the gold of
+    `column` no more than what it is compared with; `constant` is the one value that it gives, or None, and
+    `form` the form of the gold of which that holds, "" for all."""
+
+    name: str
+    column: str
+    compared: Literal["empty", "others"]
+    num_rows: int
+    num_told: int
+    constant: float | None = None
+    form: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldFacts:
+    """What the gold answers are: how many were read, how many were not, and the first of those as (row
+    number from 1, text, reason)."""
+
+    num_checked: int
+    num_bad: int
+    examples: tuple[tuple[int, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxFacts:
+    """How programs of completions are shut off here: the layers that lack, none where they may run, and why
+    each way that was tried is not open."""
+
+    lacks: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelFacts:
+    """A reward model as it was typed, and what its files say of it.
+
+    name          the name of its metric
+    directory     where its files lie, "" where they cannot be had
+    problem       why its logit is no reward, and `fault` what kind of thing it is instead; or None
+    parameters    weights
+    file_bytes    bytes of the files that hold them
+    hidden        width of a layer's output, and `intermediate` that of its MLP
+    context       positions, None where nobody says
+    has_template  whether it brings a chat template
+    is_here       whether its weights are on this machine
+    """
+
+    entry: str
+    name: str
+    directory: str = ""
+    problem: str | None = None
+    fault: str = ""
+    parameters: int = 0
+    file_bytes: int = 0
+    hidden: int = 0
+    intermediate: int = 0
+    context: int | None = None
+    has_template: bool = False
+    is_here: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeFacts:
+    """What is wrong with what the reward judge is told, in words: its prompt and its pattern; and the names
+    in the prompt that nothing has a value for."""
+
+    prompt_problem: str | None = None
+    regex_problem: str | None = None
+    unknown: tuple[str, ...] = ()

@@ -1,0 +1,70 @@
+"""What the checks need to know of the output directory and of earlier runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# "ended" is a run that left no checkpoint to go on from.
+OutputDirState = Literal["free", "run", "ended", "not_empty", "not_writable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeFacts:
+    """What was found where a resume was asked for.
+
+    `problem` says why it is no checkpoint to go on from, or is None; `step` is the checkpoint's; `skipped`
+    says of each newer one why it is passed over. `is_elsewhere` is where it does not lie in output_dir.
+    `config_changes` are the options that differ from those of the stopped run as (name, old value, new
+    value), where its config.yaml can be read (`is_compared`); `pass_rates` is the digest of what was measured
+    then.
+    """
+
+    path: str
+    problem: str | None = None
+    step: int | None = None
+    skipped: tuple[str, ...] = ()
+    is_elsewhere: bool = False
+    is_compared: bool = True
+    config_changes: tuple[tuple[str, Any, Any], ...] = ()
+    pass_rates: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOwner:
+    """The process that writes to a run directory now; a number or a word that nobody knows is 0 or "".
+
+    pid      its number
+    host     the name of its machine
+    since    when it took the directory
+    sign_s   seconds since its last sign
+    path     the file that says so
+    is_here  whether it is certain to run on this machine
+    """
+
+    pid: int = 0
+    host: str = ""
+    since: str = ""
+    sign_s: float = 0.0
+    path: str = ""
+    is_here: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What an earlier run of the same work took, in seconds, over its steps from `first_step` to `last_step`.
+
+    path         its directory
+    step_s       an optimizer step, the median
+    rollout_s    a rollout with all of its optimizer steps, the median
+    mean_length  tokens of a completion
+    """
+
+    path: str
+    first_step: int
+    last_step: int
+    step_s: float
+    rollout_s: float
+    mean_length: float
+    completions_per_step: int
+    completions_per_rollout: int
