@@ -17,10 +17,10 @@ from torch import Tensor
 
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
+from covey.training.build import build_job
 from covey.training.facts import survey
 from covey.training.loop import run
 from covey.training.process import ranks
-from covey.training.run import build_job
 from support.processes import run_in_processes
 
 GROUPS, SIBLINGS = 2, 4

@@ -1,1 +1,1 @@
-"""The loop, and the one place that wires every part."""
+"""The loop, and what builds every part of a run."""

@@ -68,7 +68,7 @@ class Progress:
             raise broken("F126", self.step, seen, cause, fix)
 
 
-def check_place(progress: Progress, buffer: RolloutBuffer) -> None:
+def check_position(progress: Progress, buffer: RolloutBuffer) -> None:
     """Raise GuardStop (F126) where a resumed run would go on at another step of its rollout."""
     if progress.began is None or progress.step - progress.began == buffer.done:
         return

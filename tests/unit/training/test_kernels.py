@@ -17,9 +17,9 @@ from covey.models.policy import Policy
 from covey.plan.disk import size
 from covey.plan.memory import TIGHT, memory_plan, recompute_of
 from covey.training.announce import _kernels, slow_attention
+from covey.training.build import build_job
 from covey.training.facts import survey
 from covey.training.facts.run import run_facts
-from covey.training.run import build_job
 from support.models import random_model, save_model
 from support.runs import options, write_rollouts
 

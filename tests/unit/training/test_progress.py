@@ -6,7 +6,7 @@ import pytest
 
 from covey.checkpoint.registry import State
 from covey.errors import GuardStop
-from covey.training.state import Progress, RolloutBuffer, check_place
+from covey.training.state import Progress, RolloutBuffer, check_position
 
 
 def _upcoming(shift: int, text: int):
@@ -51,10 +51,10 @@ def test_another_step_of_the_rollout_is_named(done: int) -> None:
     resumed = Progress(_upcoming(0, 0))
     resumed.load_state(stopped.state())
     buffer.done = 2
-    check_place(resumed, buffer)
+    check_position(resumed, buffer)
     buffer.done = done
     with pytest.raises(GuardStop) as wrong:
-        check_place(resumed, buffer)
+        check_position(resumed, buffer)
     assert (wrong.value.finding.code, wrong.value.finding.step) == ("F126", 12)
     assert (
         f"2 steps of the rollout were taken, and the resume goes on after {done}" in wrong.value.finding.seen
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_does_not_say_where_its_rollout_began_is_taken() -> No
     del values["began"]
     resumed = Progress(_upcoming(0, 0))
     resumed.load_state(State(json=values))
-    check_place(resumed, RolloutBuffer())
+    check_position(resumed, RolloutBuffer())
 
 
 def test_a_stream_says_nothing_beforehand() -> None:

@@ -1,0 +1,248 @@
+"""From a configuration to the parts of a run. This file, backend.py and build_source.py alone know every
+implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from covey.checkpoint.read import read_states
+from covey.checkpoint.registry import Registry, Stateful
+from covey.comm import Comm
+from covey.config.resolve import Resolved
+from covey.config.schema import Config
+from covey.config.write import to_yaml
+from covey.health.rewards import RewardWatch
+from covey.health.rules import Rules
+from covey.health.weights import WeightWatch
+from covey.learner.backends.base import Backend
+from covey.learner.reference import MovingReference
+from covey.models.dropout import dropouts
+from covey.models.load import choose_stream, save_policy
+from covey.models.policy import Policy
+from covey.plan.batch import BatchPlan, batch_plan
+from covey.plan.check_pass_rates import is_reordered
+from covey.plan.check_steps import step_refusals
+from covey.plan.facts import Facts
+from covey.plan.report import report_json
+from covey.rewards.registry import build
+from covey.telemetry.console import Console
+from covey.telemetry.files import RunFiles, delete_run
+from covey.telemetry.owner import Lock
+from covey.telemetry.rollouts import RolloutLimits
+from covey.training import settings
+from covey.training.backend import backend_for, engine_for
+from covey.training.build_source import (
+    at_scheduled_temperature,
+    evaluator_for,
+    longest_prompt_of,
+    prompt_supply,
+    selecting_groups,
+    source_for,
+    total_steps_of,
+)
+from covey.training.evaluate import Best
+from covey.training.facts import Survey, model_dir
+from covey.training.failure import writing
+from covey.training.guards import Guards
+from covey.training.job import Job
+from covey.training.process import keep_freed_memory, own_device
+from covey.training.recorder import Recorder
+from covey.training.saving import SavePlan, Saver
+from covey.training.scoring import Scoring, step_tokens
+from covey.training.select import SelectingSource
+from covey.training.source import Source, upcoming
+from covey.training.state import (
+    Health,
+    OptimizerState,
+    Progress,
+    RandomState,
+    ReferenceState,
+    RolloutBuffer,
+    check_position,
+)
+
+
+def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None = None) -> Job:
+    """Every part of a run, wired and, where it resumes, restored."""
+    config, facts = resolved.config, found.facts
+    assert found.codec is not None
+    resume = None if facts.resume is None else Path(facts.resume.path)
+    plan = batch_plan(config, comm.world, facts.num_prompts)
+    needs = settings.needs(config, plan.steps_per_rollout)
+    device = own_device()
+    keep_freed_memory(device)
+    backend = backend_for(config, facts, device, comm, reference=needs.reference)
+    policy = backend.policy
+    choose_stream(policy, config.attn_impl)
+    engine = engine_for(config, facts, policy)
+    supply = prompt_supply(config, found, plan)
+    progress, buffer = Progress(upcoming(supply), may_differ=is_reordered(config, facts)), RolloutBuffer()
+    best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
+    scoring = _scoring(config, found, plan, progress)
+    source = source_for(config, found, supply, engine, backend, scoring, comm)
+    total_steps = scoring.total_steps = total_steps_of(plan, source)
+    objective = settings.objective(config, total_steps)
+    source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found, objective)
+    health = _health(config, plan, backend, comm, scoring.rewards.tasks)
+    states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
+    registry = _registry(states, backend.moving, health, source)
+    with writing(Path(config.output_dir), lock, 0):
+        files = _files(resolved, plan, found) if comm.rank == 0 else None
+    if resume is not None:
+        _restore(registry, resume, progress, buffer, files)
+    engine.publish(backend.named_weights(), progress.step)
+    recorder = _recorder(config, files, total_steps, lock)
+    return Job(
+        source=source,
+        engine=engine,
+        backend=backend,
+        scoring=scoring,
+        objective=objective,
+        needs=needs,
+        schedule=settings.schedule(config, total_steps),
+        pack_plan=settings.pack_plan(config, longest_prompt_of(found, source), policy, comm),
+        comm=comm,
+        progress=progress,
+        buffer=buffer,
+        limits=settings.limits(config, total_steps),
+        evaluator=evaluator_for(config, found, engine, backend, scoring, comm),
+        eval_times=settings.eval_times(config, plan),
+        best=best,
+        watch=health.watch,
+        guards=health.guards,
+        rules=health.rules,
+        saver=Saver(
+            plan=_save_plan(config, facts, policy, health.guards),
+            output_dir=Path(config.output_dir),
+            registry=registry,
+            best=best,
+            recorder=recorder,
+            activity=comm.activity,
+            saved_step=-1 if resume is None else progress.step,
+        ),
+        recorder=recorder,
+    )
+
+
+def _scoring(config: Config, found: Survey, plan: BatchPlan, progress: Progress) -> Scoring:
+    assert found.codec is not None
+    rewards, weights = found.rewards or build([]), settings.reward_weights(config)
+    ends = step_tokens(found.codec, config.step_separator)
+    return Scoring(rewards, weights, progress, plan.steps_per_epoch, ends)
+
+
+def _health(
+    config: Config, plan: BatchPlan, backend: Backend, comm: Comm, tasks: Mapping[str, Collection[str]]
+) -> Health:
+    guards = _guards(config, plan, backend, comm)
+    watch = RewardWatch(comm.world, tasks)
+    return Health(rules=Rules(config.model_dump()), watch=watch, guards=guards)
+
+
+def _registry(
+    components: Iterable[Stateful | None], moving: MovingReference | None, health: Health, source: Source
+) -> Registry:
+    """What a checkpoint keeps; None is of a component that the run does not have."""
+    registry = Registry()
+    for component in components:
+        if component is not None:
+            registry.register(component)
+    if moving is not None:
+        registry.register(ReferenceState(moving))
+    registry.register(health, is_later=True)
+    if isinstance(source, SelectingSource):
+        registry.register(source, is_later=True)
+    registry.expect(("progress", "rollout", "optimizer", "rng", "best", "health"))
+    return registry
+
+
+def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Guards:
+    still = backend.reference if backend.moving is None else None
+    policies = {"": backend.policy, "reference ": still}
+    weights = [
+        (f"{of}{n}", p) for of, m in policies.items() if m is not None for n, p in m.named_parameters()
+    ]
+    is_whole = backend.policy.adapter is None
+    return Guards(
+        step_refusals=step_refusals(config),
+        untrained=tuple(n for n, p in backend.policy.named_parameters() if is_whole and not p.requires_grad),
+        comm=comm,
+        num_generations=config.num_generations,
+        num_rows=plan.prompts_per_rollout * config.num_generations,
+        peak_rate=config.learning_rate,
+        scaled_by=settings.scaled_by(config),
+        is_over_rollout=config.advantage_estimator == "reinforce_plus_plus",
+        plain_loss=settings.plain_loss(config),
+        is_comparable=settings.is_comparable(config),
+        may_be_silent=settings.may_be_silent(config),
+        has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
+        sync_every=0 if backend.moving is None else config.ref_model_sync_steps,
+        is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
+        weights=WeightWatch(
+            frozen={n: p for n, p in weights if not p.requires_grad},
+            trained={n: p for n, p in weights if p.requires_grad},
+            moving={} if backend.moving is None else backend.moving.tensors(),
+        ),
+    )
+
+
+def _restore(
+    registry: Registry, resume: Path, progress: Progress, buffer: RolloutBuffer, files: RunFiles | None
+) -> None:
+    """Give every component its state back, and put aside what was recorded after it."""
+    # A run that no longer selects goes on without what a selection would need.
+    states = read_states(resume)
+    kept = {n: s for n, s in states.items() if n in registry.names or n != SelectingSource.name}
+    registry.load(kept)
+    check_position(progress, buffer)
+    if files is not None:
+        # A rollout that is in the buffer has its file already.
+        started = progress.rollout if buffer.rows else progress.rollout - 1
+        files.supersede_after(progress.step, started)
+
+
+def _recorder(config: Config, files: RunFiles | None, total_steps: int, lock: Lock | None) -> Recorder:
+    """The sinks, which the first rank alone has."""
+    return Recorder(
+        files=files,
+        lock=lock,
+        console=Console(total_steps, config.logging_steps) if files is not None else None,
+        every=config.logging_steps,
+        total_steps=total_steps,
+        num_shown=config.log_completions,
+    )
+
+
+def _save_plan(config: Config, facts: Facts, policy: Policy, guards: Guards) -> SavePlan:
+    origin = model_dir(config)
+    measured = {"pass_rates": facts.pass_rates.digest} if facts.pass_rates is not None else {}
+    return SavePlan(
+        every=config.save_steps,
+        total_limit=config.save_total_limit,
+        keep_trainer_state=config.keep_trainer_state,
+        model_only=config.save_only_model,
+        keep_best=config.load_best_model_at_end,
+        check=guards.check_before_save,
+        write_model=lambda target: save_policy(policy, origin, target),
+        meta={"model": config.model, **measured},
+    )
+
+
+def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
+    config = resolved.config
+    output = Path(config.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    if config.overwrite_output_dir and found.facts.resume is None:
+        delete_run(output)
+    limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
+    files = RunFiles(output, rollouts=limits)
+    files.tidy()
+    if found.facts.resume is None and config.resume_from_checkpoint == "auto":
+        # A run that was ended before its first checkpoint may have left records.
+        files.supersede_all()
+    files.write_config(to_yaml(settings.without_start_options(resolved)))
+    files.write_plan(report_json(config, found.facts, plan))
+    return files

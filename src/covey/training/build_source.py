@@ -1,0 +1,146 @@
+"""Where the rollouts of a configuration come from, and the evaluator that samples beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from covey.comm import Comm
+from covey.config.schema import Config
+from covey.data.order import Order
+from covey.data.pass_rates import levels
+from covey.learner.backends.base import Backend
+from covey.plan.batch import BatchPlan
+from covey.rewards.registry import metric_names
+from covey.rollout.collect import CollectPlan
+from covey.rollout.engine import Engine
+from covey.training import settings
+from covey.training.evaluate import EvalPrompts, Evaluator
+from covey.training.facts import Survey
+from covey.training.objective import Objective
+from covey.training.scoring import Scoring
+from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
+from covey.training.source import (
+    LiveSource,
+    PromptSupply,
+    ReplaySource,
+    Source,
+    StreamSupply,
+    TableSupply,
+)
+
+
+def prompt_supply(config: Config, found: Survey, plan: BatchPlan) -> TableSupply | StreamSupply | None:
+    """Where prompts come from; None where rollouts are replayed."""
+    if config.replay_rollouts is not None:
+        return None
+    if found.stream is not None:
+        return StreamSupply(stream=found.stream, per_rollout=plan.prompts_per_rollout)
+    assert found.prompts is not None
+    order = Order(
+        num_prompts=len(found.prompts.entries),
+        per_rollout=plan.prompts_per_rollout,
+        seed=config.data_seed,
+        shuffle=config.dataset_shuffle,
+        levels=levels(config.curriculum, found.prompts.entries),
+    )
+    return TableSupply(prompts=found.prompts, order=order)
+
+
+def source_for(
+    config: Config,
+    found: Survey,
+    supply: TableSupply | StreamSupply | None,
+    engine: Engine,
+    backend: Backend,
+    scoring: Scoring,
+    comm: Comm,
+) -> Source:
+    """What gives a rollout by its number: sampled now, or read from the files of another run."""
+    if config.replay_rollouts is not None:
+        return ReplaySource(
+            Path(config.replay_rollouts),
+            dict(zip(metric_names(config.rewards), settings.reward_weights(config), strict=True)),
+        )
+    assert found.codec is not None
+    assert supply is not None
+    return LiveSource(
+        supply=supply,
+        engine=engine,
+        backend=backend,
+        score=scoring,
+        codec=found.codec,
+        plan=CollectPlan(
+            num_generations=config.num_generations,
+            sampling=settings.sampling(config, found.codec, config.temperature),
+            seed=config.seed,
+        ),
+        comm=comm,
+        tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks},
+    )
+
+
+def at_scheduled_temperature(source: Source, objective: Objective, plan: BatchPlan) -> Source:
+    """The source at the temperature that each rollout has."""
+    if not isinstance(source, LiveSource) or "temperature" not in objective.schedules:
+        return source
+    return replace(source, temperature=lambda n: objective.temperature_at(n * plan.steps_per_rollout))
+
+
+def selecting_groups(source: Source, config: Config, found: Survey, objective: Objective) -> Source:
+    """The source with groups without signal replaced, where that is asked for."""
+    if not isinstance(source, LiveSource) or not (config.dynamic_sample or config.replay_buffer_size):
+        return source
+    seed = config.data_seed + FURTHER
+    further: PromptSupply
+    if found.stream is not None:
+        further = StreamSupply(stream=found.stream.reordered(seed), per_rollout=1)
+    else:
+        assert found.prompts is not None
+        further = OneByOne(found.prompts, seed)
+    return SelectingSource(
+        source,
+        objective.credit,
+        Further(further),
+        Replay(config.replay_buffer_size, config.seed),
+        attempts=config.max_resample_times if config.dynamic_sample else 0,
+    )
+
+
+def evaluator_for(
+    config: Config, found: Survey, engine: Engine, backend: Backend, scoring: Scoring, comm: Comm
+) -> Evaluator | None:
+    """What evaluates on held-out prompts; None where the run does not."""
+    if config.eval_strategy == "no" or not found.eval_sets:
+        return None
+    assert found.codec is not None
+    return Evaluator(
+        sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
+        engine=engine,
+        view=backend.rollout_view,
+        score=scoring,
+        codec=found.codec,
+        plan=CollectPlan(
+            num_generations=config.num_generations_eval,
+            sampling=settings.sampling(config, found.codec, config.eval_temperature),
+            seed=config.seed,
+        ),
+        comm=comm,
+        rewards=scoring.rewards.tasks,
+    )
+
+
+def longest_prompt_of(found: Survey, source: Source) -> int:
+    """Tokens of the longest prompt that is trained on."""
+    if isinstance(source, ReplaySource):
+        return source.longest_prompt
+    return found.facts.longest_prompt or 0
+
+
+def total_steps_of(plan: BatchPlan, source: Source) -> int:
+    """Optimizer steps of the whole run; a replay has no more than its files hold."""
+    if not isinstance(source, ReplaySource):
+        assert plan.total_steps is not None
+        return plan.total_steps
+    held = source.num_rollouts * plan.steps_per_rollout
+    return held if plan.total_steps is None else min(held, plan.total_steps)
