@@ -32,8 +32,8 @@ def train(**options: Any) -> Outcome:
     from covey.training.process import world_size
     from covey.training.run import train as run
 
-    with survey(resolved.config, world_size(), functions=functions) as found:
-        return run(resolved, found)
+    with survey(resolved.config, world_size(), functions=functions) as surveyed:
+        return run(resolved, surveyed)
 
 
 def plan(**options: Any) -> dict[str, Any]:
@@ -44,10 +44,10 @@ def plan(**options: Any) -> dict[str, Any]:
     from covey.plan.report import report_json
     from covey.training.facts import survey
 
-    with survey(resolved.config, 1, offline=True, functions=functions) as found:
-        notes = refuse_faults(resolved, found.facts)
-        batch = batch_plan(resolved.config, 1, found.facts.num_prompts)
-        return report_json(resolved.config, found.facts, batch, notes)
+    with survey(resolved.config, 1, offline=True, functions=functions) as surveyed:
+        notes = refuse_faults(resolved, surveyed.facts)
+        batch = batch_plan(resolved.config, 1, surveyed.facts.num_prompts)
+        return report_json(resolved.config, surveyed.facts, batch, notes)
 
 
 def evaluate(model_or_checkpoint: str | Path, **options: Any) -> Evaluated:

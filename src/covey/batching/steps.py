@@ -27,16 +27,16 @@ def step_advantages(
     Each process reward is compared on its own, over the steps of all `counted` siblings, and counts with its
     weight.
     """
-    found: dict[RowIndex, list[float]] = {}
+    advantages: dict[RowIndex, list[float]] = {}
     for part in range(max((len(score.parts) for score in counted.values()), default=0)):
         numbers = {row_index: score.parts[part].steps for row_index, score in counted.items()}
         for row_index, scaled in _scaled(groups, numbers, scale).items():
             spans = counted[row_index].steps
             assert spans is not None
             gains = [spans.weights[part] * gain for gain in accumulate(reversed(scaled))]
-            before = found.get(row_index, [0.0] * len(gains))
-            found[row_index] = [a + b for a, b in zip(before, reversed(gains), strict=True)]
-    return found
+            before = advantages.get(row_index, [0.0] * len(gains))
+            advantages[row_index] = [a + b for a, b in zip(before, reversed(gains), strict=True)]
+    return advantages
 
 
 def _scaled(
@@ -54,14 +54,14 @@ def _scaled(
     reward_PX = torch.tensor([[n or 0.0 for n in row] for row in padded], dtype=torch.float64)
     is_valid_PX = torch.tensor([[n is not None for n in row] for row in padded])
     out_PX = advantages(reward_PX, is_valid_PX, "grpo", "group" if scale == "gdpo" else scale).tolist()
-    found: dict[RowIndex, list[float]] = {}
+    by_row: dict[RowIndex, list[float]] = {}
     for values, row in zip(out_PX, rows, strict=True):
         start = 0
         for steps, row_index in row:
             if numbers.get(row_index) is not None:
-                found[row_index] = values[start : start + len(steps)]
+                by_row[row_index] = values[start : start + len(steps)]
             start += max(1, len(steps))
-    return found
+    return by_row
 
 
 def token_advantages(

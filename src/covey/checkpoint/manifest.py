@@ -101,7 +101,7 @@ def list_files(checkpoint: Path) -> dict[str, Path]:
 
     Links and special files are refused: what they lead to can change without the checkpoint's knowing.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder, directories, names in os.walk(checkpoint):
         for name in (*directories, *names):
             path = Path(folder, name)
@@ -109,8 +109,8 @@ def list_files(checkpoint: Path) -> dict[str, Path]:
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise CheckpointError(f"{checkpoint}: {relative} is a link or a special file")
             if path.is_file() and relative != MANIFEST:
-                found[relative] = path
-    return dict(sorted(found.items()))
+                files[relative] = path
+    return dict(sorted(files.items()))
 
 
 def hash_file(path: Path) -> str:

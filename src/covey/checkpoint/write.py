@@ -105,10 +105,10 @@ def _plain_errors(directory: Path) -> Iterator[None]:
             error.filename = str(directory)
         raise
     except (SafetensorError, CheckpointError) as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if found is None:
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        if match is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(directory)) from error
+        raise OSError(int(match[1]), os.strerror(int(match[1])), str(directory)) from error
 
 
 def tensor_file(component: str) -> str:

@@ -27,10 +27,10 @@ def evaluate(argv: Sequence[str]) -> int:
     resolved = eval_options(model, parsed.typed, parsed.problems)
     from covey.training.facts.evaluation import survey_checked
 
-    with survey_checked(resolved) as found:
+    with survey_checked(resolved) as surveyed:
         from covey.training.standalone import evaluate as run
 
-        done = run(resolved, found, Path(model))
+        done = run(resolved, surveyed, Path(model))
     width = max(len(name) for name in done.metrics)
     lines = [
         f"{name:<{width}}  {'–' if m.value is None else format(m.value, '.4g'):>8}  n {m.count}"

@@ -119,7 +119,7 @@ class _Reader:
                 "plan_gpus", "plan_gpu_memory", Fix(text="of 80 GB", edits={"plan_gpu_memory": "80GB"})
             )
         stage, offload, file = self._states()
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "num_gpus": self.number("plan_gpus", 1),
             "gpu_bytes": self._bytes("plan_gpu_memory"),
             "zero_stage": stage,
@@ -131,8 +131,8 @@ class _Reader:
             "asynchronous": self.switch("async_generate"),
             "file": file,
         }
-        is_faulty = any(found.severity is Severity.ERROR for found in self.problems)
-        return None if is_faulty else Layout(**found)
+        is_faulty = any(p.severity is Severity.ERROR for p in self.problems)
+        return None if is_faulty else Layout(**fields)
 
     def num_gpus(self) -> int:
         """The GPUs that were asked for, 0 where nobody knows."""
@@ -147,7 +147,7 @@ class _Reader:
             stage, offload = PRESETS[self.choice("deepspeed", tuple(PRESETS), _OR_FILE)]
             return self._typed_stage(stage), self._typed_offload(offload), None
         self.problems += read.problems
-        if any(found.severity is Severity.ERROR for found in read.problems):
+        if any(p.severity is Severity.ERROR for p in read.problems):
             return 0, "none", None
         path, stage, offload = read.file.path, read.stage, read.offload
         if (typed := self._typed_stage(stage)) != stage:
@@ -213,11 +213,11 @@ class _Reader:
 
     def _bytes(self, name: str) -> int:
         word = self.given.get(name, "80GB")
-        found = _SIZE.fullmatch(word.strip())
-        if found is None or not float(found[1]):
+        match = _SIZE.fullmatch(word.strip())
+        if match is None or not float(match[1]):
             self._unfit(name, word, "a size with its unit: 96GiB, 80GB")
             return 0
-        return int(float(found[1]) * _UNITS[found[2].lower()])
+        return int(float(match[1]) * _UNITS[match[2].lower()])
 
     def number(self, name: str, least: int) -> int:
         """A whole number of at least `least`, which it is where nothing is given."""

@@ -32,16 +32,18 @@ def plan(argv: Sequence[str]) -> int:
     resolved, num_processes = read(verb, planned.words, planned)
     from covey.training.facts import survey
 
-    with survey(resolved.config, num_processes, offline=True, layout=_surveyed(planned, resolved)) as found:
+    with survey(
+        resolved.config, num_processes, offline=True, layout=_surveyed(planned, resolved)
+    ) as surveyed:
         refusal = None
         try:
-            said = refuse_faults(resolved, found.facts)
+            said = refuse_faults(resolved, surveyed.facts)
         except ConfigError as error:
             # What does not fit a machine that is planned is shown before it is refused.
             if not _is_of_memory(error, planned):
                 raise
             refusal, said = error, []
-        _print(resolved, found.facts, said, planned, as_json="--json" in argv)
+        _print(resolved, surveyed.facts, said, planned, as_json="--json" in argv)
     if refusal is not None:
         raise refusal
     return 0

@@ -23,7 +23,7 @@ def quickstart(argv: Sequence[str]) -> int:
     return start("quickstart", argv, _run)
 
 
-def _run(resolved: Resolved, found: Survey) -> int:
+def _run(resolved: Resolved, surveyed: Survey) -> int:
     from covey.training.quickstart import quickstart as run
 
-    return int(run(resolved, found).exit_code)
+    return int(run(resolved, surveyed).exit_code)

@@ -23,10 +23,10 @@ def start(verb: str, argv: Sequence[str], run: Run) -> int:
     # What is wrong is found before torch is imported, which takes seconds; the run gets what was read.
     from covey.training.facts import fetch_model, survey
 
-    with survey(resolved.config, num_processes) as found:
-        refuse_faults(resolved, found.facts)
+    with survey(resolved.config, num_processes) as surveyed:
+        refuse_faults(resolved, surveyed.facts)
         fetch_model(resolved.config)
         if num_processes > 1 and not under_torchrun():
-            found.close()
+            surveyed.close()
             return launch(verb, argv, num_processes, resolved.config.output_dir)
-        return run(resolved, found)
+        return run(resolved, surveyed)

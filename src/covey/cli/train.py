@@ -31,7 +31,7 @@ def rlhf(argv: Sequence[str]) -> int:
     return start("rlhf", argv, _run)
 
 
-def _run(resolved: Resolved, found: Survey) -> int:
+def _run(resolved: Resolved, surveyed: Survey) -> int:
     from covey.training.run import train as run
 
-    return int(run(resolved, found).exit_code)
+    return int(run(resolved, surveyed).exit_code)

@@ -86,10 +86,10 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[_Flag]]:
 
 
 def _is_flag(word: str, before: _Flag | None) -> bool:
-    found = _FLAG.fullmatch(word)
-    if found is None:
+    match = _FLAG.fullmatch(word)
+    if match is None:
         return False
-    if found[1] == "--" or before is None or before.words or _is_known(word.partition("=")[0]):
+    if match[1] == "--" or before is None or before.words or _is_known(word.partition("=")[0]):
         return True
     # One dash before a name that nobody knows: the text of an option that waits for it, as in `--system -x`.
     known = look_up(before.name)

@@ -23,8 +23,8 @@ def default_output_dir(model: str, dataset: list[str], resume: str | None) -> tu
     if resume not in ("latest", "auto"):
         return os.path.dirname(os.path.normpath(resume)) or ".", "derived from resume_from_checkpoint"
     newest = f"{stem}-{int(free.rpartition('-')[2]) - 1:0{_DIGITS}}"
-    found = os.path.isdir(newest)
-    return (newest if found else free), "derived from resume_from_checkpoint, model and dataset"
+    is_there = os.path.isdir(newest)
+    return (newest if is_there else free), "derived from resume_from_checkpoint, model and dataset"
 
 
 def first_free(stem: str) -> str:

@@ -51,7 +51,7 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
 
     Raises ConfigError where no configuration can be built at all, with every problem so far.
     """
-    found = [*problems, *_missing(typed, {p.option for p in problems})]
+    all_problems = [*problems, *_missing(typed, {p.option for p in problems})]
     values = {name: t.value for name, t in typed.items()}
     sources = {name: t.source for name, t in typed.items()}
     given = dict(values)
@@ -79,13 +79,13 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     try:
         config = Config(**values)
     except ValidationError as error:
-        raise ConfigError([*found, *_invalid(error)]) from None
+        raise ConfigError([*all_problems, *_invalid(error)]) from None
     ordered = {name: sources[name] for name in OPTIONS}
     return Resolved(
         config=config,
         sources=MappingProxyType(ordered),
         typed_names=frozenset(name for name, t in typed.items() if t.source != SOURCE),
-        problems=tuple(found),
+        problems=tuple(all_problems),
     )
 
 

@@ -176,14 +176,14 @@ def _parts(word: Any) -> list[Any]:
         return [word]
     if word.startswith("["):
         try:
-            found = json.loads(word)
+            parsed = json.loads(word)
         except ValueError:
             # As in [accuracy,format]; a pattern of names has more brackets, or goes on behind them.
             inner = word[1:-1]
             if not word.endswith("]") or "," not in inner or any(mark in inner for mark in _BRACKETS):
                 return [word]
             return [part.strip(" '\"") for part in inner.split(",") if part.strip()]
-        return found if isinstance(found, list) else [word]
+        return parsed if isinstance(parsed, list) else [word]
     if "," not in word or any(mark in word for mark in _BRACKETS) or _is_there(word):
         return [word]
     return [part.strip() for part in word.split(",") if part.strip()] or [word]

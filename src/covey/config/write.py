@@ -34,7 +34,7 @@ def to_yaml(resolved: Resolved) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, dict):
         # JSON is YAML, and fits on the line, once characters that YAML reads otherwise are escaped.
-        return _SPECIAL.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
+        return _SPECIAL.sub(lambda match: f"\\U{ord(match[0]):08x}", json.dumps(value, ensure_ascii=False))
     if isinstance(value, list):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, str) and not _BARE.fullmatch(value):

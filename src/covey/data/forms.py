@@ -62,12 +62,12 @@ def standard_names(columns: Iterable[str]) -> Mapping[str, str]:
     A name is the same in capitals and with spaces around it. The exact name comes first; two others that are
     the same name stand for nothing.
     """
-    found: dict[str, list[str]] = {}
+    columns_by_name: dict[str, list[str]] = {}
     for column in columns:
-        found.setdefault("_".join(column.lower().split()), []).append(column)
+        columns_by_name.setdefault("_".join(column.lower().split()), []).append(column)
     names = {}
     for name in _KNOWN:
-        same = found.get(name, [])
+        same = columns_by_name.get(name, [])
         if name in same:
             names[name] = name
         elif len(same) == 1:

@@ -222,7 +222,7 @@ def _snapshot(name: str, revision: str | None, patterns: Sequence[str], silence:
     from huggingface_hub import errors
 
     try:
-        found = huggingface_hub.snapshot_download(
+        directory = huggingface_hub.snapshot_download(
             name,
             revision=revision,
             allow_patterns=list(patterns),
@@ -234,7 +234,7 @@ def _snapshot(name: str, revision: str | None, patterns: Sequence[str], silence:
         raise ModelError(_not_cached(called, silence)) from error
     except (errors.HTTPError, OSError, ValueError) as error:
         raise ModelError(explain(error, name, kind="model", revision=revision)) from error
-    return Path(found)
+    return Path(directory)
 
 
 def _not_cached(name: str, silence: str, missing: str = "") -> str:

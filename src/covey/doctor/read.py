@@ -41,10 +41,10 @@ def read_run(path: Path) -> Log:
             return _known(read_state(path))
     elif any((path / name).is_file() for name in ("metrics.jsonl", "events.jsonl", "plan.json")):
         return _read_covey(path)
-    elif found := find_swift_log(path):
-        return _known(read_swift(found))
-    elif found := find_state(path):
-        return _known(read_state(found))
+    elif log_file := find_swift_log(path):
+        return _known(read_swift(log_file))
+    elif log_file := find_state(path):
+        return _known(read_state(log_file))
     raise ConfigError([_nothing(path)])
 
 

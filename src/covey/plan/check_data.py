@@ -40,7 +40,7 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
     ]
     problems += [_unreadable(config, file) for file in facts.dataset_unreadable or ()]
     is_explained = problems or facts.missing_columns or facts.media_columns or facts.num_prompts_too_long
-    is_explained = is_explained or any(found.reason in REFUSED for found in facts.left_out)
+    is_explained = is_explained or any(rows.reason in REFUSED for rows in facts.left_out)
     is_explained = is_explained or (facts.pass_rates is not None and facts.pass_rates.num_rows)
     if config.dataset and facts.num_prompts == 0 and not is_explained:
         left = left_words(facts)
@@ -62,7 +62,7 @@ _CUT_EMOJI = "write the text anew: an emoji was cut in two, as in \\ud83d withou
 
 def _mend(facts: Facts) -> str:
     """Return what to do about rows of which none is usable."""
-    reasons = {found.reason for found in facts.left_out if not found.where}
+    reasons = {rows.reason for rows in facts.left_out if not rows.where}
     if reasons == {"surrogate"}:
         return _CUT_EMOJI
     if facts.unread_columns:

@@ -165,9 +165,9 @@ def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[P
     other = Fix(text="another directory", edits={"output_dir": _next_name(path)})
     if facts.owner is not None:
         return [_in_use(path, facts.owner, other)]
-    found = [*_in_the_way(facts), *_damaged_records(facts)]
+    problems = [*_in_the_way(facts), *_damaged_records(facts)]
     if state in (None, "free") or _goes_on(config, facts):
-        return found
+        return problems
     if state == "not_empty":
         return [
             problem(
@@ -179,7 +179,7 @@ def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[P
             )
         ]
     if config.overwrite_output_dir or (state == "ended" and config.resume_from_checkpoint == "auto"):
-        return found
+        return problems
     goes_on = state == "run"
     return [
         problem(

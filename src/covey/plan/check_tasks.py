@@ -65,9 +65,9 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
         cause = "A misspelt name, or a column of another data set."
         return [problem("E346", "task_column", seen, cause, *rename, Fix(text=_NAMED))]
     shown = "; ".join(
-        f"{counted(found.count, 'row')}{f' of {found.reason}' if found.reason else ''}: "
-        f"{', '.join(map(str, found.rows))}{' ...' if found.count > len(found.rows) else ''}"
-        for found in facts.taskless
+        f"{counted(rows.count, 'row')}{f' of {rows.reason}' if rows.reason else ''}: "
+        f"{', '.join(map(str, rows.rows))}{' ...' if rows.count > len(rows.rows) else ''}"
+        for rows in facts.taskless
     )
     if not shown:
         return []

@@ -209,10 +209,12 @@ def _smallest(shape: Shape) -> Iterator[Shape]:
 def _multiples(unit: int, near: int, largest: int | None) -> list[int]:
     """Return the multiples of `unit` next to `near`, and the largest one that is allowed."""
     below = max(unit, near // unit * unit)
-    found = {below, below + unit}
+    multiples = {below, below + unit}
     if largest is not None:
-        found = {m for m in found if m <= largest} | ({largest // unit * unit} if largest >= unit else set())
-    return sorted(found)
+        multiples = {m for m in multiples if m <= largest} | (
+            {largest // unit * unit} if largest >= unit else set()
+        )
+    return sorted(multiples)
 
 
 def _nearest(values: Iterable[int], target: int) -> list[int]:

@@ -147,10 +147,10 @@ def ladder(config: Config, facts: Facts, typed: Collection[str] | None = None) -
 
 def ladder_fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
     """Return the least costly layouts that fit, of one change, else the one of two."""
-    found = ladder(config, facts, typed)
-    if found is None or found.smallest is None:
+    rungs = ladder(config, facts, typed)
+    if rungs is None or rungs.smallest is None:
         return ()
-    fitting = [rung for rung in found.down if rung.fits][:3] or [found.smallest]
+    fitting = [rung for rung in rungs.down if rung.fits][:3] or [rungs.smallest]
     return tuple(Fix(text=rung.in_words(), edits=rung.typed) for rung in fitting)
 
 

@@ -180,10 +180,10 @@ def unit_end(text: str, start: int) -> int:
 
 def without_unit(text: str) -> str:
     """A closed formula without the unit of the table behind it: `9\\pi cm^2`."""
-    found = re.fullmatch(r"(.*(?:[\d})]|\\pi|\\sqrt ?\d))\s+([^\s=+\\-]+(?: ?/ ?\w+)?)", text)
-    if found is None or not re.search(r"[\\^]", found[1]) or not found[2][0].isalpha():
+    match = re.fullmatch(r"(.*(?:[\d})]|\\pi|\\sqrt ?\d))\s+([^\s=+\\-]+(?: ?/ ?\w+)?)", text)
+    if match is None or not re.search(r"[\\^]", match[1]) or not match[2][0].isalpha():
         return text
-    return found[1] if unit_end(found[2], 0) == len(found[2]) else text
+    return match[1] if unit_end(match[2], 0) == len(match[2]) else text
 
 
 def _unit(text: str, is_apart: bool) -> str | None:

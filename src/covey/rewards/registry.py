@@ -42,8 +42,8 @@ def _called(entry: str) -> tuple[str, str | None]:
 def build(names: Sequence[str], options: Mapping[str, Any] | None = None) -> RewardSet:
     """The built-ins of these names, in order, in this process; an unknown name is a KeyError, and so is an
     option that one of them reads and that is not given."""
-    found = [built_in(name, options or {}) for name in names]
-    return RewardSet([f.reward(n, None) for f, n in zip(found, metric_names(names), strict=True)])
+    resolved = [built_in(name, options or {}) for name in names]
+    return RewardSet([f.reward(n, None) for f, n in zip(resolved, metric_names(names), strict=True)])
 
 
 def weighted(

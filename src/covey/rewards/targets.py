@@ -97,10 +97,10 @@ def callable_name(function: Callable[..., Any]) -> str:
 
 
 def _lookup(module: Any, name: str) -> Any:
-    found = module
+    value = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _has_guard(file: Path) -> bool:

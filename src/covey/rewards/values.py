@@ -205,10 +205,10 @@ def _several(text: str, plain: str, depth: int) -> Value | None:
         parts = [text.replace("\\pm", sign) for sign in "+-"]
     if len(parts) == 1:
         return None
-    found = _list(text, tuple(_read(p, depth + 1) for p in parts))
+    several = _list(text, tuple(_read(p, depth + 1) for p in parts))
     # One of several letters is no choice of all of them.
-    is_either = _OR.search(plain) and all(i.kind is Kind.CHOICE for i in found.items)
-    return Value(kind=Kind.WORDS, text=squeeze(plain)) if is_either else found
+    is_either = _OR.search(plain) and all(i.kind is Kind.CHOICE for i in several.items)
+    return Value(kind=Kind.WORDS, text=squeeze(plain)) if is_either else several
 
 
 def _list(text: str, items: tuple[Value, ...], brackets: str = "") -> Value:

@@ -86,8 +86,8 @@ def _non_finite_places(columns: Mapping[str, Any]) -> Record:
             for key, item in inner:
                 yield from places(item, (*path, key))
 
-    found = list(places(columns, ()))
-    return {"non_finite": found} if found else {}
+    where = list(places(columns, ()))
+    return {"non_finite": where} if where else {}
 
 
 def _columns_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -198,8 +198,8 @@ def groups_of(records: Sequence[Mapping[str, Any]]) -> list[ScoredGroup]:
     """Groups of a rollout from its records, in group and sibling order whatever order the records have."""
     ordered = sorted(records, key=lambda r: (r["group"], r["sibling"]))
     groups = []
-    for _, found in groupby(ordered, key=lambda r: r["group"]):
-        members = list(found)
+    for _, same in groupby(ordered, key=lambda r: r["group"]):
+        members = list(same)
         trajectories = tuple(trajectory_of(r) for r in members)
         group = Group(prompt=prompt_of(members[0]), trajectories=trajectories, planned=len(members))
         groups.append(ScoredGroup(group=group, scores=tuple(score_of(r) for r in members)))

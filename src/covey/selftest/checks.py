@@ -302,11 +302,11 @@ def _resume(subject: Subject, groups: Sequence[ScoredGroup]) -> float:
         again.registry.load(read_states(checkpoint))
     start = again.weights()
     again.go_on(4)
-    found = again.weights()
+    differences = again.weights()
     for name, tensor in start.items():
-        found[name] -= tensor
+        differences[name] -= tensor
         expected[name] -= tensor
-    return far(found, expected)
+    return far(differences, expected)
 
 
 def _save(run: _Run, subject: Subject, directory: Path) -> Path:

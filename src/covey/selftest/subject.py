@@ -299,15 +299,15 @@ def loss_of(loss_type: LossType) -> LossConfig:
 def off_policy(rows: Sequence[TrainSample]) -> list[TrainSample]:
     """Rows as of another policy and another reference: ratios on both sides of their clip, KLs above 0."""
     generator = torch.Generator().manual_seed(4)
-    found = []
+    stale = []
     for row in rows:
         old_N = row.annotated.old_logprob_N
         assert old_N is not None
         away_2N = 0.3 * torch.randn(2, *old_N.shape, generator=generator)
         old, ref = old_N + away_2N[0], old_N + away_2N[1]
         annotated = replace(row.annotated, old_logprob_N=old, ref_logprob_N=ref)
-        found.append(replace(row, annotated=annotated))
-    return found
+        stale.append(replace(row, annotated=annotated))
+    return stale
 
 
 def plan_of(

@@ -101,10 +101,10 @@ def _fields(record: StepRecord, total: int, elapsed: str, left: str) -> list[_Fi
 
 def _tasks(metrics: Mapping[str, Metric]) -> list[_Field]:
     """The reward of each of a few tasks."""
-    found = [n.split("/")[1] for n in metrics if n.startswith("tasks/") and n.endswith("/reward")]
-    if not 0 < len(found) <= _MOST_TASKS:
+    tasks = [n.split("/")[1] for n in metrics if n.startswith("tasks/") and n.endswith("/reward")]
+    if not 0 < len(tasks) <= _MOST_TASKS:
         return []
-    words = "  ".join(f"{task} {_text(metrics, f'tasks/{task}/reward')}" for task in found)
+    words = "  ".join(f"{task} {_text(metrics, f'tasks/{task}/reward')}" for task in tasks)
     return [_Field(long=words, short=words, rank=9)]
 
 

@@ -172,10 +172,10 @@ def _lock(descriptor: int, kind: int) -> Literal["held", "free", "unknown"]:
 def _read(descriptor: int) -> dict[str, Any]:
     """What the owner wrote of itself; nothing where it is no JSON."""
     try:
-        found = json.loads(os.pread(descriptor, 1 << 16, 0).decode("utf-8"))
+        record = json.loads(os.pread(descriptor, 1 << 16, 0).decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _write(descriptor: int) -> None:

@@ -65,5 +65,5 @@ def _experiment(client: MlflowClient) -> str:
     if identifier := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         return identifier
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-    found = client.get_experiment_by_name(name)
-    return found.experiment_id if found is not None else client.create_experiment(name)
+    experiment = client.get_experiment_by_name(name)
+    return experiment.experiment_id if experiment is not None else client.create_experiment(name)

@@ -42,9 +42,9 @@ def muted() -> Iterator[None]:
     with _lock:
         for name in _STREAMS:
             stream = getattr(sys, name)
-            found = stream if isinstance(stream, _Filter) else _Filter(stream)
-            found.muted.add(thread)
-            setattr(sys, name, found)
+            filtered = stream if isinstance(stream, _Filter) else _Filter(stream)
+            filtered.muted.add(thread)
+            setattr(sys, name, filtered)
     try:
         yield
     finally:

@@ -40,9 +40,9 @@ def open_tracker(start: Start) -> SwanLab:
     """Open a run, offline where there is no API key: SwanLab would ask on the terminal."""
     import swanlab
 
-    found = swanlab.Settings()
+    settings = swanlab.Settings()
     mode = None
-    if found.mode == "online" and found.api_key is None:
+    if settings.mode == "online" and settings.api_key is None:
         mode = "offline"
         start.note(
             "swanlab: there is no API key, so this run is recorded offline; `swanlab sync` sends it later "
@@ -52,7 +52,7 @@ def open_tracker(start: Start) -> SwanLab:
     if "SWANLAB_LOG_DIR" not in os.environ:
         log_dir.mkdir(parents=True, exist_ok=True)
     run = swanlab.init(
-        project=None if found.project.name is not None else PROJECT,
+        project=None if settings.project.name is not None else PROJECT,
         name=start.run_name,
         log_dir=None if "SWANLAB_LOG_DIR" in os.environ else str(log_dir),
         mode=mode,  # type: ignore[arg-type]
