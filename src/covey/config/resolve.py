@@ -54,7 +54,7 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     all_problems = [*problems, *_missing(typed, {p.option for p in problems})]
     values = {name: t.value for name, t in typed.items()}
     sources = {name: t.source for name, t in typed.items()}
-    given = dict(values)
+    typed_values = dict(values)
 
     def fill(name: str, value: Any, source: str) -> None:
         if name not in values:
@@ -62,7 +62,7 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
 
     for name, absent in _ABSENT.items():
         fill(name, absent, "not given")
-    batch = derive_batch(given, world_size)
+    batch = derive_batch(typed_values, world_size)
     for name in (ACCUMULATION, PER_GENERATION, GENERATION_BATCH):
         fill(name, getattr(batch, name), batch.sources.get(name, ""))
     if world_size > 1:

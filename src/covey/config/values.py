@@ -147,8 +147,8 @@ def coerce(name: str, value: Any) -> Any:
     if kind.base == "json":
         return _json(name, kind, value)
     if kind.many:
-        given = list(value) if isinstance(value, list | tuple) else [value]
-        words = [part for word in given for part in _parts(word)]
+        values = list(value) if isinstance(value, list | tuple) else [value]
+        words = [part for word in values for part in _parts(word)]
         if name == "report_to":
             words = _trackers(kind, words)
         if default_of(name) == [] and [str(word).lower() for word in words] == ["none"]:

@@ -174,8 +174,8 @@ class _Reading:
         self, *, text: str | None = None, messages: tuple[Message, ...] = (), answer: str | None = None
     ) -> ReadRow:
         tools: tuple[Message, ...] = ()
-        if text is None and not _is_empty(given := self._value("tools")):
-            tools = tuple(tools_of(given))
+        if text is None and not _is_empty(tools_value := self._value("tools")):
+            tools = tuple(tools_of(tools_value))
         kwargs = self._value("chat_template_kwargs") if text is None else None
         columns = {n: v for n, v in self._columns.items() if n not in self._used}
         columns.update(self._golds(answer))
@@ -241,11 +241,11 @@ class _Reading:
 
     def _with_input(self, name: str, value: str) -> str:
         """An instruction with its input on the line below, as Alpaca's are."""
-        given = self._value("input")
-        if name != "instruction" or not isinstance(given, str) or not given.strip():
+        input_text = self._value("input")
+        if name != "instruction" or not isinstance(input_text, str) or not input_text.strip():
             return value
         self._use("input")
-        return f"{value}\n{given}"
+        return f"{value}\n{input_text}"
 
     def _system(self) -> str | None:
         values = (self._value(name) for name in _SYSTEM)

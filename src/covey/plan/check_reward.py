@@ -275,7 +275,7 @@ def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
 
 def _blind(reward: BlindReward) -> Problem:
     than = "an empty completion" if reward.compared == "empty" else "the gold answers of other rows"
-    missed, rows = reward.num_rows - reward.num_told, reward.num_rows
+    missed, rows = reward.num_rows - reward.num_told_apart, reward.num_rows
     skip = Fix(text="no trial, for rewards of which it says nothing", edits={"reward_trial": False})
     if not reward.name:
         return warning(

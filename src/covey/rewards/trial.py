@@ -36,23 +36,23 @@ NUM_FORMS = len(_FORMS)
 _ROWS = 6
 _FEWEST_ROWS = 3
 # A reward that draws its values tells more rows than this but for once in 10^5.
-_TOLD = 0.25
+_MOST_TOLD_APART = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blind:
-    """A reward that gives gold answers no more than what they are compared `with`.
+    """A reward that does not tell gold answers from what they are compared with.
 
-    So on `num_rows` - `num_told` of `num_rows` rows. `reward` "" is the weighted total. `constant` is the one
-    value that it gives to everything, or None; `form` is the one of several forms in which it is, "" where it
-    is in all.
+    On all but `num_told_apart` of `num_rows` rows it gives the gold no more than that. `reward` "" is the
+    weighted total. `constant` is the one value that it gives to everything, or None. `form` is the one form
+    of an answer in which this holds, "" where it holds in all.
     """
 
     reward: str
     column: str
     compared: Literal["empty", "others"]
     num_rows: int
-    num_told: int
+    num_told_apart: int
     constant: float | None = None
     form: str = ""
 
@@ -150,14 +150,14 @@ def _judged(values: Sequence[Sequence[float | None]], reward: str, column: str, 
             for golds, those in zip(own, theirs, strict=True)
             if (pairs := [(g, t) for g, t in zip(golds, those, strict=False) if None not in (g, t)])
         ]
-        if len(tells_apart) >= _FEWEST_ROWS and sum(tells_apart) <= _TOLD * len(tells_apart):
+        if len(tells_apart) >= _FEWEST_ROWS and sum(tells_apart) <= _MOST_TOLD_APART * len(tells_apart):
             return [
                 Blind(
                     reward=reward,
                     column=column,
                     compared=against,
                     num_rows=len(tells_apart),
-                    num_told=sum(tells_apart),
+                    num_told_apart=sum(tells_apart),
                     constant=constant,
                 )
             ]
@@ -186,7 +186,7 @@ def _unread_forms(rewards: RewardSet, i: int, prompts: Sequence[Prompt], column:
                     column=column,
                     compared="empty",
                     num_rows=len(tells_apart),
-                    num_told=sum(tells_apart),
+                    num_told_apart=sum(tells_apart),
                     form=form,
                 )
             ]

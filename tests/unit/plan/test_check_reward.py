@@ -15,7 +15,7 @@ def faulty(name: str, kind: RewardFault, words: str = "seen so") -> dict[str, An
 
 def blind(name: str, compared: Any, constant: float | None = None) -> BlindReward:
     return BlindReward(
-        name=name, column="solution", compared=compared, num_rows=6, num_told=1, constant=constant
+        name=name, column="solution", compared=compared, num_rows=6, num_told_apart=1, constant=constant
     )
 
 

@@ -151,19 +151,19 @@ def test_faults_are_found(name, compared, constant, scored, tmp_path):
         constant,
     )
     assert found.num_rows == 6
-    assert found.num_told <= 1
+    assert found.num_told_apart <= 1
 
 
 def test_a_weight_turns_the_sign_and_0_only_watches(scored, tmp_path):
     (found,) = looked_at(scored, tmp_path, "", ["accuracy"], [-0.5])
-    assert (found.reward, found.num_told) == ("accuracy", 0)
+    assert (found.reward, found.num_told_apart) == ("accuracy", 0)
     assert looked_at(scored, tmp_path, FAULTY, ["negated"], [-2.0]) == []
     assert looked_at(scored, tmp_path, FAULTY, ["swallowed", "negated"], [0.0, -2.0]) == []
 
 
 def test_a_total_that_pays_for_saying_nothing(scored, tmp_path):
     (found,) = looked_at(scored, tmp_path, HEALTHY, ["accuracy", "brief"], [0.1, 1.0])
-    assert (found.reward, found.compared, found.num_told) == ("", "empty", 0)
+    assert (found.reward, found.compared, found.num_told_apart) == ("", "empty", 0)
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_each_form_that_a_reward_claims_to_read_is_tried(scored, tmp_path):
     with RewardSet.start(["accuracy", f"{path}:tagged"], workers=1) as rewards:
         assert blind(rewards, [1.0, 1.0], prompts, claims=[0]) == []
         (found,) = blind(rewards, [1.0, 1.0], prompts, claims=[0, 1])
-    assert (found.reward, found.form, found.num_told) == ("tagged", "\\boxed{GOLD}", 0)
+    assert (found.reward, found.form, found.num_told_apart) == ("tagged", "\\boxed{GOLD}", 0)

@@ -19,15 +19,15 @@ class FaultyReward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlindReward:
-    """A reward ("": the weighted total) that, on all but `num_told` of `num_rows` rows, gives the gold of
-    `column` no more than what it is compared with; `constant` is the one value that it gives, or None, and
-    `form` the form of the gold of which that holds, "" for all."""
+    """A reward ("": the weighted total) that does not tell the gold answers of `column` from what they are
+    compared with: on all but `num_told_apart` of `num_rows` rows it gives them no more. `constant` is the one
+    value that it gives, or None, and `form` the form of the gold of which that holds, "" for all."""
 
     name: str
     column: str
     compared: Literal["empty", "others"]
     num_rows: int
-    num_told: int
+    num_told_apart: int
     constant: float | None = None
     form: str = ""
 

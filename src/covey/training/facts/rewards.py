@@ -175,7 +175,7 @@ def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[B
             column=b.column,
             compared=b.compared,
             num_rows=b.num_rows,
-            num_told=b.num_told,
+            num_told_apart=b.num_told_apart,
             constant=b.constant,
             form=b.form,
         )
