@@ -160,7 +160,7 @@ def _read(called: str, subset: str | None, split: str | None, load: Callable[[An
     import datasets
 
     datasets.disable_progress_bars()
-    # What it says of a file that it cannot read is in the error, too.
+    # What it logs about a file that it cannot read is in the error, too.
     datasets.logging.set_verbosity(logging.CRITICAL)
     try:
         return load(datasets)

@@ -1,7 +1,8 @@
 """Text to tokens and back, read from a model's directory without importing torch.
 
-`tokenizer.json` is read by `tokenizers`, the chat template by Jinja in its sandbox: what AutoTokenizer does,
-without the seconds that importing it costs a command that only checks its arguments.
+`tokenizer.json` is read by `tokenizers`, the chat template by Jinja in its sandbox: this does what
+AutoTokenizer does, without the seconds that importing it would add to a command that only checks its
+arguments.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 math-verify limits its time by an alarm signal, which only a main thread has, and which no power of a million
 digits heeds. A child has a main thread of its own, and the kernel ends it when an answer takes too long; the
-next question starts another. So a reward may run on any thread, and no text that a policy writes can hold up
-or fill the trainer. As many threads as there are children ask side by side.
+next question starts another. So a reward may run on any thread, and no text that a policy writes can stall
+the trainer or use up its memory. As many threads as there are children ask side by side.
 """
 
 from __future__ import annotations

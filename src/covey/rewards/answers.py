@@ -48,7 +48,7 @@ def find_answer(text: str) -> tuple[str | None, str]:
 
 
 def without_thoughts(text: str) -> str:
-    """A completion without what it thinks; of a prompt that opens the thoughts, they reach to the first
+    """A completion without what it thinks; where the prompt opened the thoughts, they end at the first
     `</think>`."""
     head, end, rest = text.partition("</think>")
     return _THOUGHTS.sub(" ", rest if end and "<think>" not in head else text)

@@ -97,6 +97,6 @@ def built_in_name(entry: str) -> str | None:
 
 
 def built_in_of(entry: str) -> BuiltIn | None:
-    """The same as a function with what it reads."""
+    """The function that an entry means, with its options and columns; None where it means no built-in."""
     name = built_in_name(entry)
     return None if name is None else BUILT_IN[name]

@@ -1,6 +1,6 @@
 """What a judge is asked, and the number in what it answers.
 
-All of the text may be hostile: it is put in once, never formatted, and looked at within bounds of length and
+All of the text may be hostile: it is inserted once, never formatted, and searched within bounds of length and
 time.
 """
 
@@ -50,7 +50,7 @@ def placeholders(template: str) -> list[str]:
 def filled(template: str, values: Mapping[str, str]) -> str:
     """The template with its names filled in, and `{name}` for `{{name}}`.
 
-    What is filled in is not looked at again; a name without a value is left out.
+    What is filled in is not searched for names again; a name without a value is left out.
     """
     return _PLACE.sub(lambda m: f"{{{m[1]}}}" if m[1] else values.get(m[2], ""), template)
 

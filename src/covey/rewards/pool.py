@@ -79,7 +79,8 @@ class Pool:
         state: TrainerState,
         limit_s: float | None = None,
     ) -> Future[Reply]:
-        """Call a loaded function; its arguments are JSON already. Without a limit that of the plan holds."""
+        """Call a loaded function; its arguments are JSON already. Where no limit is given, the plan's
+        holds."""
         limit_s = self.plan.timeout_s if limit_s is None else limit_s
         what = {"do": "call", "reward": number, "count": count, "state": asdict(state)}
         head = json.dumps({**what, "limit_s": limit_s})

@@ -11,7 +11,7 @@ STEP_SEPARATOR = "\n\n"
 def steps_of(text: str, separator: str) -> list[str]:
     """The pieces of a text between separators, without an empty one at its end.
 
-    `steps_of("a\\n\\nb\\n\\n", "\\n\\n")` is `["a", "b"]`; a text of nothing has no step.
+    `steps_of("a\\n\\nb\\n\\n", "\\n\\n")` is `["a", "b"]`; an empty text has no step.
     """
     pieces = text.split(separator)
     return pieces if pieces[-1] else pieces[:-1]

@@ -1,5 +1,5 @@
 """The trial of rewards before a run: faults that every call would show are found on a few rows, and rewards
-that cannot tell a right answer."""
+that cannot tell a right answer from others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLAIMED: dict[str, Callable[[str], str]] = {
 NUM_FORMS = len(_FORMS)
 _ROWS = 6
 _FEWEST_ROWS = 3
-# A reward that draws its values tells more rows than this but for once in 10^5.
+# A reward of random values tells more rows apart than this, but for once in 10^5.
 _MOST_TOLD_APART = 0.25
 
 
@@ -68,8 +68,8 @@ class Tried:
 def trial(rewards: RewardSet, rows: Sequence[Scored]) -> Tried:
     """What was seen when every reward was called on these rows, once per reward and row.
 
-    Rows of one prompt come in one call, so that a function that gives one value for all of them shows. To be
-    slow is no fault.
+    Rows of one prompt come in one call, so that a function that gives one value for all of them shows. A slow
+    reward is no fault.
     """
     judged = rewards.score(rows, TrainerState(max_steps=1))
     of_steps = {p.name for said in judged.rows for p in said.parts if p.steps is not None}
