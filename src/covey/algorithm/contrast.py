@@ -51,12 +51,12 @@ def contrast(score_S: Tensor, advantage_S: Tensor, group_S: Tensor, sums_4P: Ten
     value_P = torch.where(is_told_P, torch.log1p(good_P) + torch.log1p(other_P), 0.0)
     members_P = (num_good_P + num_other_P).clamp_min(1)
     num_groups, is_good_S, score_S = sums_4P.shape[1], advantage_S > 0, score_S.double()
-    slope_S = torch.where(
+    derivative_S = torch.where(
         is_good_S,
         -torch.exp(-score_S) / (1.0 + good_P[group_S]),
         torch.exp(score_S) / (1.0 + other_P[group_S]),
     )
-    coefficient_S = torch.where(is_told_P[group_S], slope_S / tau, 0.0) / num_groups
+    coefficient_S = torch.where(is_told_P[group_S], derivative_S / tau, 0.0) / num_groups
     return Contrast(
         coefficient_S=coefficient_S.float(),
         value_S=((value_P / members_P)[group_S] / num_groups).float(),

@@ -221,7 +221,7 @@ def _influence(
 
 
 def _contrast_loss(inputs: LossInputs, old_N: Tensor) -> Tensor:
-    """This micro-batch's share of `real`: the value, and the gradient of each score times its slope."""
+    """This micro-batch's share of `real`: the value, and the gradient of each score times its derivative."""
     assert inputs.contrast is not None, "real needs the sums of the whole step"
     log_ratio_N = inputs.logprob_N - old_N
     score_S = sequence_means(log_ratio_N, inputs.sequence_N, inputs.trained_count_S)

@@ -45,7 +45,7 @@ def cispo_objective(ratio_N: Tensor, advantage_N: Tensor, logprob_N: Tensor, cap
 def sapo_objective(ratio_N: Tensor, advantage_N: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
     """-A (4 / tau) sigmoid(tau (r - 1)) per token, tau by the sign of A: a soft gate in place of the clip.
 
-    At r = 1 its slope is that of -A r. Source: SAPO (arXiv:2511.20347).
+    At r = 1 its derivative is that of -A r. Source: SAPO (arXiv:2511.20347).
     """
     tau_N = torch.where(advantage_N > 0, tau_pos, tau_neg)
     return -advantage_N * torch.sigmoid(tau_N * (ratio_N - 1.0)) * 4.0 / tau_N

@@ -84,7 +84,7 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
 
     trained = joined([i[n] for i, n in zip(ids, at, strict=True)])
     before = joined([i[n - 1] for i, n in zip(ids, at, strict=True)])
-    for name, code, found, wanted in (
+    for name, code, tensors, expected in (
         ("targets", "F110", [m.target_N for m in micros], trained),
         ("tokens before the targets", "F110", [m.tokens_T[m.context_U[m.context_N]] for m in micros], before),
         ("positions", "F110", [m.positions_T[m.context_U[m.context_N]] for m in micros], joined(at) - 1),
@@ -101,11 +101,11 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
             repeated([r.annotated.sample.temperature for r in rows]),
         ),
     ):
-        values = np.concatenate([t.cpu().numpy() for t in found])
-        if values.size != wanted.size:
-            seen = f"the forward passes hold {values.size} loss tokens, the samples {wanted.size}"
+        values = np.concatenate([t.cpu().numpy() for t in tensors])
+        if values.size != expected.size:
+            seen = f"the forward passes hold {values.size} loss tokens, the samples {expected.size}"
             raise broken("F111", step, seen, _LOST)
-        wrong = int((np.abs(values - wanted) > _ROUNDING * np.abs(wanted)).sum())
+        wrong = int((np.abs(values - expected) > _ROUNDING * np.abs(expected)).sum())
         if wrong:
-            seen = f"the {name} of {wrong} of {wanted.size} loss tokens are not their samples'"
+            seen = f"the {name} of {wrong} of {expected.size} loss tokens are not their samples'"
             raise broken(code, step, seen, "A mask or an index is shifted by one, or rows were mixed.")

@@ -97,12 +97,12 @@ def hacking(h: History) -> Sign | None:
 def held_out_falls(h: History) -> Sign | None:
     """F208: three evaluations in a row are clearly below the best one, and the training reward is above."""
     series, reward = h.get("eval_reward"), h.get(h.sampled("reward"))
-    wanted = int(limit("eval_fall_values"))
-    if series is None or reward is None or series.last[-1].step != h.step or len(series.last) <= wanted:
+    num_newest = int(limit("eval_fall_values"))
+    if series is None or reward is None or series.last[-1].step != h.step or len(series.last) <= num_newest:
         return None
     values = list(series.last)
-    best = max(values[:-wanted], key=lambda v: v.value)
-    highest = max(values[-wanted:], key=lambda v: v.value)
+    best = max(values[:-num_newest], key=lambda v: v.value)
+    highest = max(values[-num_newest:], key=lambda v: v.value)
     error = 0.5 / math.sqrt(max(highest.count, 1))
     bound = max(limit("eval_fall_share") * abs(best.value), limit("eval_fall_errors") * error)
     then = [v.value for v in reward.last if v.step <= best.step][-int(limit("recent_values")) :]
@@ -112,7 +112,7 @@ def held_out_falls(h: History) -> Sign | None:
         return None
     return Sign(
         seen=f"held-out reward {best.value:.3g} at step {best.step}, at most {highest.value:.3g} in the last "
-        f"{wanted} evaluations; training reward {fmean(then):.3g} -> {reward.now:.3g}",
+        f"{num_newest} evaluations; training reward {fmean(then):.3g} -> {reward.now:.3g}",
         cause="The model learns what is peculiar to the training prompts, or to their reward.",
         fixes=(
             Fix(

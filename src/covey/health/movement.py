@@ -220,13 +220,13 @@ def rate_is_zero(h: History) -> Sign | None:
     if rate is None or (rate != 0.0 and max(rate, h.highest_rate) > limit("learning_rate_zero")):
         return None
     asked = h.option("learning_rate")
-    wanted = f"; {asked:g} was asked for" if asked else ""
+    asked_for = f"; {asked:g} was asked for" if asked else ""
     cause = "A warm-up that is longer than the run, or a learning rate that is far too small."
     if rate == 0.0 and h.highest_rate > limit("learning_rate_zero"):
         cause = "The schedule has ended before the run: a resume with more steps, or too few planned ones."
     rates = {"learning_rate": 1e-6}, {"warmup_ratio": 0.0, "warmup_steps": 0}
     return Sign(
-        seen=f"learning rate {rate:.3g}{wanted}",
+        seen=f"learning rate {rate:.3g}{asked_for}",
         cause=cause,
         fixes=(
             Fix(text="the default for all weights (1e-5 for LoRA)", edits=rates[0]),

@@ -37,8 +37,8 @@ def annotate_and_credit(
     credits = row_credits(groups, samples, credit)
     forward = [needs_forward(c, may_skip_rows=needs.may_skip_rows) for c in credits]
     has_old = needs.old or len(stale) > 0
-    wanted: list[Annotation] = [w for w, on in (("old", has_old), ("reference", needs.reference)) if on]  # type: ignore[misc]
-    values = {which: annotate(samples, forward, backend, which, plan, comm) for which in wanted}
+    annotations: list[Annotation] = [w for w, on in (("old", has_old), ("reference", needs.reference)) if on]  # type: ignore[misc]
+    values = {which: annotate(samples, forward, backend, which, plan, comm) for which in annotations}
     if stale:
         values["old"] = [
             torch.tensor(s.sampler_logprobs) if s.is_stale else old

@@ -1,4 +1,4 @@
-"""What the loss is told of a micro-batch."""
+"""From a micro-batch and the policy's statistics to the inputs of the loss."""
 
 from __future__ import annotations
 

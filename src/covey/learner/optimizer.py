@@ -176,7 +176,7 @@ class Masters:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         untouched = self._untouched()
-        is_asked = self._watched(gradient=True).abs() > self._config.epsilon
+        should_move = self._watched(gradient=True).abs() > self._config.epsilon
         before = self._watched()
         self._optimizer.step()
         change = self._watched() - before
@@ -189,7 +189,7 @@ class Masters:
             learning_rate=learning_rate,
             update_ratio=float(change.norm() / before.norm().clamp_min(1e-30)),
             frac_params_changed=float(moved.float().mean()),
-            frac_moved=float((moved & is_asked).sum() / is_asked.sum()) if is_asked.any() else None,
+            frac_moved=float((moved & should_move).sum() / should_move.sum()) if should_move.any() else None,
             untouched=untouched,
         )
 

@@ -56,13 +56,13 @@ class Recorder:
         return writing(self.files.output_dir, self.lock, step)
 
     def rollout(self, number: int, records: Callable[[], Records], *, step: int) -> None:
-        """Record a rollout; its records are only made where somebody wants them."""
+        """Record a rollout; `records` is called where there is a file to write them to."""
         if self.files is None:
             return
-        made = records()
+        rows = records()
         with self.writing(step):
-            self.files.append_rollout(number, made)
-        self._shown = tuple(_row(r) for r in made[: self.num_shown])
+            self.files.append_rollout(number, rows)
+        self._shown = tuple(_row(r) for r in rows[: self.num_shown])
 
     def event(self, kind: str, *, step: int, **fields: Any) -> None:
         """Record an event."""

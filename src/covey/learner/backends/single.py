@@ -45,16 +45,16 @@ class SingleBackend:
     @torch.no_grad()
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
         """Logprobs of the trained tokens by the current policy (`old`) or by the reference, or entropies."""
-        found = []
-        with self._asked(which) as policy:
+        values = []
+        with self._model_of(which) as policy:
             for micro in micros:
                 stats = policy(micro)
-                found.append(stats.entropy_N if which == "entropy" else stats.logprob_N)
+                values.append(stats.entropy_N if which == "entropy" else stats.logprob_N)
                 advance()
-        return torch.cat(found)
+        return torch.cat(values)
 
     @contextmanager
-    def _asked(self, which: Annotation) -> Iterator[Policy]:
+    def _model_of(self, which: Annotation) -> Iterator[Policy]:
         if which != "reference":
             yield self.policy
         elif self.moving is not None:
