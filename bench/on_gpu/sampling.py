@@ -9,10 +9,11 @@ from typing import Any, Self
 
 import torch
 
+from covey.kernels.gpu.kernels import GpuKernels
+from covey.kernels.gpu.recordings import Recordings
 from covey.models.policy import Policy
 from covey.rollout.engine import Engine
 from covey.rollout.native.engine import NativeEngine
-from covey.rollout.native.recorded import Recordings
 from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
 from on_gpu.machine import device, wait
 
@@ -28,7 +29,7 @@ def recordings() -> Recordings:
 def recorded_engine(policy: Policy, held: Recordings, max_rows: int = 256) -> NativeEngine:
     """An engine whose strides are played from `held`."""
     stride = None if device().type == "cuda" else _SMALL_STRIDE
-    return NativeEngine(policy, max_rows=max_rows, stride=stride, recordings=held)
+    return NativeEngine(policy, max_rows=max_rows, stride=stride, kernels=GpuKernels(held))
 
 
 def plain_engine(policy: Policy, max_rows: int = 256) -> NativeEngine:
@@ -37,7 +38,7 @@ def plain_engine(policy: Policy, max_rows: int = 256) -> NativeEngine:
         return NativeEngine(policy, max_rows=max_rows)
     none = Recordings()
     none.failure = "this engine computes every stride plainly"
-    return NativeEngine(policy, max_rows=max_rows, recordings=none)
+    return NativeEngine(policy, max_rows=max_rows, kernels=GpuKernels(none))
 
 
 def requests(

@@ -25,7 +25,7 @@ LAYERS = (
     ("types", "chinese"),
     ("errors", "codes", "exits", "activity", "environment", "weight_files"),
     ("comm", "config"),
-    ("plan", "algorithm", "token_streams"),
+    ("plan", "algorithm", "kernels", "token_streams"),
     ("models", "data", "rewards", "quickstart"),
     ("batching",),
     ("rollout",),

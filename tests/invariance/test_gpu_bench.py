@@ -87,7 +87,8 @@ def test_every_part_runs_and_passes(tmp_path: Path) -> None:
 
 def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
     plant = """
-        from covey.models import attention, layouts
+        from covey.kernels.torch_ import attention
+        from covey.models import layouts
         own = attention.attend_eager
         attention.attend_eager = layouts.attend_eager = lambda *arguments: 1.001 * own(*arguments)
     """
@@ -100,7 +101,7 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
 def test_a_speed_without_recordings_is_a_failure(tmp_path: Path) -> None:
     plant = """
         from on_gpu import decode
-        from covey.rollout.native.recorded import Recordings
+        from covey.kernels.gpu.recordings import Recordings
         def fails(compute):
             raise RuntimeError("operation not permitted when stream is capturing")
         decode.recordings = lambda: Recordings(record=fails)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from covey.kernels.gpu.kernels import GpuKernels
+from covey.kernels.gpu.recordings import Recordings
 from covey.plan import memory
 from covey.rollout.native.engine import NativeEngine
-from covey.rollout.native.recorded import Recordings
 from covey.training import backend
 from journeys.helpers import assert_same_run, covey, flags, read_lines, rows, small, succeed, write_jsonl
 
@@ -25,7 +26,7 @@ def test_a_recording_that_failed_is_said_once(tmp_path: Path, monkeypatch: pytes
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     def engine(policy: object, **options: object) -> NativeEngine:
-        return NativeEngine(policy, stride=4, recordings=Recordings(refuses), **options)
+        return NativeEngine(policy, stride=4, kernels=GpuKernels(Recordings(refuses)), **options)
 
     monkeypatch.setattr(backend, "NativeEngine", engine)
     done = succeed("train", *flags(small("d.jsonl", "run", max_steps=3)))

@@ -6,7 +6,8 @@ import itertools
 
 import torch
 
-from covey.models.attention import AttentionOptions, attend_masked
+from covey.kernels.protocol import AttentionOptions
+from covey.kernels.torch_.attention import attend_masked
 from covey.types import StreamSegment
 
 H, K, D = 4, 2, 8

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.models.native.library import open_library
+from covey.kernels.cpu.library import open_library
 
 WARNINGS = "-Wall -Wextra -Werror"
 

@@ -87,7 +87,7 @@ def second_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Co
     try:
         for micro in batch.micro_batches:
             comm.activity.advance()
-            with backend.policy.passes_alone():
+            with backend.policy.recomputing_prompts():
                 stats = backend.policy(micro)
             derivative_N = loss_derivative(stats.logprob_N.detach(), micro, batch.denominators, config)
             surrogate = (stats.logprob_N * derivative_N).sum()

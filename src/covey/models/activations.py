@@ -32,7 +32,7 @@ _KEPT = frozenset(
         _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-# Operators that a build may lack, by name: of the package flash-attn, and products of `covey.models.linear`.
+# Operators that a build may lack, by name: of the package flash-attn, products of `kernels.products`.
 _KEPT_NAMES = ("flash_attn._flash_attn_varlen_forward.", "mkldnn._linear_pointwise.", "covey.widened_linear.")
 
 # Tensors below this stay where they are: moving them costs more than they take.

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.models.attention import AttentionOptions, StreamLayout
+from covey.kernels.protocol import AttentionOptions
+from covey.kernels.torch_.stream import MaskedRows
+from covey.kernels.upload import upload
+from covey.models.attention import StreamLayout
 from covey.models.prefix import Prefix
-from covey.models.upload import upload
 from covey.types import StreamSegment
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -90,7 +92,8 @@ class FlashLayout:
 
     def _by_rows(self) -> StreamLayout:
         if self._masked is None:
-            self._masked = StreamLayout(self.segments, self._device, prefix=self._prefix)
+            rows = MaskedRows(self.segments, self._first, self._device)
+            self._masked = StreamLayout(self.segments, self._device, self._prefix, rows)
             self._masked.first = self._first
         return self._masked
 

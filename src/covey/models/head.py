@@ -7,7 +7,6 @@ of siblings are, is projected once.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,20 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from covey.models import head_blocks_native
-from covey.models.head_blocks import (
-    Found,
+from covey.kernels.products import copy_into
+from covey.kernels.protocol import (
+    HeadBlocks,
+    HeadBuffers,
+    HeadGradients,
     HeadSpec,
-    Room,
-    Slopes,
-    Softmax,
-    Tokens,
-    TorchSlopes,
-    TorchSoftmax,
-    Wanted,
+    HeadStats,
+    HeadTokens,
+    Kernels,
+    Products,
 )
-from covey.models.head_blocks_native import CompiledSlopes, CompiledSoftmax, add_to_sum
-from covey.models.linear import add_transposed_product, copy_in, linear, product_in
 
 
 def head_spec(model: nn.Module) -> HeadSpec:
@@ -49,7 +45,7 @@ def logits_of(
     weight_VD: Tensor,
     bias_V: Tensor | None,
     spec: HeadSpec,
-    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor],
 ) -> Tensor:
     """Float32 logits (N, V) before any temperature."""
     return spec.bounded(product(hidden_ND, weight_VD, bias_V).float())
@@ -57,102 +53,69 @@ def logits_of(
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The output embedding, the blocks in which its logits exist, and the library where it computes them."""
+    """The output embedding, the kernels for it, and the blocks in which its logits exist."""
 
     weight_VD: Tensor
     bias_V: Tensor | None
-    spec: HeadSpec
-    library: ctypes.CDLL | None
+    blocks: HeadBlocks
+    matmul: Products
     context_blocks: list[slice]
     vocab_blocks: list[slice]
 
     @classmethod
     def over(
-        cls,
-        num_contexts: int,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        spec: HeadSpec,
-        library: ctypes.CDLL | None,
+        cls, num_contexts: int, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec, kernels: Kernels
     ) -> _Head:
         contexts, cells = spec.block_for(weight_VD)
         vocab = max(1, cells // max(1, min(contexts, num_contexts)))
-        blocks = _slices(num_contexts, contexts), _slices(weight_VD.shape[0], vocab)
-        if not head_blocks_native.serves(library, weight_VD, bias_V, spec):
-            library = None
-        return cls(weight_VD, bias_V, spec, library, *blocks)
+        return cls(
+            weight_VD,
+            bias_V,
+            kernels.head(weight_VD, bias_V, spec),
+            kernels.products,
+            _slices(num_contexts, contexts),
+            _slices(weight_VD.shape[0], vocab),
+        )
 
     @property
     def is_one_block(self) -> bool:
         """Whether one block holds everything, so that the backward pass need not compute it again."""
         return len(self.context_blocks) == len(self.vocab_blocks) == 1
 
-    @property
-    def widest(self) -> tuple[int, int]:
-        """Contexts and columns of the largest block."""
+    def buffers(self, *, is_backward: bool) -> HeadBuffers:
+        """Memory for the largest block."""
         sizes = ([s.stop - s.start for s in blocks] for blocks in (self.context_blocks, self.vocab_blocks))
         contexts, columns = (max(size, default=0) for size in sizes)
-        return contexts, columns
+        return self.blocks.buffers(self.weight_VD, contexts, columns, is_backward=is_backward)
 
-    def room(self, *, is_backward: bool) -> Room:
-        """Memory for the largest block."""
-        contexts, columns = self.widest
-        cells = contexts * columns
-        products = self.weight_VD.new_empty(cells)
-        is_low = products.dtype != torch.float32
-        most = max(contexts, columns) * self.weight_VD.shape[1]
-        part = products.new_empty(most if is_low and is_backward else 0)
-        # What is computed in C needs no float32 beside it.
-        needed = [cells if is_low else 0, part.numel() if is_backward else cells]
-        logits, scratch = (
-            products.new_empty(0 if self.library else size, dtype=torch.float32) for size in needed
-        )
-        return Room(products, logits if is_low else products, scratch, part)
-
-    def products(self, hidden_CD: Tensor, vocab: slice, room: Room) -> Tensor:
+    def products(self, hidden_CD: Tensor, vocab: slice, buffers: HeadBuffers) -> Tensor:
         """hidden @ weight.T (+ bias) of a block (C, B), in the head's dtype."""
         bias_B = None if self.bias_V is None else self.bias_V[vocab]
-        return product_in(room.products, hidden_CD, self.weight_VD[vocab], bias_B)
+        return self.matmul.linear_into(buffers.products, hidden_CD, self.weight_VD[vocab], bias_B)
 
     def add_gradients(
         self,
         grad_hidden_CD: Tensor,
         grad_weight_BD: Tensor | None,
-        slope_CB: Tensor,
+        derivative_CB: Tensor,
         hidden_CD: Tensor,
         vocab: slice,
-        room: Room,
+        buffers: HeadBuffers,
     ) -> None:
         """Add a block's gradients to float32 sums."""
         weight_BD = self.weight_VD[vocab]
-        if slope_CB.dtype != torch.float32:
-            self._add_product(grad_hidden_CD, slope_CB, weight_BD.t(), room)
+        if derivative_CB.dtype != torch.float32:
+            self._add_product(grad_hidden_CD, derivative_CB, weight_BD.t(), buffers)
             if grad_weight_BD is not None:
-                self._add_product(grad_weight_BD, slope_CB.t(), hidden_CD.t(), room)
+                self._add_product(grad_weight_BD, derivative_CB.t(), hidden_CD.t(), buffers)
             return
-        grad_hidden_CD += linear(slope_CB, weight_BD.t())
+        grad_hidden_CD += self.matmul.linear(derivative_CB, weight_BD.t())
         if grad_weight_BD is not None:
-            add_transposed_product(grad_weight_BD, slope_CB, hidden_CD)
+            self.matmul.add_transposed(grad_weight_BD, derivative_CB, hidden_CD)
 
-    def _add_product(self, to_XD: Tensor, x_XK: Tensor, y_DK: Tensor, room: Room) -> None:
-        """Add x @ y.T, which are of lower precision than the sums: torch would convert it in fresh memory."""
-        product_XD = product_in(room.part, x_XK, y_DK)
-        if self.library is None:
-            to_XD += copy_in(room.scratch, product_XD)
-        else:
-            add_to_sum(self.library, to_XD, product_XD)
-
-    def softmax(self, tokens: Tokens, rows: slice, logit_N: Tensor, room: Room) -> Softmax:
-        """Of the contexts of `rows`."""
-        if self.library is None:
-            return TorchSoftmax(tokens, self.spec, rows, logit_N, room)
-        return CompiledSoftmax(self.library, tokens, self.spec, rows, logit_N)
-
-    def slopes(self, tokens: Tokens, found: Found, wanted: Wanted, room: Room) -> Slopes:
-        """Of all blocks."""
-        if self.library is None:
-            return TorchSlopes(tokens, self.spec, found, wanted, room)
-        return CompiledSlopes(self.library, tokens, self.spec, found, wanted)
+    def _add_product(self, to_XD: Tensor, x_XK: Tensor, y_DK: Tensor, buffers: HeadBuffers) -> None:
+        """Add x @ y.T, which are of lower precision than the sums."""
+        self.blocks.add_to_sum(to_XD, self.matmul.linear_into(buffers.part, x_XK, y_DK), buffers)
 
 
 def _slices(total: int, size: int) -> list[slice]:
@@ -177,20 +140,20 @@ class _ChunkedStats(torch.autograd.Function):
         target_N: Tensor,
         temperature_U: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        tokens, room = Tokens(context_N, target_N, temperature_U), head.room(is_backward=False)
+        tokens, buffers = HeadTokens(context_N, target_N, temperature_U), head.buffers(is_backward=False)
         logit_N = torch.zeros(target_N.shape, dtype=torch.float32, device=hidden_UD.device)
         stats_2U = logit_N.new_empty(2, hidden_UD.shape[0])
         kept: Tensor | None = None
         for rows in head.context_blocks:
-            softmax = head.softmax(tokens, rows, logit_N, room)
+            softmax = head.blocks.softmax(tokens, rows, logit_N, buffers)
             for vocab in head.vocab_blocks:
-                products_CB = head.products(hidden_UD[rows], vocab, room)
+                products_CB = head.products(hidden_UD[rows], vocab, buffers)
                 kept = products_CB.clone() if head.is_one_block else None
                 softmax.add(products_CB, vocab)
             stats_2U[:, rows] = torch.stack(softmax.results())
         entropy_U, normaliser_U = stats_2U.unbind()
-        found = logit_N, entropy_U, normaliser_U
-        ctx.save_for_backward(hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U, *found, kept)
+        stats = logit_N, entropy_U, normaliser_U
+        ctx.save_for_backward(hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U, *stats, kept)
         ctx.head = head
         ctx.set_materialize_grads(False)
         return logit_N - normaliser_U[context_N], entropy_U
@@ -199,27 +162,30 @@ class _ChunkedStats(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logprob_N: Tensor | None, grad_entropy_U: Tensor | None) -> tuple[Any, ...]:
         head: _Head = ctx.head
-        hidden_UD, weight_VD, bias_V, *asked_and_found, kept = ctx.saved_tensors
-        tokens, found = Tokens(*asked_and_found[:3]), Found(*asked_and_found[3:])
+        hidden_UD, weight_VD, bias_V, *saved, kept = ctx.saved_tensors
+        tokens, stats = HeadTokens(*saved[:3]), HeadStats(*saved[3:])
         grad_hidden_UD = torch.zeros_like(hidden_UD, dtype=torch.float32)
         # Of a frozen head no gradient is made, which would be as large as the head.
         to_VD = torch.zeros_like(weight_VD) if ctx.needs_input_grad[2] else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        room = head.room(is_backward=True)
-        slopes = head.slopes(tokens, found, Wanted(grad_logprob_N, grad_entropy_U), room)
+        buffers = head.buffers(is_backward=True)
+        gradients = HeadGradients(grad_logprob_N, grad_entropy_U)
+        derivatives = head.blocks.derivatives(tokens, stats, gradients, buffers)
         for vocab in head.vocab_blocks:
             sums_BD = None if to_VD is None else to_VD[vocab].float()
             for rows in head.context_blocks:
                 if kept is not None:
-                    products_CB = copy_in(room.products, kept)
+                    products_CB = copy_into(buffers.products, kept)
                 else:
-                    products_CB = head.products(hidden_UD[rows], vocab, room)
-                slope_CB = slopes.of(products_CB, rows, vocab)
+                    products_CB = head.products(hidden_UD[rows], vocab, buffers)
+                derivative_CB = derivatives.of(products_CB, rows, vocab)
                 if grad_bias_V is not None:
-                    grad_bias_V[vocab] += slope_CB.sum(dim=0)
-                if slope_CB.dtype != weight_VD.dtype:
-                    slope_CB = copy_in(room.products, slope_CB)
-                head.add_gradients(grad_hidden_UD[rows], sums_BD, slope_CB, hidden_UD[rows], vocab, room)
+                    grad_bias_V[vocab] += derivative_CB.sum(dim=0)
+                if derivative_CB.dtype != weight_VD.dtype:
+                    derivative_CB = copy_into(buffers.products, derivative_CB)
+                head.add_gradients(
+                    grad_hidden_UD[rows], sums_BD, derivative_CB, hidden_UD[rows], vocab, buffers
+                )
             if to_VD is not None and sums_BD is not None and to_VD.dtype != torch.float32:
                 to_VD[vocab] = sums_BD
         grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)
@@ -234,15 +200,14 @@ def token_stats(
     target_N: Tensor,
     temperature_N: Tensor,
     spec: HeadSpec,
-    library: ctypes.CDLL | None = None,
+    kernels: Kernels,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of `target_N` and entropy (nats), both float32 (N,), of softmax(logits / temperature).
 
     Token n is predicted from `hidden_UD[context_N[n]]`; tokens of one context have one temperature.
-    Blocks are computed by the `library` where it serves the head.
     """
     temperature_U = temperature_N.new_ones(hidden_UD.shape[0]).index_copy_(0, context_N, temperature_N)
-    head = _Head.over(hidden_UD.shape[0], weight_VD, bias_V, spec, library)
+    head = _Head.over(hidden_UD.shape[0], weight_VD, bias_V, spec, kernels)
     logprob_N, entropy_U = _ChunkedStats.apply(
         head, hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
-from covey.models.attention import Layout, StreamLayout, attend_eager
+from covey.kernels.protocol import Kernels, Layout
+from covey.kernels.torch_.attention import attend_eager
+from covey.kernels.torch_.stream import MaskedRows
+from covey.models.attention import StreamLayout
 from covey.models.prefix import Prefix
 from covey.types import StreamSegment
 
@@ -23,11 +25,12 @@ def stream_layout(
     kind: AttentionKind,
     segments: Sequence[StreamSegment],
     device: torch.device | str,
+    kernels: Kernels,
     prefix: Prefix | None = None,
-    library: ctypes.CDLL | None = None,
 ) -> Layout:
     """The attention of one stream, which may go on from a `prefix`; flex attention is compiled on a GPU, and
-    where sdpa is asked for the `library` computes what it can."""
+    sdpa is what the kernels make of it."""
+    first = 0 if prefix is None else prefix.first
     match kind:
         case "flex":
             from covey.models.flex import FlexLayout
@@ -38,9 +41,10 @@ def stream_layout(
 
             return FlashLayout(segments, device, prefix)
         case "eager":
-            return StreamLayout(segments, device, rows=attend_eager, prefix=prefix)
+            rows = MaskedRows(segments, first, device, attend_eager)
+            return StreamLayout(segments, device, prefix, rows)
         case "sdpa":
-            return StreamLayout(segments, device, prefix=prefix, library=library)
+            return StreamLayout(segments, device, prefix, kernels.stream(segments, first, device))
 
 
 def automatic(device: torch.device) -> AttentionKind:

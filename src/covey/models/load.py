@@ -16,7 +16,6 @@ from covey.models.dropout import silence
 from covey.models.fit import unfit_words
 from covey.models.layouts import AttentionKind, automatic
 from covey.models.liger import use_liger, wants_liger
-from covey.models.linear import use_fast_products
 from covey.models.lora import add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
@@ -132,8 +131,7 @@ def _ready(
 ) -> Policy:
     policy.to(device)
     model: Any = policy.model
-    if device.type == "cpu":
-        use_fast_products(model)
+    policy.kernels.prepare(model)
     if disable_dropout:
         silence(model)
     if gradient_checkpointing:
@@ -167,7 +165,7 @@ def choose_stream(policy: Policy, attention: Literal["auto"] | AttentionKind = "
 
 
 def _choose_stream(policy: Policy) -> list[ProbeResult]:
-    stream, policy.goes_on, results = widest_stream(policy)
+    stream, policy.shares_prompts, results = widest_stream(policy)
     policy.use_stream(stream)
     return results
 

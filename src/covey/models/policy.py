@@ -6,26 +6,22 @@ A head outside the wrapped module leaves its gradient unsynchronised under DDP, 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from covey.kernels.choose import choose_kernels
+from covey.kernels.protocol import HeadSpec, Kernels, Layout
 from covey.models.activations import offloaded, set_recompute
-from covey.models.attention import ATTENTION_NAME, Layout
+from covey.models.attention import ATTENTION_NAME
 from covey.models.dropout import dropouts
-from covey.models.head import head_spec, logits_of, token_stats
-from covey.models.head_blocks import HeadSpec
+from covey.models.head import head_spec, token_stats
 from covey.models.layouts import AttentionKind, stream_layout
-from covey.models.linear import is_kept_by_size
-from covey.models.native.library import open_library
 from covey.models.prefix import Prefix
-from covey.models.rounding import in_few_sizes
 from covey.plan.recompute import Recompute
 from covey.token_streams import StreamKind
 from covey.types import MicroBatch, SharedPrompt, StreamSegment, TokenStats
@@ -41,14 +37,17 @@ class Policy(nn.Module):
     `stream` is how its rows may be laid out: `prefix` shares a prompt between siblings, `packed` lays rows
     end to end, `padded` uses rows of their own and the model's own attention. `attention` is what computes
     the attention of a stream. `recompute` and `offload` say what is kept for the backward pass, and where;
-    `has_liger` that norms and gated layers run by liger-kernel. `goes_on` says whether a prompt whose rows
-    take several micro-batches is computed in the first of them alone: they are forwarded in their order.
+    `has_liger` that norms and gated layers run by liger-kernel. `shares_prompts` says whether a prompt whose
+    rows take several micro-batches is computed in the first of them alone: they are forwarded in their order.
     `adapter` is what `lora.add_adapter` has put on the model.
     """
 
-    def __init__(self, model: nn.Module, *, stream: StreamKind = "prefix") -> None:
+    def __init__(
+        self, model: nn.Module, *, stream: StreamKind = "prefix", kernels: Kernels | None = None
+    ) -> None:
         super().__init__()
         self.model = model
+        self._kernels = kernels
         self.adapter: Adapter | None = None
         self.head: HeadSpec = head_spec(model)
         self.stream: StreamKind = "padded"
@@ -58,7 +57,7 @@ class Policy(nn.Module):
         self.recompute: Recompute = "none"
         self.offload = False
         self.has_liger = False
-        self.goes_on = True
+        self.shares_prompts = True
         self._prefix: Prefix | None = None
         config: Any = model.config
         # Fused attention drops soft-capping without a word; transformers 5.17 picks it for Gemma 2.
@@ -81,34 +80,32 @@ class Policy(nn.Module):
 
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
-        if self.goes_on and self.stream == "prefix" and micro.shared is not None:
-            logprob_N, entropy_N = self._going_on(micro, micro.shared)
+        if self.shares_prompts and self.stream == "prefix" and micro.shared is not None:
+            logprob_N, entropy_N = self._behind_prompt(micro, micro.shared)
         else:
             logprob_N, entropy_N = self._pass(micro)
         return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
 
     def _pass(self, micro: MicroBatch, prefix: Prefix | None = None) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies (N,) of a micro-batch; behind a `prefix`, or for one, as that says."""
-        if micro.tokens_T.device.type == "cpu" and self.stream != "padded":
-            weight_VD = self._head.weight
-            block = self.head.block_for(weight_VD)[0] if is_kept_by_size(weight_VD) else None
-            micro = in_few_sizes(micro, block=block)
+        if self.stream != "padded":
+            micro = self.kernels.pad(micro, self._head.weight, self.head)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
             if micro.num_rows > 1 or self.stream == "padded":
                 hidden_TD = self._hidden_padded(micro)
             else:
                 segments, device = micro.segments, micro.tokens_T.device
-                layout = stream_layout(self.attention, segments, device, prefix, self.library)
+                layout = stream_layout(self.attention, segments, device, self.kernels, prefix)
                 hidden_TD = self.hidden(micro.tokens_T, micro.positions_T, layout)
         return self._stats(hidden_TD, micro)
 
-    def _going_on(self, micro: MicroBatch, shared: SharedPrompt) -> tuple[Tensor, Tensor]:
+    def _behind_prompt(self, micro: MicroBatch, shared: SharedPrompt) -> tuple[Tensor, Tensor]:
         """The same of a micro-batch that shares a prompt with those around it: the first of them computes it,
         with all tokens that its last position predicts, and the others go on from it."""
         end = micro.segments[0].length
         if not shared.follows:
             self._prefix = Prefix(end)
-            self._begin(micro, shared, self._prefix)
+            self._pass_of_prompt(micro, shared, self._prefix)
         prefix = self._prefix
         assert prefix is not None and prefix.length == end, "micro-batches of a prompt follow each other"
         prefix.is_last = not shared.is_followed
@@ -135,7 +132,7 @@ class Policy(nn.Module):
         logprob_N, entropy_N = (part.index_select(0, shared.index_N) for part in stats)
         return logprob_N, entropy_N
 
-    def _begin(self, micro: MicroBatch, shared: SharedPrompt, prefix: Prefix) -> None:
+    def _pass_of_prompt(self, micro: MicroBatch, shared: SharedPrompt, prefix: Prefix) -> None:
         """The pass over a prompt alone, for a prefix."""
         end, device = prefix.length, micro.tokens_T.device
         alone = replace(
@@ -152,21 +149,21 @@ class Policy(nn.Module):
             prefix.keep(name, part)
 
     @contextmanager
-    def passes_alone(self) -> Iterator[None]:
+    def recomputing_prompts(self) -> Iterator[None]:
         """Within it each forward pass computes the prompts of its rows itself, whatever is around it; not so
         of a model with dropout, which is drawn once for a prompt and not again for each pass."""
-        before = self.goes_on
-        self.goes_on = before and bool(dropouts(self.model))
+        before = self.shares_prompts
+        self.shares_prompts = before and bool(dropouts(self.model))
         try:
             yield
         finally:
-            self.goes_on = before
+            self.shares_prompts = before
 
     def _stats(self, hidden_TD: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         weight_VD, bias_V = self._head.weight, getattr(self._head, "bias", None)
         taken_UD = hidden_TD.index_select(0, micro.context_U)
         targets = micro.context_N, micro.target_N, micro.temperature_N
-        return token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, self.library)
+        return token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, self.kernels)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""
@@ -190,12 +187,19 @@ class Policy(nn.Module):
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Float32 logits (N, V) of hidden states, as the loss sees them, before temperature."""
-        return logits_of(hidden_ND, self._head.weight, getattr(self._head, "bias", None), self.head)
+        weight_VD, bias_V = self._head.weight, getattr(self._head, "bias", None)
+        return self.head.bounded(self.kernels.products.linear(hidden_ND, weight_VD, bias_V).float())
 
-    @cached_property
-    def library(self) -> ctypes.CDLL | None:
-        """What covey computes in C, on a CPU where there is a compiler."""
-        return open_library() if self.device.type == "cpu" else None
+    @property
+    def kernels(self) -> Kernels:
+        """What computes the heavy parts: what was given, else what suits the device at the first use."""
+        if self._kernels is None:
+            self._kernels = choose_kernels("auto", self.device.type)
+        return self._kernels
+
+    @kernels.setter
+    def kernels(self, kernels: Kernels) -> None:
+        self._kernels = kernels
 
     @property
     def vocab(self) -> int:

@@ -129,7 +129,7 @@ def _streamed(
 def _in_two_passes(policy: Policy, rows: Sequence[Row], weight_N: Tensor) -> tuple[Tensor, Tensor]:
     """The same of two rows of a prompt, which the first of their passes computes for both."""
     recorder = _EmbeddingGradient(policy)
-    goes_on, policy.goes_on = policy.goes_on, True
+    shares_prompts, policy.shares_prompts = policy.shares_prompts, True
     first, second = share_prompt([micro_of([row], "prefix", policy.device) for row in rows])
     sizes = [len(first.target_N), len(second.target_N)]
     weights = weight_N.split(sizes)
@@ -144,7 +144,7 @@ def _in_two_passes(policy: Policy, rows: Sequence[Row], weight_N: Tensor) -> tup
         )
     finally:
         recorder.close()
-        policy.goes_on = goes_on
+        policy.shares_prompts = shares_prompts
     # Without what pads a stream; the last token of a row is in none.
     found = zip((of_prompt, of_own, of_rest), (rows[0].prompt_length, *(n - 1 for n in sizes)), strict=True)
     gradient = torch.cat([part.flatten(0, 1)[:length].float() for part, length in found])

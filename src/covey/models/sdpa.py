@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from covey.models.attention import takes_groups
+from covey.kernels.torch_.attention import takes_groups
 from covey.models.policy import Policy
 
 # Tokens of the rows that torch is asked about; its choice does not depend on them.

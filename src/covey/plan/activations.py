@@ -27,7 +27,7 @@ CACHE_SHARE = 0.3
 STRIDE, MOST_RECORDINGS = 8, 48
 STEP_FAMILIES, MOST_COPIED = frozenset({"llama", "mistral", "qwen2", "qwen3"}), 1 << 29
 """The limits of models/head.py, of rollout/native/engine.py (three), of rollout/noise.py, of
-rollout/native/budget.py, and of rollout/native/engine.py and recorded.py (two)."""
+rollout/native/budget.py, and of rollout/native/engine.py and kernels/gpu/recordings.py (two)."""
 
 _UNKNOWN_FAMILY = 2.0
 _QUERY_NORMS = frozenset({"qwen3"})

@@ -54,7 +54,7 @@ def _engine(engine: Engine, policy: Policy) -> str:
 
 def _rows(policy: Policy) -> str:
     """The layout, and what a shared prompt lacks where the probe forbids it."""
-    alone = policy.stream == "prefix" and not policy.goes_on
+    alone = policy.stream == "prefix" and not policy.shares_prompts
     return f"{policy.stream}, each pass with its own prompts" if alone else policy.stream
 
 
@@ -63,7 +63,7 @@ def _kernels(config: Config, policy: Policy) -> str:
     attention: str = policy.attention
     if policy.stream == "padded":
         attention = "the model's own, on padded rows"
-    elif attention == "sdpa" and policy.library is not None:
+    elif attention == "sdpa" and policy.kernels.is_compiled:
         attention = "sdpa, in C where it is plain"
     elif config.attn_impl == "auto" and attention == "sdpa" and policy.device.type == "cuda":
         attention = f"sdpa (flex does not compile here: {policy.no_flex})"

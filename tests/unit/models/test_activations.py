@@ -10,9 +10,10 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from covey.kernels.llama.decoder import llama_decoder
+from covey.kernels.torch_.kernels import TorchKernels
 from covey.models import activations
 from covey.models.adapter_shapes import LoraSettings
-from covey.models.llama_step import llama_step
 from covey.models.lora import add_adapter, merged
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
@@ -138,7 +139,7 @@ def test_the_share_that_selective_recomputation_keeps(family, dtype, random_rows
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     policy = Policy(model, stream="packed").train()
     # Some processors' C computes such narrow heads; selective recomputation keeps nothing of its attention.
-    policy.library = None
+    policy.kernels = TorchKernels()
     micro = micro_of(random_rows((100, (200, 178))), "packed", policy.device)
     found = {}
     for kind in KINDS:
@@ -230,4 +231,4 @@ def test_the_sampler_keeps_its_short_step(is_adapted, tiny_model):
     for kind in ("full", "selective", "none", "full"):
         policy.keep_activations(kind)
         with merged(policy):
-            assert llama_step(policy, 16) is not None, kind
+            assert llama_decoder(policy, 16) is not None, kind

@@ -7,8 +7,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface
 
-from covey.models import attention
-from covey.models.attention import ATTENTION_NAME, AttentionOptions, LayoutLostError, StreamLayout
+from covey.kernels.protocol import AttentionOptions
+from covey.kernels.torch_ import attention, stream
+from covey.models.attention import ATTENTION_NAME, LayoutLostError, StreamLayout
 from covey.types import StreamSegment
 from support.attention import (
     OPTIONS,
@@ -30,11 +31,13 @@ from support.attention import (
 @pytest.mark.parametrize("buckets", ["usual", "one_each", "cut"])
 def test_attend_against_a_dense_mask(name, key_heads, buckets, monkeypatch, assert_close_guarded):
     if buckets == "cut":
-        monkeypatch.setattr(attention, "_PIECE", 2)
-        monkeypatch.setattr(attention, "_SMALL_CELLS", 0)
+        monkeypatch.setattr(stream, "_PIECE", 2)
+        monkeypatch.setattr(attention, "SMALL_CELLS", 0)
+    monkeypatch.setattr(stream, "SMALL_CELLS", 0)
     if buckets == "one_each":
-        monkeypatch.setattr(attention, "_SMALL_CELLS", 0)
-        monkeypatch.setattr(attention, "_MAX_BUCKET_WASTE", 0.0)
+        monkeypatch.setattr(attention, "SMALL_CELLS", 0)
+        monkeypatch.setattr(stream, "SMALL_CELLS", 0)
+        monkeypatch.setattr(stream, "_MAX_BUCKET_WASTE", 0.0)
     query, key, value, sinks = leaves(T, key_heads)
     options = options_of(name, sinks)
     sees = dense_mask(SEGMENTS, options.sliding_window)
@@ -90,8 +93,8 @@ def test_every_segment_is_in_one_bucket_and_buckets_stay_tight():
     for length in (1, 2, 250, 240, 3, 260, 120):
         last = segments[-1]
         segments.append(StreamSegment(start=last.start + last.length, length=length, parent=0))
-    pieces = attention._pieces(segments)
-    buckets = attention._plan_buckets(pieces, attention._SMALL_CELLS)
+    pieces = stream._pieces(segments)
+    buckets = stream._plan_buckets(pieces, stream.SMALL_CELLS)
     assert sorted(map(id, (p for b in buckets for p in b))) == sorted(map(id, pieces))
     assert 2 <= len(buckets) < len(pieces)
     needed = sum(p.queries * p.keys for p in pieces)
@@ -101,7 +104,7 @@ def test_every_segment_is_in_one_bucket_and_buckets_stay_tight():
 
 def test_long_completions_are_cut():
     segments = [StreamSegment(start=0, length=10), StreamSegment(start=10, length=1000, parent=0)]
-    pieces = attention._pieces(segments)
+    pieces = stream._pieces(segments)
     assert [p.queries for p in pieces] == [10, 256, 256, 256, 232]
     assert sum(p.queries * p.keys for p in pieces[1:]) < 0.65 * 1000 * 1010
 
@@ -182,8 +185,9 @@ def test_a_gpu_is_asked_for_nothing_that_its_fused_kernels_lack(dtype, window):
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_prompts_of_other_lengths_need_no_mask(repeats, monkeypatch, assert_close_guarded):
     """Padding is behind a row's own tokens, so the causal mask hides it; and keys may be repeated."""
-    monkeypatch.setattr(attention, "_SMALL_CELLS", 0)
-    monkeypatch.setattr(attention, "_MAX_BUCKET_WASTE", 100.0)
+    monkeypatch.setattr(attention, "SMALL_CELLS", 0)
+    monkeypatch.setattr(stream, "SMALL_CELLS", 0)
+    monkeypatch.setattr(stream, "_MAX_BUCKET_WASTE", 100.0)
     if repeats > 1:
         monkeypatch.setattr(attention, "takes_groups", lambda query, bias: False)
     segments = [StreamSegment(start=s, length=n) for s, n in ((0, 9), (9, 4), (13, 1), (14, 12))]

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from covey.models import head_blocks, head_blocks_native
-from covey.models.head import _Head, head_spec, logits_of, token_stats
-from covey.models.head_blocks import HeadSpec
+from covey.kernels import protocol
+from covey.kernels.cpu import head as compiled_head
+from covey.kernels.cpu.kernels import CpuKernels
+from covey.kernels.protocol import HeadSpec
+from covey.kernels.torch_.kernels import TorchKernels
+from covey.models.head import _Head, head_spec, token_stats
 from support.processors import library_for, processors
 
 N, U, D, V = 13, 9, 8, 37
@@ -53,6 +56,7 @@ def plain(
 SPECS = [HeadSpec(), HeadSpec(scale=0.3), HeadSpec(softcap=5.0), HeadSpec(scale=2.0, softcap=3.0)]
 
 
+TORCH = TorchKernels()
 # Contexts of a block and its cells: of each context one value or a few at a time, several contexts with a
 # part of the vocabulary, with the whole of it, and everything at once.
 BLOCKS = [(1, 1), (1, 5), (4, 4 * 10), (5, 5 * V), (U, U * 7), (512, 1 << 21)]
@@ -66,8 +70,8 @@ def test_values_and_gradients(
     library, block, spec, has_bias, monkeypatch, tmp_path_factory, assert_close_guarded
 ):
     """In C, too, where it serves the head."""
-    compiled = library and library_for(library, tmp_path_factory)
-    monkeypatch.setattr(head_blocks, "_BLOCK", {"cpu": block})
+    compiled = CpuKernels(library and library_for(library, tmp_path_factory))
+    monkeypatch.setattr(protocol, "_BLOCK", {"cpu": block})
     x = make(has_bias)
     g = torch.Generator().manual_seed(9)
     # Only logprobs, only entropy, both: a loss may use either.
@@ -77,7 +81,7 @@ def test_values_and_gradients(
         logprob, entropy = token_stats(
             *(x[k] for k in ("hidden", "weight", "bias", "context", "target", "temperature")),
             spec,
-            library=compiled,
+            compiled,
         )
         assert logprob.dtype == entropy.dtype == torch.float32
         expected_logprob, expected_entropy, slow = plain(x, spec)
@@ -96,7 +100,14 @@ def test_a_frozen_head_gets_no_gradient_and_changes_no_other():
     for is_frozen in (False, True):
         weight = x["weight"].detach().requires_grad_(not is_frozen)
         outputs = token_stats(
-            x["hidden"], weight, x["bias"], x["context"], x["target"], x["temperature"], HeadSpec()
+            x["hidden"],
+            weight,
+            x["bias"],
+            x["context"],
+            x["target"],
+            x["temperature"],
+            HeadSpec(),
+            TORCH,
         )
         leaves = [x["hidden"], x["bias"]]
         gradients.append(torch.autograd.grad(outputs[0].sum(), leaves, retain_graph=True))
@@ -109,7 +120,14 @@ def test_a_loss_on_one_output_alone(assert_close_guarded):
     x = make(False)
     for index in (0, 1):
         outputs = token_stats(
-            x["hidden"], x["weight"], None, x["context"], x["target"], x["temperature"], HeadSpec()
+            x["hidden"],
+            x["weight"],
+            None,
+            x["context"],
+            x["target"],
+            x["temperature"],
+            HeadSpec(),
+            TORCH,
         )
         (got,) = torch.autograd.grad(outputs[index].sum(), x["hidden"])
         *expected, slow = plain(x, HeadSpec())
@@ -122,7 +140,8 @@ def test_by_hand(assert_close_guarded):
     hidden = torch.ones(2, 1)
     weight = torch.tensor([[math.log(3)], [0.0]])
     logprob, entropy = token_stats(
-        hidden, weight, None, torch.arange(2), torch.tensor([0, 1]), torch.tensor([1.0, 0.5]), HeadSpec()
+        *(hidden, weight, None, torch.arange(2), torch.tensor([0, 1])),
+        *(torch.tensor([1.0, 0.5]), HeadSpec(), TORCH),
     )
     assert_close_guarded(logprob, [math.log(0.75), math.log(0.1)], rtol=1e-6)
     expected = [2 * math.log(2) - 0.75 * math.log(3), math.log(10) - 0.9 * math.log(9)]
@@ -134,7 +153,7 @@ def test_no_tokens_give_no_values_but_a_gradient():
     empty = torch.zeros(0, D, requires_grad=True)
     nothing = torch.zeros(0, dtype=torch.long)
     logprob, entropy = token_stats(
-        empty, x["weight"], x["bias"], nothing, nothing, torch.zeros(0), HeadSpec()
+        empty, x["weight"], x["bias"], nothing, nothing, torch.zeros(0), HeadSpec(), TORCH
     )
     (logprob.sum() + entropy.sum()).backward()
     assert logprob.shape == entropy.shape == (0,)
@@ -146,7 +165,7 @@ def test_large_logits_stay_finite(assert_close_guarded):
     hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
     weight = torch.tensor([[1.0], [0.0]])
     logprob, entropy = token_stats(
-        hidden, weight, None, torch.arange(2), torch.tensor([1, 1]), torch.ones(2), HeadSpec()
+        hidden, weight, None, torch.arange(2), torch.tensor([1, 1]), torch.ones(2), HeadSpec(), TORCH
     )
     (logprob + entropy).sum().backward()
     # exp(-1e4) is 0: the second token has probability 0 in the first row and 1 in the second.
@@ -158,7 +177,7 @@ def test_large_logits_stay_finite(assert_close_guarded):
 def test_low_precision_weights_keep_float32_outputs():
     x = make(True)
     low = [x[k].detach().bfloat16().requires_grad_() for k in ("hidden", "weight", "bias")]
-    logprob, entropy = token_stats(*low, x["context"], x["target"], x["temperature"], HeadSpec())
+    logprob, entropy = token_stats(*low, x["context"], x["target"], x["temperature"], HeadSpec(), TORCH)
     (logprob.sum() + entropy.sum()).backward()
     assert logprob.dtype == entropy.dtype == torch.float32
     assert {t.grad.dtype for t in low} == {torch.bfloat16}
@@ -175,13 +194,13 @@ def test_blocks_in_c_are_those_in_torch(
     library, threads, block, monkeypatch, tmp_path_factory, assert_close_guarded
 ):
     """In bfloat16: what is rounded is the same, and a slope is rounded once in both."""
-    monkeypatch.setattr(head_blocks, "_BLOCK", {"cpu": block})
-    compiled, before = library_for(library, tmp_path_factory), torch.get_num_threads()
+    monkeypatch.setattr(protocol, "_BLOCK", {"cpu": block})
+    compiled, before = CpuKernels(library_for(library, tmp_path_factory)), torch.get_num_threads()
     x = make(False)
     results = []
     torch.set_num_threads(threads)
     try:
-        for way in (None, compiled):
+        for way in (CpuKernels(None), compiled):
             low = [x[k].detach().bfloat16().requires_grad_() for k in ("hidden", "weight")]
             logprob, entropy = token_stats(
                 *(*low, None, x["context"], x["target"], x["temperature"], HeadSpec(scale=1.5)),
@@ -200,14 +219,12 @@ def test_blocks_in_c_are_those_in_torch(
 
 def test_c_serves_heads_without_a_bias_and_a_soft_cap():
     weight, bias = torch.zeros(4, 2), torch.zeros(4)
-    found = library_for("native", None)
-    serves = head_blocks_native.serves
-    assert serves(found, weight, None, HeadSpec(scale=2.0))
-    assert serves(found, weight.bfloat16(), None, HeadSpec())
-    assert not serves(None, weight, None, HeadSpec())
-    assert not serves(found, weight, bias, HeadSpec())
-    assert not serves(found, weight, None, HeadSpec(softcap=3.0))
-    assert not serves(found, weight.half(), None, HeadSpec())
+    serves = compiled_head.serves
+    assert serves(weight, None, HeadSpec(scale=2.0))
+    assert serves(weight.bfloat16(), None, HeadSpec())
+    assert not serves(weight, bias, HeadSpec())
+    assert not serves(weight, None, HeadSpec(softcap=3.0))
+    assert not serves(weight.half(), None, HeadSpec())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -216,9 +233,9 @@ def test_what_is_not_finite_is_not_hidden(dtype):
     low = [x[k].detach().to(dtype) for k in ("hidden", "weight")]
     low[1][3, 0] = float("nan")
     low = [leaf.requires_grad_() for leaf in low]
-    for way in (None, library_for("native", None)):
+    for way in (TorchKernels(), CpuKernels(None), CpuKernels(library_for("native", None))):
         logprob, entropy = token_stats(
-            *low, None, x["context"], x["target"], x["temperature"], HeadSpec(), library=way
+            *low, None, x["context"], x["target"], x["temperature"], HeadSpec(), way
         )
         gradients = torch.autograd.grad(logprob.sum() + entropy.sum(), low)
         assert all(bool(part.isnan().any()) for part in (logprob, entropy, *gradients))
@@ -236,17 +253,15 @@ def test_spec_of_a_config():
 
 
 def test_logits_by_hand(assert_close_guarded):
-    # Hidden 2, weight 3, bias 1: 7; times 2 is 14; capped at 10: 10 tanh(1.4).
-    logits = logits_of(
-        torch.tensor([[2.0]]), torch.tensor([[3.0]]), torch.tensor([1.0]), HeadSpec(scale=2.0, softcap=10.0)
-    )
+    # A product of 7; times 2 is 14; capped at 10: 10 tanh(1.4).
+    logits = HeadSpec(scale=2.0, softcap=10.0).bounded(torch.tensor([[7.0]]))
     assert_close_guarded(logits, [[10 * math.tanh(1.4)]], rtol=1e-6)
 
 
 def test_blocks_cover_every_logit_once_and_stay_small(monkeypatch):
     for block, num, vocab in itertools.product(((1, 1), (4, 10), (8, 100)), (0, 1, 7, 20), (1, 3, 1000)):
-        monkeypatch.setattr(head_blocks, "_BLOCK", {"cpu": block})
-        made = _Head.over(num, torch.zeros(vocab, 2), None, HeadSpec(), None)
+        monkeypatch.setattr(protocol, "_BLOCK", {"cpu": block})
+        made = _Head.over(num, torch.zeros(vocab, 2), None, HeadSpec(), TorchKernels())
         assert [i for s in made.context_blocks for i in range(num)[s]] == list(range(num))
         assert [i for s in made.vocab_blocks for i in range(vocab)[s]] == list(range(vocab))
         widest = max(len(range(vocab)[s]) for s in made.vocab_blocks)

@@ -16,9 +16,11 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from covey.kernels.protocol import AttentionOptions
+from covey.kernels.torch_.kernels import TorchKernels
 from covey.models import flash, flex
 from covey.models import policy as policy_module
-from covey.models.attention import AttentionOptions, StreamLayout
+from covey.models.attention import StreamLayout
 from covey.models.flex import FlexLayout
 from covey.models.layouts import automatic, stream_layout
 from covey.models.policy import Policy
@@ -51,7 +53,7 @@ def _flex_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_is_dense(kind, segments, name, key_heads, assert_close_guarded, seed=0):
     query, key, value, sinks = leaves(sum(s.length for s in segments), key_heads, seed)
     options = options_of(name, sinks)
-    got = stream_layout(kind, segments, "cpu").attend(0, query, key, value, options)
+    got = stream_layout(kind, segments, "cpu", TorchKernels()).attend(0, query, key, value, options)
     sees = dense_mask(tuple(segments), options.sliding_window)
     expected = dense(query, key, value, sees, options)
     assert_close_guarded(got.detach(), expected.detach(), rtol=1e-5)
@@ -98,7 +100,7 @@ def test_float32_takes_masked_rows(flash_kernels, monkeypatch):
     monkeypatch.setattr(flash, "_DTYPES", (torch.bfloat16,))
     query, key, value, _ = leaves(T, K)
     options = AttentionOptions(scaling=0.3)
-    got = stream_layout("flash_attn", ROWS, "cpu").attend(0, query, key, value, options)
+    got = stream_layout("flash_attn", ROWS, "cpu", TorchKernels()).attend(0, query, key, value, options)
     assert torch.equal(got, StreamLayout(ROWS).attend(0, query, key, value, options))
     assert flash_kernels == []
 
@@ -107,7 +109,7 @@ def test_layers_that_flash_leaves_to_masked_rows_are_of_the_same_pass(flash_kern
     """The prompt's own, though its first layers have been kept when the first of these comes."""
     query, key, value, sinks = leaves(9, K)
     plain, other = AttentionOptions(scaling=0.3), AttentionOptions(scaling=0.3, sinks_H=sinks)
-    layout = stream_layout("flash_attn", SEGMENTS[:1], "cpu", Prefix(9))
+    layout = stream_layout("flash_attn", SEGMENTS[:1], "cpu", TorchKernels(), Prefix(9))
     layout.attend(0, query, key, value, plain)
     got = layout.attend(1, query, key, value, other)
     assert flash_kernels == [9]
@@ -193,7 +195,7 @@ def test_the_compiled_function_serves_every_length(
     monkeypatch.setattr(
         policy_module,
         "stream_layout",
-        lambda _, s, d, prefix, library: FlexLayout(s, d, compiled=True, prefix=prefix),
+        lambda _, s, d, kernels, prefix: FlexLayout(s, d, compiled=True, prefix=prefix),
     )
     micro = micro_of(random_rows((11, (9, 4, 1)), (5, (8, 2))), "prefix", policy.device)
     results = []

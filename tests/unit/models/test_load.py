@@ -100,7 +100,7 @@ def test_auto_takes_masked_rows_where_flex_attention_cannot_be_had(dropping, mon
 def test_attention_asked_for_by_name_is_taken(kind, dropping):
     policy = load(dropping("llama"))
     assert [r.stream for r in choose_stream(policy, kind)] == ["prefix", "prefix"]
-    assert (policy.attention, policy.stream, policy.goes_on) == (kind, "prefix", True)
+    assert (policy.attention, policy.stream, policy.shares_prompts) == (kind, "prefix", True)
 
 
 def test_liger_is_put_in_where_it_is_asked_for(dropping, monkeypatch):

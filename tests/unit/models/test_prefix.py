@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
 
-from covey.models import attention_native, flex
+from covey.kernels.cpu import attention as compiled_attention
+from covey.kernels.torch_.kernels import TorchKernels
+from covey.models import flex
 from covey.models import policy as policy_module
 from covey.models.flex import FlexLayout
 from covey.models.layouts import AttentionKind
@@ -43,7 +45,7 @@ def split(rows: Sequence[Row], *counts: int) -> list[MicroBatch]:
 
 def results(policy: Policy, micros: Sequence[MicroBatch], *, alone: bool) -> dict[str, torch.Tensor]:
     """Logprobs and entropies of all passes, without gradient and with one, and every gradient."""
-    policy.goes_on = not alone
+    policy.shares_prompts = not alone
     policy.zero_grad(set_to_none=True)
     found: dict[str, list[torch.Tensor]] = {"logprob": [], "entropy": [], "annotated": []}
     with torch.no_grad():
@@ -96,11 +98,11 @@ def test_attention_in_c_beneath_modules(family, recompute, monkeypatch, random_r
     policy.train().keep_activations(recompute, offload=recompute == "full")
     micros = split(random_rows((90, (9, 40, 1, 7, 2))), 2, 1, 2)
     called = []
-    apply = attention_native.Attend.apply
-    monkeypatch.setattr(attention_native.Attend, "apply", lambda *given: called.append(0) or apply(*given))
+    apply = compiled_attention.Attend.apply
+    monkeypatch.setattr(compiled_attention.Attend, "apply", lambda *given: called.append(0) or apply(*given))
     got = results(policy, micros, alone=False)
     assert called
-    policy.library = None
+    policy.kernels = TorchKernels()
     if family != "mixtral":
         # In queries' gradients what is alike in keys cancels, and torch's float32 is further off than C's.
         policy.model.double()
@@ -116,7 +118,7 @@ def test_flex_attention(family, monkeypatch, tiny_model, random_rows, assert_clo
     monkeypatch.setattr(
         policy_module,
         "stream_layout",
-        lambda _, s, d, prefix, library: FlexLayout(s, d, compiled=True, prefix=prefix),
+        lambda _, s, d, kernels, prefix: FlexLayout(s, d, compiled=True, prefix=prefix),
     )
     torch._dynamo.reset()
     policy = Policy(tiny_model(family)).train()
@@ -143,7 +145,7 @@ def test_queries_of_the_prompt_cost_flex_attention_nothing():
 def test_first_tokens_that_are_not_trained(compiled, monkeypatch, random_rows, assert_close_guarded):
     """Of some completions, which the prompt's last position then predicts nothing of, or of all."""
     if not compiled:
-        monkeypatch.setattr(Policy, "library", None)
+        monkeypatch.setattr(Policy, "kernels", TorchKernels())
     policy = policy_of("qwen2", num_attention_heads=2, num_key_value_heads=1, hidden_size=128)
     for untrained in ((0, 3), (0, 1), (1, 2, 4), (0, 1, 2, 3, 4)):
         rows = random_rows((11, (9, 4, 1, 7, 2)))
@@ -241,7 +243,7 @@ def test_a_prompt_is_computed_once(monkeypatch, tiny_model, random_rows):
 
     monkeypatch.setattr(Policy, "hidden", counted)
     monkeypatch.setattr(Policy, "_stats", projected)
-    monkeypatch.setattr(policy_module, "in_few_sizes", lambda micro, **_: micro)
+    policy.kernels = TorchKernels()
     micros = split(random_rows((30, (9, 4, 7, 5))), 2, 1, 1)
     for micro in micros:
         policy(micro)
@@ -249,11 +251,11 @@ def test_a_prompt_is_computed_once(monkeypatch, tiny_model, random_rows):
     assert counts == [30, 8 + 3, 6, 4]
     assert contexts == [1, 8 + 3, 6, 4]
     counts.clear()
-    with policy.passes_alone():
+    with policy.recomputing_prompts():
         for micro in micros:
             policy(micro)
     assert counts == [30 + 8 + 3, 30 + 6, 30 + 4]
-    assert policy.goes_on
+    assert policy.shares_prompts
 
 
 def test_a_step_that_is_cut_short_leaves_nothing_behind(tiny_model, random_rows, assert_close_guarded):
@@ -271,7 +273,7 @@ def test_a_step_that_is_cut_short_leaves_nothing_behind(tiny_model, random_rows,
 def test_nothing_of_a_prompt_outlives_its_passes(compiled, recompute, monkeypatch, random_rows):
     """Without the garbage collector: memory follows from the passes alone."""
     if not compiled:
-        monkeypatch.setattr(Policy, "library", None)
+        monkeypatch.setattr(Policy, "kernels", TorchKernels())
     policy = policy_of("qwen2", num_attention_heads=2, num_key_value_heads=1, hidden_size=128)
     policy.train().keep_activations(recompute)
     made: list[weakref.ref[object]] = []

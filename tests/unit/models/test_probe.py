@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import StableLmConfig, StableLmForCausalLM
 
+from covey.kernels.torch_.attention import attend_masked
 from covey.models import attention
 from covey.models.dropout import dropouts
 from covey.models.load import choose_stream
@@ -17,8 +18,8 @@ from covey.models.probe import micro_of, probe, widest_stream
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt2", "mixtral"])
 def test_attention_models_share_prompts(family, tiny_model):
     policy = Policy(tiny_model(family), stream="padded")
-    stream, goes_on, results = widest_stream(policy)
-    assert (stream, goes_on, policy.stream) == ("prefix", True, "padded")
+    stream, shares_prompts, results = widest_stream(policy)
+    assert (stream, shares_prompts, policy.stream) == ("prefix", True, "padded")
     assert [(r.stream, r.passed) for r in results] == [("prefix", True), ("prefix", True)]
     assert all(0 <= r.value_difference < 1e-5 for r in results)
     assert all(0 <= r.gradient_difference < 1e-5 for r in results)
@@ -27,8 +28,8 @@ def test_attention_models_share_prompts(family, tiny_model):
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
 def test_convolution_and_recurrence_end_on_padded_rows(family, tiny_model):
     policy = Policy(tiny_model(family), stream="padded")
-    stream, goes_on, results = widest_stream(policy)
-    assert (stream, goes_on) == ("padded", False)
+    stream, shares_prompts, results = widest_stream(policy)
+    assert (stream, shares_prompts) == ("padded", False)
     assert [(r.stream, r.passed) for r in results] == [("prefix", False), ("packed", False)]
     # Far from the limit of 1e-3 on either side, so that the verdict does not hang on rounding.
     assert all(max(r.value_difference, r.gradient_difference) > 1e-2 for r in results)
@@ -68,12 +69,12 @@ def test_such_models_are_right_on_padded_rows(family, tiny_model, random_rows, a
 
 def test_an_attention_that_leaks_is_caught(tiny_model, monkeypatch):
     def ignores_segments(layout, layer, query, key, value, options):
-        return attention.attend_masked(query, key, value, None, options)
+        return attend_masked(query, key, value, None, options)
 
     policy = Policy(tiny_model("qwen2"), stream="padded")
     monkeypatch.setattr(attention.StreamLayout, "attend", ignores_segments)
-    stream, goes_on, results = widest_stream(policy)
-    assert (stream, goes_on) == ("padded", False)
+    stream, shares_prompts, results = widest_stream(policy)
+    assert (stream, shares_prompts) == ("padded", False)
     assert not any(r.passed for r in results)
 
 
@@ -101,7 +102,7 @@ def test_passes_that_lose_the_prompt_are_caught(tiny_model, monkeypatch):
     """Such a model computes a prompt in each pass, and is right so."""
     policy = Policy(tiny_model("qwen3"))
     choose_stream(policy)
-    assert (policy.stream, policy.goes_on) == ("prefix", True)
+    assert (policy.stream, policy.shares_prompts) == ("prefix", True)
     monkeypatch.setattr(Prefix, "held", lambda self, name: None)
     found = probe(policy, "prefix", in_passes=True)
     assert not found.passed
@@ -112,19 +113,19 @@ def test_passes_that_lose_the_prompt_are_caught(tiny_model, monkeypatch):
     monkeypatch.setattr(Prefix, "take", lambda self, name: take(self, name) * 1.5)
     assert probe(policy, "prefix", in_passes=True).value_difference > 1e-2
     choose_stream(policy)
-    assert (policy.stream, policy.goes_on) == ("prefix", False)
+    assert (policy.stream, policy.shares_prompts) == ("prefix", False)
 
 
 def test_a_prompt_with_dropout_is_shared(tiny_model):
     policy = Policy(tiny_model("gpt2"))
     choose_stream(policy)
-    assert (policy.stream, policy.goes_on) == ("prefix", True)
-    for rate, goes_on in ((None, True), (0.0, False)):
+    assert (policy.stream, policy.shares_prompts) == ("prefix", True)
+    for rate, shares_prompts in ((None, True), (0.0, False)):
         for module, name in dropouts(policy.model):
             setattr(module, name, getattr(module, name) if rate is None else rate)
-        with policy.passes_alone():
-            assert policy.goes_on == goes_on
+        with policy.recomputing_prompts():
+            assert policy.shares_prompts == shares_prompts
     policy = Policy(tiny_model("gpt2"))
-    policy.goes_on = False
-    with policy.passes_alone():
-        assert not policy.goes_on
+    policy.shares_prompts = False
+    with policy.recomputing_prompts():
+        assert not policy.shares_prompts

@@ -200,13 +200,14 @@ def test_a_block_of_the_head() -> None:
 def test_blocks_are_those_of_the_head(trained: int, cuda: bool) -> None:
     import torch
 
+    from covey.kernels.protocol import HeadSpec
+    from covey.kernels.torch_.kernels import TorchKernels
     from covey.models.head import _Head
-    from covey.models.head_blocks import HeadSpec
 
     for vocabulary in (100, 32_768, 151_936):
         device = torch.device("meta" if cuda else "cpu")
         weight = torch.empty(vocabulary, 1, device=device)
-        head = _Head.over(trained, weight, None, HeadSpec(), None)
+        head = _Head.over(trained, weight, None, HeadSpec(), TorchKernels())
         first = [blocks[0].stop for blocks in (head.context_blocks, head.vocab_blocks)]
         block = head_block(replace(MODEL, vocabulary=vocabulary), trained, cuda=cuda)
         assert [block.tokens, block.words] == first
@@ -456,17 +457,19 @@ def test_report() -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
-    from covey.models import head_blocks, llama, llama_step
+    from covey.kernels import protocol
+    from covey.kernels.gpu import kernels, recordings
+    from covey.kernels.llama import decoder, weights
     from covey.rollout import noise
-    from covey.rollout.native import budget, engine, recorded, room
+    from covey.rollout.native import budget, caches, engine
 
-    assert head_blocks._BLOCK == HEAD_BLOCK
+    assert protocol._BLOCK == HEAD_BLOCK
     assert engine._PREFILL_TOKENS == PREFILL_TOKENS
-    assert (llama._FAMILIES, llama_step._MOST_COPIED) == (STEP_FAMILIES, MOST_COPIED)
-    assert room._FLAT_PROMPT == FLAT_PROMPT
+    assert (weights._FAMILIES, decoder._MOST_COPIED) == (STEP_FAMILIES, MOST_COPIED)
+    assert caches._FLAT_PROMPT == FLAT_PROMPT
     assert noise._BLOCK == NOISE_BLOCK
     assert budget._SHARE == CACHE_SHARE
-    assert (engine._STRIDE["gpu"], recorded.MOST_HELD) == (STRIDE, MOST_RECORDINGS)
+    assert (kernels.GpuKernels.stride, recordings.MOST_HELD) == (STRIDE, MOST_RECORDINGS)
     assert engine.NativeEngine.__init__.__kwdefaults__["max_rows"] == MAX_ROWS
 
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from covey.models.llama_native import LlamaNative, Spans
+from covey.kernels import choose
+from covey.kernels.cpu.decoder import CompiledLlama
+from covey.kernels.protocol import Spans
 from covey.models.policy import Policy
-from covey.rollout.native import room
+from covey.rollout.native import caches
 from covey.rollout.native.engine import NativeEngine
 from covey.types import GenerationRequest, NoiseKey, SamplingParams
 
@@ -17,9 +19,9 @@ from covey.types import GenerationRequest, NoiseKey, SamplingParams
 @pytest.fixture(autouse=True, params=["flat", "shared", "compiled flat", "compiled shared"])
 def layout(request, monkeypatch):
     if "shared" in request.param:
-        monkeypatch.setattr(room, "_FLAT_PROMPT", 0)
+        monkeypatch.setattr(caches, "_FLAT_PROMPT", 0)
     if "compiled" not in request.param:
-        monkeypatch.setattr(Policy, "library", property(lambda self: None))
+        monkeypatch.setattr(choose, "open_library", lambda: None)
     return request.param
 
 
@@ -108,8 +110,8 @@ def test_nothing_beyond_the_cache_reaches_the_library(field: str, tiny_policy, l
     engine = NativeEngine(tiny_policy("llama"))
     engine.submit(request_of(5, 4))
     list(engine.results())
-    step, cache = engine._step, engine._cache
-    assert isinstance(step, LlamaNative) and cache is not None
+    step, cache = engine._decoder, engine._cache
+    assert isinstance(step, CompiledLlama) and cache is not None
     one = torch.ones(1, dtype=torch.long)
 
     class Layout:

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from covey.models.llama_native import LlamaNative
-from covey.models.llama_step import LlamaStep
-from covey.models.policy import Policy
+from covey.kernels import choose
+from covey.kernels.cpu.decoder import CompiledLlama
+from covey.kernels.llama.decoder import LlamaDecoder
 from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
+from covey.rollout.native import caches
 from covey.rollout.native import engine as native_engine
-from covey.rollout.native import room
 from covey.rollout.native.cache import PrefillLayout
 from covey.rollout.native.engine import NativeEngine
 from covey.types import Finish
@@ -32,9 +32,9 @@ def layout(request, monkeypatch):
     """Every test runs with prompts copied to their rows and with prompts read where they are, in torch and in
     C."""
     if "shared" in request.param:
-        monkeypatch.setattr(room, "_FLAT_PROMPT", 0)
+        monkeypatch.setattr(caches, "_FLAT_PROMPT", 0)
     if "compiled" not in request.param:
-        monkeypatch.setattr(Policy, "library", property(lambda self: None))
+        monkeypatch.setattr(choose, "open_library", lambda: None)
     return request.param
 
 
@@ -342,7 +342,7 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
     policy = tiny_policy("llama")
     requests = requests_of(random_prompts(9, 3, 14), 8, stop=(5, 17, 40), max_new_tokens=10)
     prefilled, decoded, counted = [], [], []
-    hidden, steps = policy.hidden, {kind: kind.hidden for kind in (LlamaStep, LlamaNative)}
+    hidden, steps = policy.hidden, {kind: kind.hidden for kind in (LlamaDecoder, CompiledLlama)}
 
     def count(tokens, layout):
         # The step in C hands long prompts on.
@@ -358,7 +358,7 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
         count(tokens, layout)
         return steps[type(self)](self, tokens, positions, layout)
 
-    decode = LlamaNative.decode
+    decode = CompiledLlama.decode
 
     def counting_decode(self, tokens, *given):
         drawn = decode(self, tokens, *given)
@@ -366,7 +366,7 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
         return drawn
 
     monkeypatch.setattr(policy, "hidden", counting)
-    monkeypatch.setattr(LlamaNative, "decode", counting_decode)
+    monkeypatch.setattr(CompiledLlama, "decode", counting_decode)
     for kind in steps:
         monkeypatch.setattr(kind, "hidden", counting_step)
     engine = NativeEngine(policy, max_rows=max_rows)
@@ -392,6 +392,14 @@ def test_a_prompt_is_prefilled_once_for_all_siblings(
     assert max(decoded) <= max_rows
 
 
+def one_by_one(self, tokens_b, positions_b, layout, inputs, most):
+    """A call for the hidden states of one token a row, and one that draws from them."""
+    hidden_bE = self.hidden(tokens_b, positions_b, layout)
+    hidden_nE = hidden_bE if inputs.shared_n is None else hidden_bE.index_select(0, inputs.shared_n)
+    token_n, logprob_n = self.draw(hidden_nE, replace(inputs, shared_n=None, lead_b=None))
+    return token_n[None], logprob_n[None]
+
+
 @pytest.mark.parametrize("look", [2, 5, 16])
 @pytest.mark.parametrize("max_rows", [256, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -405,10 +413,10 @@ def test_tokens_in_one_call_are_those_of_a_call_each(
         replace(r, sampling=replace(r.sampling, temperature=0.3 + n % 3, max_new_tokens=20 + n))
         for n, r in enumerate(requests)
     ]
-    found = []
-    for most in (1, look):
-        monkeypatch.setattr(native_engine, "_LOOK", most)
-        found.append(run_engine(NativeEngine(policy, max_rows=max_rows), requests))
+    monkeypatch.setattr(native_engine, "_MOST_IN_A_CALL", look)
+    found = [run_engine(NativeEngine(policy, max_rows=max_rows), requests)]
+    monkeypatch.setattr(CompiledLlama, "decode", one_by_one)
+    found.append(run_engine(NativeEngine(policy, max_rows=max_rows), requests))
     assert len({len(c.token_ids) for c in found[0]}) > 3
     for one, other in zip(*found, strict=True):
         assert (one.token_ids, one.logprobs, one.finish) == (other.token_ids, other.logprobs, other.finish)
@@ -418,14 +426,14 @@ def test_the_host_looks_when_something_happens_to_a_row(
     layout, tiny_policy, random_prompts, requests_of, run_engine, monkeypatch
 ):
     """And else after so many tokens: completions come as they end."""
-    engine, decode, asked = NativeEngine(tiny_policy("llama")), LlamaNative.decode, []
+    engine, decode, asked = NativeEngine(tiny_policy("llama")), CompiledLlama.decode, []
 
     def seen(self, *given):
         drawn = decode(self, *given)
         asked.append((given[-1], len(drawn[0])))
         return drawn
 
-    monkeypatch.setattr(LlamaNative, "decode", seen)
+    monkeypatch.setattr(CompiledLlama, "decode", seen)
     (whole,) = run_engine(engine, requests_of(random_prompts(9), 1, max_new_tokens=40))
     # The first token comes from the prompt.
     assert asked == ([(16, 16), (16, 16), (7, 7)] if "compiled" in layout else [])
@@ -449,16 +457,17 @@ def test_siblings_in_one_row_sample_what_each_samples_in_its_own(
     fed = {shared: 0, apart: 0}
     for engine in fed:
 
-        def counting(tokens, positions, layout, engine=engine, hidden=engine._hidden):
-            fed[engine] += tokens.shape[0]
-            return hidden(tokens, positions, layout)
+        def counting(*arguments, engine=engine, feed=engine._fed):
+            given = feed(*arguments)
+            fed[engine] += given[0].shape[0]
+            return given
 
-        def counting_many(step, draws, given, engine=engine, decode=engine._until_it_matters):
-            drawn = decode(step, draws, given)
-            fed[engine] += given[0].shape[0] * drawn[0].shape[1]
+        def counting_many(sampler, state, given, engine=engine, decode=engine._until_something_happens):
+            drawn = decode(sampler, state, given)
+            fed[engine] += given[0].shape[0] * (drawn[0].shape[1] - 1)
             return drawn
 
-        engine._hidden, engine._until_it_matters = counting, counting_many
+        engine._fed, engine._until_something_happens = counting, counting_many
     one, two = run_engine(shared, requests), run_engine(apart, requests)
     assert contents(one) == contents(two)
     # In C a row does not depend, to the bit, on what it is batched with.

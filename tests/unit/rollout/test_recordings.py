@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from covey.kernels.gpu.kernels import GpuKernels
+from covey.kernels.gpu.recordings import CudaGraphs, Recordings
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.lora import add_adapter
-from covey.rollout.native import room
+from covey.rollout.native import caches
 from covey.rollout.native.engine import NativeEngine
-from covey.rollout.native.recorded import CudaGraphs, Recordings
 from covey.types import Finish
 from support.recording import record
 from support.syncs import Syncs
@@ -51,7 +52,7 @@ def test_what_is_played_is_what_is_computed(
     """Of other rows, at other lengths, with weights that were changed where they are, and that were moved."""
     policy = tiny_policy(family)
     recordings = Recordings(record)
-    engine = NativeEngine(policy, max_rows=5, stride=3, recordings=recordings)
+    engine = NativeEngine(policy, max_rows=5, stride=3, kernels=GpuKernels(recordings))
     for number, before in enumerate((None, change, None, move, change)):
         if before is not None:
             before(policy)
@@ -81,7 +82,7 @@ def test_an_adapter_that_is_not_merged_is_recorded(tiny_policy, random_prompts, 
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     recordings = Recordings(record)
-    engine = NativeEngine(policy, stride=3, recordings=recordings)
+    engine = NativeEngine(policy, stride=3, kernels=GpuKernels(recordings))
     requests = requests_of(random_prompts(*SHORT), 3, stop=(5, 17), max_new_tokens=12)
     plain = values(run_engine(NativeEngine(policy), requests))
     for _ in range(2):
@@ -114,7 +115,7 @@ def test_sizes_are_few(tiny_policy, random_prompts, requests_of, monkeypatch):
         return torch.zeros(rows, 8, dtype=torch.long), torch.zeros(rows, 8)
 
     monkeypatch.setattr(recordings, "play", play)
-    engine = NativeEngine(policy, stride=8, recordings=recordings)
+    engine = NativeEngine(policy, stride=8, kernels=GpuKernels(recordings))
     for seed in range(20):
         for request in lengths_of(requests_of, random_prompts, seed):
             engine.submit(request)
@@ -125,7 +126,7 @@ def test_sizes_are_few(tiny_policy, random_prompts, requests_of, monkeypatch):
 def test_the_least_used_is_let_go(tiny_policy, random_prompts, requests_of, run_engine):
     policy = tiny_policy("llama")
     recordings = Recordings(record, most=1)
-    engine = NativeEngine(policy, stride=3, recordings=recordings)
+    engine = NativeEngine(policy, stride=3, kernels=GpuKernels(recordings))
     requests = requests_of(random_prompts(*SHORT), 3, stop=(5, 17), max_new_tokens=16)
     plain = values(run_engine(NativeEngine(policy), requests))
     for _ in range(2):
@@ -137,7 +138,7 @@ def test_the_least_used_is_let_go(tiny_policy, random_prompts, requests_of, run_
 def test_recordings_outlive_another_cache(tiny_policy, random_prompts, requests_of, run_engine):
     """An evaluation of short prompts between rollouts of long ones records nothing anew."""
     recordings = Recordings(record)
-    engine = NativeEngine(tiny_policy("llama"), stride=3, recordings=recordings)
+    engine = NativeEngine(tiny_policy("llama"), stride=3, kernels=GpuKernels(recordings))
     every = [requests_of(random_prompts(*prompts), 2, max_new_tokens=9) for prompts in (LONG, SHORT)]
     for requests in every:
         run_engine(engine, requests)
@@ -148,21 +149,21 @@ def test_recordings_outlive_another_cache(tiny_policy, random_prompts, requests_
     # A cache that grows is another one, whose recordings replace those of the old one.
     run_engine(engine, requests_of(random_prompts(*SHORT), 2, max_new_tokens=40))
     numbers = {key[0] for key in recordings._held}
-    assert numbers == engine._room.numbers and len(numbers) == 2
+    assert numbers == engine._caches.numbers and len(numbers) == 2
 
 
 def test_an_engine_that_rests_keeps_nothing(tiny_policy, random_prompts, requests_of, run_engine):
     policy = tiny_policy("llama")
     recordings = Recordings(record)
-    resting = NativeEngine(policy, stride=3, recordings=recordings, rests=True)
-    awake = NativeEngine(policy, stride=3, recordings=Recordings(record))
+    resting = NativeEngine(policy, stride=3, kernels=GpuKernels(recordings), rests=True)
+    awake = NativeEngine(policy, stride=3, kernels=GpuKernels(Recordings(record)))
     for number in range(2):
         requests = requests_of(random_prompts(*LONG), 3, stop=(5, 17), max_new_tokens=9, rollout=number)
         assert values(run_engine(resting, requests)) == values(run_engine(awake, requests))
         for engine in (resting, awake):
             engine.rest()
-        assert len(recordings) == 0 and not resting._room.numbers and awake._room.numbers
-        held = [t for t in (resting._cache, resting._step, resting._last_hidden_FD) if t is not None]
+        assert len(recordings) == 0 and not resting._caches.numbers and awake._caches.numbers
+        held = [t for t in (resting._cache, resting._decoder, resting._last_hidden_FD) if t is not None]
         assert held == [] and awake._cache is not None
 
 
@@ -196,7 +197,7 @@ def test_without_a_recording_decoding_goes_on_and_says_so(
     requests = requests_of(random_prompts(*SHORT), 2, stop=(5, 17), max_new_tokens=9)
     plain = run_engine(NativeEngine(policy), requests)
     recordings = Recordings(broken)
-    engine = NativeEngine(policy, stride=3, recordings=recordings)
+    engine = NativeEngine(policy, stride=3, kernels=GpuKernels(recordings))
     assert engine.given_up == ""
     assert contents(run_engine(engine, requests)) == contents(plain)
     assert recordings.failure in engine.given_up and recordings.failure and len(recordings) == 0
@@ -205,7 +206,7 @@ def test_without_a_recording_decoding_goes_on_and_says_so(
 def test_a_recorded_stride_never_waits(tiny_policy, random_prompts, requests_of):
     """On the meta device; the host reads what was drawn once a stride, and once where rows begin."""
     policy = tiny_policy("llama").to("meta")
-    engine = NativeEngine(policy, stride=8, recordings=Recordings(lambda compute: lambda: None))
+    engine = NativeEngine(policy, stride=8, kernels=GpuKernels(Recordings(lambda compute: lambda: None)))
     requests = requests_of(random_prompts(*LONG), 4, max_new_tokens=17)
     with Syncs() as syncs:
         for request in requests:
@@ -215,7 +216,7 @@ def test_a_recorded_stride_never_waits(tiny_policy, random_prompts, requests_of)
     assert dict(syncs.found) == {"rollout/native/engine.py: _take": 2 * 3, **COMPARED}
 
 
-COMPARED = {"rollout/native/recorded.py: _made": 2}
+COMPARED = {"kernels/gpu/recordings.py: _made": 2}
 
 
 # -- what CUDA is told
@@ -305,36 +306,38 @@ def requests_for_room(number, prompt, tokens):
 
 def room_of(monkeypatch, budget):
     """With memory for so many tokens, those of the cache that is given back among them."""
-    monkeypatch.setattr(room, "rows_that_fit", lambda policy, tokens, given_back: max(1, budget[0] // tokens))
-    return room.Room(SimpleNamespace(), max_rows=64, stride=1)
+    monkeypatch.setattr(
+        caches, "rows_that_fit", lambda policy, tokens, given_back: max(1, budget[0] // tokens)
+    )
+    return caches.Caches(SimpleNamespace(), max_rows=64, stride=1)
 
 
 def test_a_cache_that_grows_serves_both(monkeypatch):
     held = room_of(monkeypatch, [10**6])
-    first = held.reserve(requests_for_room(8, 80, 16), 2)
-    second = held.reserve(requests_for_room(4, 160, 160), 4)
+    first = held.for_requests(requests_for_room(8, 80, 16), 2)
+    second = held.for_requests(requests_for_room(4, 160, 160), 4)
     assert (second.shape.rows, second.shape.slots, second.shape.prompt) == (8, 4, 160)
-    assert held.reserve(requests_for_room(8, 80, 16), 2) is second is not first
+    assert held.for_requests(requests_for_room(8, 80, 16), 2) is second is not first
     assert held.numbers == {second.number}
 
 
 def test_a_cache_stays_while_free_memory_varies(monkeypatch):
     budget = [24_000]
     held = room_of(monkeypatch, budget)
-    first = held.reserve(requests_for_room(64, 100, 500), 8)
+    first = held.for_requests(requests_for_room(64, 100, 500), 8)
     assert first.shape.rows == 24_000 // (112 + 512)
     for budget[0] in (24_900, 22_000, 26_000):
-        assert held.reserve(requests_for_room(64, 100, 500), 8) is first
+        assert held.for_requests(requests_for_room(64, 100, 500), 8) is first
     budget[0] = 60_000
-    assert held.reserve(requests_for_room(64, 100, 500), 8).shape.rows == 64
+    assert held.for_requests(requests_for_room(64, 100, 500), 8).shape.rows == 64
 
 
 def test_short_memory_is_not_shared_by_two_shapes(monkeypatch):
     """Few long rows of training and many short ones of an evaluation: each has as many as fit alone."""
     held = room_of(monkeypatch, [24_000])
     for _ in range(2):
-        assert held.reserve(requests_for_room(8, 100, 2000), 2).shape.rows == 8
-        assert held.reserve(requests_for_room(64, 80, 200), 64).shape.rows == 64
+        assert held.for_requests(requests_for_room(8, 100, 2000), 2).shape.rows == 8
+        assert held.for_requests(requests_for_room(64, 80, 200), 64).shape.rows == 64
 
 
 def test_rows_are_counted_with_the_old_cache_given_back(monkeypatch):
@@ -344,9 +347,9 @@ def test_rows_are_counted_with_the_old_cache_given_back(monkeypatch):
         asked.append(given_back)
         return 64
 
-    monkeypatch.setattr(room, "rows_that_fit", fits)
-    held = room.Room(SimpleNamespace(), max_rows=64, stride=1)
-    first = held.reserve(requests_for_room(8, 80, 16), 2)
+    monkeypatch.setattr(caches, "rows_that_fit", fits)
+    held = caches.Caches(SimpleNamespace(), max_rows=64, stride=1)
+    first = held.for_requests(requests_for_room(8, 80, 16), 2)
     monkeypatch.setattr(type(first), "num_bytes", 500)
-    held.reserve(requests_for_room(8, 160, 16), 2)
+    held.for_requests(requests_for_room(8, 160, 16), 2)
     assert asked[0] == 0 and set(asked[1:]) == {500}

@@ -18,9 +18,9 @@ from covey import token_streams
 from covey.algorithm import losses
 from covey.algorithm.losses import LossInputs, LossType
 from covey.batching import pack
+from covey.kernels.cpu.head import CompiledDerivatives, CompiledSoftmax
+from covey.kernels.torch_.head import TorchDerivatives, TorchSoftmax
 from covey.learner.backends.single import SingleBackend
-from covey.models.head_blocks import TorchSlopes, TorchSoftmax
-from covey.models.head_blocks_native import CompiledSlopes, CompiledSoftmax
 from covey.models.policy import Policy
 from covey.rollout.native import engine
 from covey.rollout.native.rows import Draws
@@ -106,7 +106,7 @@ def wrong_normaliser(patch: pytest.MonkeyPatch) -> None:
 
 def _times(patch: pytest.MonkeyPatch, factor: float) -> None:
     """Of the head in blocks every gradient, in torch and in C."""
-    for way in (TorchSlopes, CompiledSlopes):
+    for way in (TorchDerivatives, CompiledDerivatives):
         patch.setattr(way, "of", lambda *a, plain=way.of: factor * plain(*a))
 
 

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
+from covey.kernels.torch_.kernels import TorchKernels
 from covey.models import sdpa
 from covey.models.policy import Policy
 from covey.plan.disk import size
@@ -94,7 +95,7 @@ def test_the_line_says_why() -> None:
     policy = Policy(random_model("qwen3"))
     config = from_dict({"model": "m", "dataset": "d", "reward_funcs": ["accuracy"]}).config
     assert _kernels(config, policy) == "attention: sdpa, in C where it is plain; activations are kept"
-    policy.library = None
+    policy.kernels = TorchKernels()
     assert _kernels(config, policy) == "attention: sdpa; activations are kept"
     policy.attention, policy.has_liger = "flash_attn", True
     policy.keep_activations("full")

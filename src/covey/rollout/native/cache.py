@@ -21,8 +21,8 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from covey.models.attention import AttentionOptions, StreamLayout
-from covey.models.llama_native import Spans
+from covey.kernels.protocol import AttentionOptions, Spans
+from covey.models.attention import StreamLayout
 from covey.rollout.native.shape import CacheShape
 
 _NUMBERS = count()
@@ -125,11 +125,11 @@ class PrefillLayout:
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """Which rows read which prefix slot: `row_FM` (padded with row 0) and each row's place in it, flat."""
+    """Which rows read which prefix slot: `row_FM` (padded with row 0) and each row's index in it, flat."""
 
     prompt_length_n: Tensor
     row_FM: Tensor
-    place_n: Tensor
+    index_n: Tensor
     longest_prompt: int
     shortest_prompt: int
 
@@ -150,22 +150,22 @@ class Families:
             members.setdefault(slot, []).append(i)
         fullest = max(fullest, *map(len, members.values()))
         row_FM = torch.zeros(max(num_slots, max(members) + 1), fullest, dtype=torch.long)
-        place_n = torch.zeros(len(prompt_length_n), dtype=torch.long)
+        index_n = torch.zeros(len(prompt_length_n), dtype=torch.long)
         for slot, rows in members.items():
             row_FM[slot, : len(rows)] = torch.tensor(rows)
-            place_n[rows] = slot * fullest + torch.arange(len(rows))
+            index_n[rows] = slot * fullest + torch.arange(len(rows))
         device = prompt_length_n.device
-        return cls(prompt_length_n, row_FM.to(device), place_n.to(device), longest, shortest)
+        return cls(prompt_length_n, row_FM.to(device), index_n.to(device), longest, shortest)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What a step reads of it."""
-        return self.prompt_length_n, self.row_FM, self.place_n
+        return self.prompt_length_n, self.row_FM, self.index_n
 
     def at(self, tensors: Sequence[Tensor]) -> Families:
         """The same with its tensors elsewhere."""
-        prompt_length_n, row_FM, place_n = tensors
-        return Families(prompt_length_n, row_FM, place_n, self.longest_prompt, self.shortest_prompt)
+        prompt_length_n, row_FM, index_n = tensors
+        return Families(prompt_length_n, row_FM, index_n, self.longest_prompt, self.shortest_prompt)
 
 
 def _attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: AttentionOptions) -> Tensor:
@@ -220,7 +220,7 @@ class DecodeLayout(_RowLayout):
 
     def spans(self, positions_n: Tensor) -> Spans:
         """What each token sees: its prompt's slot and its own row."""
-        slot_n = self._families.place_n // self._families.row_FM.shape[1]
+        slot_n = self._families.index_n // self._families.row_FM.shape[1]
         none = torch.zeros_like(slot_n)
         return Spans(slot_n, none, self._families.prompt_length_n, self._row_n, none, self._own_n + 1)
 
@@ -239,7 +239,7 @@ class DecodeLayout(_RowLayout):
         stacked_FKXD = query_nKRD[row_FM].transpose(1, 2).flatten(2, 3)
         scores_FKXP = stacked_FKXD @ prefix_key.transpose(-1, -2)
         scores_nKRP = (
-            scores_FKXP.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[self._families.place_n]
+            scores_FKXP.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[self._families.index_n]
         )
         own_key, own_value = own[:, :num_rows, :, : self._longest]
         scores_nKRC = query_nKRD @ own_key.transpose(-1, -2)
@@ -248,7 +248,7 @@ class DecodeLayout(_RowLayout):
         weights_FKXP = prefix_nKRP[row_FM].transpose(1, 2).flatten(2, 3)
         out_FKXD = weights_FKXP @ prefix_value
         out_nKRD = (
-            out_FKXD.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[self._families.place_n]
+            out_FKXD.unflatten(2, (fullest, repeats)).transpose(1, 2).flatten(0, 1)[self._families.index_n]
         )
         out_nKRD = out_nKRD + own_nKRC @ own_value
         return out_nKRD.reshape(num_rows, -1, width)

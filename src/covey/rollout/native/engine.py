@@ -2,8 +2,7 @@
 
 A prompt is prefilled once for all its siblings, and siblings are one row until they draw different tokens;
 rows are refilled as they end; the cache is allocated once; sampled logprobs are kept. The engine calls the
-very modules that the optimizer updates, or a short step where there is one: that of
-`covey.models.llama_native` in C, or that of `covey.models.llama_step`.
+very modules that the optimizer updates, or a decoder that its kernels make of their weights.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from covey.kernels.gpu.recordings import Compute, Recordings, recorded_columns, recorded_rows
+from covey.kernels.protocol import Decoder, DrawInputs, Kernels, Sampler
 from covey.models.attention import StreamLayout
-from covey.models.llama_native import LlamaNative, llama_native
-from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.policy import Policy
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.branches import Branches
@@ -31,9 +30,8 @@ from covey.rollout.native.cache import (
     KVCache,
     PrefillLayout,
 )
-from covey.rollout.native.recorded import Compute, Recordings, recorded_columns, recorded_rows
-from covey.rollout.native.room import Room
-from covey.rollout.native.rows import Draws, Family, Row, refuse_empty
+from covey.rollout.native.caches import Caches
+from covey.rollout.native.rows import Family, Row, RowState, refuse_empty
 from covey.rollout.native.shape import CacheShape
 from covey.rollout.noise import Ahead, row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt, StreamSegment
@@ -44,17 +42,15 @@ _PREFILL_TOKENS = 16384
 # products: tokens of a prefill, and rows from a number on, are filled up to multiples of these.
 _PREFILL_STEP = 16
 _ROW_STEP, _FEW_ROWS = 8, 32
-# Tokens decoded before the host looks which rows have ended. A GPU would wait for each look; rows that ended
-# meanwhile have decoded for nothing.
-_STRIDE = {"cpu": 1, "gpu": 8}
-# The same in C at most, where nothing happens to a row: a signal waits so long.
-_LOOK = 16
+# Tokens that a sampler decodes in one call at most, where nothing happens to a row: a signal waits so long.
+_MOST_IN_A_CALL = 16
 
 
 class NativeEngine:
-    """Samples from `policy`. `max_rows` bounds how many completions decode side by side, `stride` is how many
-    tokens each of them gets before the host looks. Strides are recorded as CUDA graphs on a GPU; `recordings`
-    takes others. Cache and recordings last until the next rollout; where `rests`, `rest` lets them go."""
+    """Samples from `policy` by its kernels, or by others. `max_rows` bounds how many completions decode side
+    by side. `stride` is how many tokens each of them gets before the host reads which have ended; None is
+    what suits the kernels. Cache and recordings last until the next rollout; where `rests`, `rest` lets them
+    go."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
 
@@ -64,17 +60,16 @@ class NativeEngine:
         *,
         max_rows: int = 256,
         stride: int | None = None,
-        recordings: Recordings | None = None,
+        kernels: Kernels | None = None,
         rests: bool = False,
     ) -> None:
         self._policy, self._rests = policy, rests
-        self._stride = stride or _STRIDE["cpu" if policy.device.type == "cpu" else "gpu"]
-        self._room = Room(policy, max_rows, self._stride)
-        self._recordings = recordings
-        if recordings is None and policy.device.type == "cuda":
-            self._recordings = Recordings()
+        self._kernels = kernels or policy.kernels
+        self._stride = stride or self._kernels.stride
+        self._caches = Caches(policy, max_rows, self._stride)
+        self._recordings = self._kernels.recordings()
         self._branches = Branches(may_share=self._stride == 1 and self._recordings is None)
-        self._places: tuple[object, ...] = ()
+        self._addresses: tuple[object, ...] = ()
         self._fullest, self._positions = 1, 0
         self._version = 0
         self._next_id = 0
@@ -87,10 +82,8 @@ class NativeEngine:
         self._cache: KVCache | None = None
         self._last_hidden_FD: Tensor | None = None
         self._arrangement: Families | FlatRows | None = None
-        self._draws: Draws | None = None
-        self._step: LlamaStep | LlamaNative | None = None
-        # A recording is of torch's calls.
-        self._library = policy.library if self._recordings is None else None
+        self._state: RowState | None = None
+        self._decoder: Decoder | None = None
 
     @cached_property
     def _table(self) -> Tensor:
@@ -102,9 +95,14 @@ class NativeEngine:
         return self._branches.rows
 
     @property
+    def _made_decoder(self) -> Decoder:
+        assert self._decoder is not None
+        return self._decoder
+
+    @property
     def is_compiled(self) -> bool:
         """Whether decoding steps run in C."""
-        return self._library is not None and llama_native(self._library, self._policy, 1) is not None
+        return self._kernels.is_compiled and self._kernels.decoder(self._policy, 1).is_compiled
 
     @property
     def given_up(self) -> str:
@@ -121,7 +119,7 @@ class NativeEngine:
         self._next_id += 1
         self._requests[number] = request
         self._has_new = True
-        if self._is_running and self._cache is not None and not self._room.fits(self._cache, request):
+        if self._is_running and self._cache is not None and not self._caches.fits(self._cache, request):
             self._later.append(number)
         else:
             self._queue(number)
@@ -151,9 +149,10 @@ class NativeEngine:
             if (self._has_new or self._later) and not self._is_running:
                 self._make_room()
             if not (self._prompts or self._branches.held or self._families):
-                if self._recordings is None and not isinstance(self._step, LlamaNative):
+                is_kept = self._decoder is not None and self._decoder.is_compiled
+                if self._recordings is None and not is_kept:
                     # Nothing reads the copies of weights until the next rollout, and the update needs room.
-                    self._step = None
+                    self._decoder = None
                 return
             yield from self._advance()
 
@@ -191,9 +190,9 @@ class NativeEngine:
         """Let go of the cache and the recordings where that was asked for. Nothing may be queued."""
         if not self._rests or self._requests:
             return
-        self._room.clear()
-        self._cache = self._last_hidden_FD = self._arrangement = self._draws = self._step = None
-        self._places = ()
+        self._caches.clear()
+        self._cache = self._last_hidden_FD = self._arrangement = self._state = self._decoder = None
+        self._addresses = ()
         if self._recordings is not None:
             self._recordings.forget()
 
@@ -215,14 +214,14 @@ class NativeEngine:
                 self._queue(number)
             self._later.clear()
             if self._requests:
-                self._cache = self._room.reserve(self._requests.values(), len(self._prompts))
+                self._cache = self._caches.for_requests(self._requests.values(), len(self._prompts))
                 sizes = (min(self._cache.shape.rows, len(queue)) for queue in self._prompts.values())
                 self._fullest = max([self._fullest, *sizes])
         if self._cache is not None:
             shape = self._cache.shape
-            # A step that is made anew takes the recordings of all caches with it.
+            # A decoder that is made anew takes the recordings of all caches with it.
             self._positions = max(self._positions, shape.prompt + shape.completion)
-            self._step = self._short_step(self._positions)
+            self._decoder = self._kernels.decoder(self._policy, self._positions, self._decoder)
             self._forget_what_moved()
 
     def _admit(self) -> list[Completion]:
@@ -244,7 +243,7 @@ class NativeEngine:
         assert self._last_hidden_FD is not None
         device = self._last_hidden_FD.device
         slots = torch.tensor([row.family.slot for row in started], device=device)
-        token_n, logprob_n = self._draw(self._last_hidden_FD[slots], Draws.of(started, device))
+        token_n, logprob_n = self._draw(self._last_hidden_FD[slots], RowState.of(started, device))
         done = self._take(started, token_n[:, None], logprob_n[:, None])
         first = len(self._branches.held)
         leads = self._branches.start([row for row in started if not row.has_ended])
@@ -295,7 +294,7 @@ class NativeEngine:
             self._cache, StreamLayout(segments, device), slot_T.to(device), column_T.to(device)
         )
         tokens_T = torch.tensor(tokens + [0] * spare, device=device)
-        hidden_TD = self._hidden(tokens_T, position_T.to(device), layout)
+        hidden_TD = self._made_decoder.hidden(tokens_T, position_T.to(device), layout)
         wanted = (self._cache.shape.slots + 1, hidden_TD.shape[1])
         if self._last_hidden_FD is None or self._last_hidden_FD.shape != wanted:
             self._last_hidden_FD = hidden_TD.new_zeros(wanted)
@@ -310,39 +309,39 @@ class NativeEngine:
         if self._recordings is not None:
             drawn = self._play(self._recordings, longest)
         else:
-            if self._arrangement is None or self._draws is None:
+            if self._arrangement is None or self._state is None:
                 self._arrangement = self._arrange(self._policy.device, self._spare(len(own)))
-                self._draws = self._draws_of(rows)
-            drawn = self._stride_of(self._arrangement, self._draws, longest, shortest)
+                self._state = self._state_of(rows)
+            drawn = self._stride_of(self._arrangement, self._state, longest, shortest)
         done = self._take(rows, *drawn)
         if done or len(own) < len(rows):
             self._follow(has_ended=bool(done))
         return done
 
-    def _draws_of(self, rows: Sequence[Row]) -> Draws:
-        """What the rows' draws need, and which of them share what is computed."""
+    def _state_of(self, rows: Sequence[Row]) -> RowState:
+        """What draws need to know of the rows, and which of them share what is computed."""
         device, held = self._policy.device, self._branches.held
-        draws = Draws.of(rows, device, self._spare(len(rows)))
+        state = RowState.of(rows, device, self._spare(len(rows)))
         if len(held) < len(rows):
             sizes = [len(branch) for branch in held]
             leads = [0, *accumulate(sizes)][:-1]
-            draws.lead_b = torch.tensor(leads + [0] * self._spare(len(held)), device=device)
+            state.lead_b = torch.tensor(leads + [0] * self._spare(len(held)), device=device)
             shared = [number for number, size in enumerate(sizes) for _ in range(size)]
-            draws.shared_n = torch.tensor(shared + [0] * self._spare(len(rows)), device=device)
-        return draws
+            state.shared_n = torch.tensor(shared + [0] * self._spare(len(rows)), device=device)
+        return state
 
     def _stride_of(
-        self, arrangement: Families | FlatRows, draws: Draws, longest_own: int, shortest_own: int
+        self, arrangement: Families | FlatRows, state: RowState, longest_own: int, shortest_own: int
     ) -> tuple[Tensor, Tensor]:
         """Tokens and logprobs, (n, k) each."""
-        step = self._step
-        if isinstance(step, LlamaNative) and step.draws and _LOOK > 1:
-            fed = self._fed(arrangement, draws, longest_own, shortest_own)
-            return self._until_it_matters(step, draws, fed)
+        sampler = self._made_decoder.sampler
+        if sampler is not None:
+            fed = self._fed(arrangement, state, longest_own, shortest_own)
+            return self._until_something_happens(sampler, state, fed)
         drawn = []
         for i in range(self._stride):
-            fed = self._fed(arrangement, draws, longest_own + i, shortest_own + i)
-            drawn.append(self._draw(draws.spread(self._hidden(*fed)), draws))
+            fed = self._fed(arrangement, state, longest_own + i, shortest_own + i)
+            drawn.append(self._draw(state.spread(self._made_decoder.hidden(*fed)), state))
         tokens_nk, logprobs_nk = (torch.stack(parts, dim=1) for parts in zip(*drawn, strict=True))
         return tokens_nk, logprobs_nk
 
@@ -355,55 +354,45 @@ class NativeEngine:
         if self._arrangement is None:
             self._arrangement = self._arrange(device, spare, shape)
         columns = min(recorded_columns(longest_own + self._stride), shape.completion)
-        draws = Draws.of(rows, device, spare)
+        state = RowState.of(rows, device, spare)
         arrangement, tensors = self._arrangement, self._arrangement.tensors
 
         def compute(*at: Tensor) -> Compute:
             def steps() -> tuple[Tensor, Tensor]:
                 # As if one row were about to fill the columns and another were far behind.
                 rows, given = arrangement.at(at[: len(tensors)]), at[len(tensors) :]
-                draws = Draws(given[0], given[1], given[2], given[3])
-                return self._stride_of(rows, draws, columns - self._stride, -self._stride)
+                state = RowState(given[0], given[1], given[2], given[3])
+                return self._stride_of(rows, state, columns - self._stride, -self._stride)
 
             return steps
 
         size = (*(n for tensor in tensors for n in tensor.shape), columns)
-        return recordings.play(self._cache.number, size, (*tensors, *draws.tensors), compute)
-
-    def _short_step(self, num_positions: int) -> LlamaStep | LlamaNative | None:
-        """The step in C, else the one in few calls, else none."""
-        if self._library is not None:
-            made = self._step if isinstance(self._step, LlamaNative) else None
-            step = llama_native(self._library, self._policy, num_positions, made)
-            if step is not None:
-                return step
-        former = self._step if isinstance(self._step, LlamaStep) else None
-        return llama_step(self._policy, num_positions, former)
+        return recordings.play(self._cache.number, size, (*tensors, *state.tensors), compute)
 
     def _forget_what_moved(self) -> None:
         """Drop recordings of caches that are gone, and all where a weight lies elsewhere than before."""
         if self._recordings is None:
             return
-        places = (self._step, *(p.data_ptr() for p in self._policy.parameters()))
-        is_same = len(places) == len(self._places) and places[0] is self._places[0]
-        self._recordings.forget(self._room.numbers if is_same and places[1:] == self._places[1:] else ())
-        self._places = places
+        former, now = self._addresses, (self._decoder, *(p.data_ptr() for p in self._policy.parameters()))
+        is_same = len(now) == len(former) and now[0] is former[0] and now[1:] == former[1:]
+        self._recordings.forget(self._caches.numbers if is_same else ())
+        self._addresses = now
 
-    def _until_it_matters(
-        self, step: LlamaNative, draws: Draws, fed: tuple[Tensor, Tensor, DecodeLayout | FlatLayout]
+    def _until_something_happens(
+        self, sampler: Sampler, state: RowState, fed: tuple[Tensor, Tensor, DecodeLayout | FlatLayout]
     ) -> tuple[Tensor, Tensor]:
         """The same for as long as nothing happens to a row, up to the token at which something does."""
-        most = min(_LOOK, *(row.room for row in self._rows))
-        token_kn, logprob_kn = step.decode(*fed, draws.drawn(self._table), most)
-        draws.token_n, draws.count_n = token_kn[-1], draws.count_n + len(token_kn)
+        most = min(_MOST_IN_A_CALL, *(row.num_left for row in self._rows))
+        token_kn, logprob_kn = sampler.decode(*fed, state.inputs(self._table), most)
+        state.token_n, state.count_n = token_kn[-1], state.count_n + len(token_kn)
         return token_kn.t(), logprob_kn.t()
 
     def _fed(
-        self, arrangement: Families | FlatRows, draws: Draws, longest_own: int, shortest_own: int
+        self, arrangement: Families | FlatRows, state: RowState, longest_own: int, shortest_own: int
     ) -> tuple[Tensor, Tensor, DecodeLayout | FlatLayout]:
         """The newest tokens, their positions, and how they read the cache."""
         assert self._cache is not None
-        token_b, count_b = draws.fed
+        token_b, count_b = state.fed
         own_b = count_b - 1
         layout: DecodeLayout | FlatLayout
         if isinstance(arrangement, FlatRows):
@@ -412,18 +401,10 @@ class NativeEngine:
             layout = DecodeLayout(self._cache, arrangement, own_b, longest_own)
         return token_b, arrangement.prompt_length_n + own_b, layout
 
-    def _hidden(
-        self, tokens_T: Tensor, positions_T: Tensor, layout: PrefillLayout | DecodeLayout | FlatLayout
-    ) -> Tensor:
-        """Last hidden states of new tokens by the short step where there is one, else by the modules."""
-        if self._step is not None:
-            return self._step.hidden(tokens_T, positions_T, layout)
-        return self._policy.hidden(tokens_T, positions_T, layout)
-
     def _spare(self, active: int) -> int:
         """Rows that are computed beside so many active ones, so that few numbers of rows occur."""
         assert self._cache is not None
-        if active <= _FEW_ROWS or isinstance(self._step, LlamaNative):
+        if active <= _FEW_ROWS or self._made_decoder.is_compiled:
             return 0
         return min(-(-active // _ROW_STEP) * _ROW_STEP, self._cache.shape.rows) - active
 
@@ -443,17 +424,17 @@ class NativeEngine:
         slots = [row.family.slot for row in leads]
         return Families.of(length_n, slots, longest, shortest, fixed.slots if fixed else 0, fullest)
 
-    def _draw(self, hidden_nD: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """The next token of some rows and its logprob, (n,) each; `draws` goes on to it."""
-        given = draws.temperature_n, draws.key_n, draws.count_n, self._table
-        if isinstance(self._step, LlamaNative) and self._step.draws:
-            token_n, logprob_n = self._step.draw(hidden_nD, *given)
+    def _draw(self, hidden_nD: Tensor, state: RowState) -> tuple[Tensor, Tensor]:
+        """The next token of some rows and its logprob, (n,) each; `state` goes on to it."""
+        sampler = self._made_decoder.sampler
+        by = state.temperature_n, state.key_n, state.count_n, self._table
+        if sampler is not None:
+            token_n, logprob_n = sampler.draw(hidden_nD, DrawInputs(*by))
         else:
-            source = self._step if isinstance(self._step, LlamaNative) else self._policy
-            if draws.ahead is None:
-                draws.ahead = Ahead(draws.key_n, draws.count_n, self._table, self._stride)
-            token_n, logprob_n = sample(source.logits(hidden_nD), *given, draws.ahead)
-        draws.token_n, draws.count_n = token_n, draws.count_n + 1
+            if state.ahead is None:
+                state.ahead = Ahead(state.key_n, state.count_n, self._table, self._stride)
+            token_n, logprob_n = sample(self._made_decoder.logits(hidden_nD), *by, state.ahead)
+        state.token_n, state.count_n = token_n, state.count_n + 1
         return token_n, logprob_n
 
     def _take(self, rows: Sequence[Row], tokens_nk: Tensor, logprobs_nk: Tensor) -> list[Completion]:
@@ -488,11 +469,8 @@ class NativeEngine:
             assert self._cache is not None
             moved = [self._branches.held[target][0] for target in targets]
             longest = max(len(row.family.prompt) for row in moved), max(len(row.tokens) for row in moved)
-            given = sources, targets, self._cache.columns(*longest)
-            if isinstance(self._step, LlamaNative):
-                self._step.copy_rows(self._cache, *given)
-            else:
-                self._cache.copy_rows(*given)
+            columns = self._cache.columns(*longest)
+            self._made_decoder.copy_rows(self._cache, sources, targets, columns)
         if has_ended:
             self._families = [f for f in self._families if f.running or f.waiting]
         if sources or has_ended:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from covey.models.llama_native import Drawn
+from covey.kernels.protocol import DrawInputs
 from covey.rollout.noise import Ahead
 from covey.types import Finish, GenerationRequest
 
@@ -41,7 +41,7 @@ class Row:
     has_ended: bool = False
 
     @property
-    def room(self) -> int:
+    def num_left(self) -> int:
         """Tokens that it may still get."""
         return self.request.sampling.max_new_tokens - len(self.tokens)
 
@@ -59,9 +59,9 @@ class Row:
 
 
 @dataclass(slots=True)
-class Draws:
-    """What a draw needs of some rows beside their logits, (n,) each: the newest token, how many tokens there
-    are, temperature and noise key. They follow the rows without the host.
+class RowState:
+    """What draws need to know of some rows beside their logits, (n,) each: the newest token, how many tokens
+    there are, temperature and noise key. It follows the rows without the host.
 
     Where rows share what is computed, `lead_b` are the numbers of those whose tokens are fed and `shared_n`
     says whose hidden state each row draws from. `stops` are the tokens that end some row.
@@ -92,13 +92,13 @@ class Draws:
         """What was computed for every row, (n, D)."""
         return hidden_bD if self.shared_n is None else hidden_bD.index_select(0, self.shared_n)
 
-    def drawn(self, table_V: Tensor) -> Drawn:
-        """The same for draws in C; `table_V` is the noise's share of each token."""
-        given = self.temperature_n, self.key_n, self.count_n, table_V
-        return Drawn(*given, self.shared_n, self.lead_b, tuple(self.stops))
+    def inputs(self, table_V: Tensor) -> DrawInputs:
+        """What a sampler draws by; `table_V` is the noise's share of each token."""
+        own = self.temperature_n, self.key_n, self.count_n, table_V
+        return DrawInputs(*own, self.shared_n, self.lead_b, tuple(self.stops))
 
     @classmethod
-    def of(cls, rows: Sequence[Row], device: torch.device, spare: int = 0) -> Draws:
+    def of(cls, rows: Sequence[Row], device: torch.device, spare: int = 0) -> RowState:
         """With `spare` rows behind them that nobody reads."""
         more = [0] * spare
         return cls(

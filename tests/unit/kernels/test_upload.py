@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.models.upload import upload
+from covey.kernels.upload import upload
 
 
 def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from covey.models import llama_native as llama_native_module
-from covey.models.llama_native import llama_native
-from covey.models.native import library as library_module
-from covey.models.native.library import open_library
+from covey.kernels.cpu import decoder as decoder_module
+from covey.kernels.cpu import library as library_module
+from covey.kernels.cpu.decoder import compiled_llama
+from covey.kernels.cpu.library import open_library
+from covey.kernels.protocol import DrawInputs
 from covey.models.policy import Policy
 from covey.rollout.noise import sample, token_table
 from support.models import VOCAB, random_model
@@ -45,14 +46,14 @@ def policy_of(family: str, **changes: object) -> Policy:
 def weights(request, monkeypatch):
     """With copies of the weights in panels, and without."""
     if request.param != "panels":
-        monkeypatch.setattr(llama_native_module, "_PANELLED", 0)
+        monkeypatch.setattr(decoder_module, "_PANELLED", 0)
 
 
 @pytest.mark.usefixtures("weights")
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 12, 13, 40])
 def test_products_are_those_of_torch(library, rows):
     policy = policy_of("llama")
-    step = llama_native(library, policy, 8)
+    step = compiled_llama(library, policy, 8)
     assert step is not None
     hidden = torch.randn(rows, 64)
     expected = policy.logits(hidden)
@@ -66,7 +67,7 @@ def test_products_are_those_of_torch(library, rows):
 @pytest.mark.parametrize("rows", [1, 5, 6, 13, 40])
 def test_products_in_bfloat16_are_exact_sums_rounded_once(library, width, rows, vocab):
     policy = policy_of("llama", hidden_size=width, vocab_size=vocab).to(torch.bfloat16)
-    step = llama_native(library, policy, 8)
+    step = compiled_llama(library, policy, 8)
     assert step is not None
     hidden = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows)).bfloat16()
     exact = hidden.double() @ policy.model.get_output_embeddings().weight.double().T
@@ -80,7 +81,7 @@ def test_products_in_bfloat16_are_exact_sums_rounded_once(library, width, rows, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_what_it_is_batched_with(library, dtype):
     policy = policy_of("llama").to(dtype)
-    step = llama_native(library, policy, 8)
+    step = compiled_llama(library, policy, 8)
     assert step is not None
     hidden = torch.randn(40, 64).to(dtype)
     whole = step.logits(hidden)
@@ -97,7 +98,7 @@ def test_a_row_does_not_depend_on_what_it_is_batched_with(library, dtype):
 def test_draws_are_those_of_the_noise_in_torch(library, temperature, vocab):
     # 516 has a block of four tokens, and 2,404 a last one that is no whole number of vectors.
     policy = policy_of("llama", vocab_size=vocab)
-    step = llama_native(library, policy, 8)
+    step = compiled_llama(library, policy, 8)
     assert step is not None and step.draws
     rows = 4000
     generator = torch.Generator().manual_seed(1)
@@ -105,18 +106,18 @@ def test_draws_are_those_of_the_noise_in_torch(library, temperature, vocab):
     keys = torch.randint(0, 2**32, (rows,), generator=generator)
     given = torch.full((rows,), temperature), keys, torch.arange(rows), token_table(vocab, hidden.device)
     expected, expected_logprob = sample(policy.logits(hidden), *given)
-    token, logprob = step.draw(hidden, *given)
+    token, logprob = step.draw(hidden, DrawInputs(*given))
     # Two largest sums of logprob and noise may be closer than float32 tells apart.
     assert int((token != expected).sum()) <= 1
     same = token == expected
     assert torch.allclose(logprob[same], expected_logprob[same], rtol=1e-5, atol=2e-5)
-    other = step.draw(hidden, given[0], keys + 1, *given[2:])[0]
+    other = step.draw(hidden, DrawInputs(given[0], keys + 1, *given[2:]))[0]
     assert float((other == expected).float().mean()) < 0.9
 
 
 def test_equal_logits_are_drawn_equally_often(library):
     policy = policy_of("llama")
-    step = llama_native(library, policy, 8)
+    step = compiled_llama(library, policy, 8)
     assert step is not None
     rows = 200_000
     hidden = torch.zeros(rows, 64)
@@ -126,7 +127,7 @@ def test_equal_logits_are_drawn_equally_often(library):
         torch.arange(rows),
         token_table(VOCAB, hidden.device),
     )
-    drawn = step.draw(hidden, *given)[0]
+    drawn = step.draw(hidden, DrawInputs(*given))[0]
     counts = torch.bincount(drawn, minlength=VOCAB).double()
     expected = rows / VOCAB
     # Chi-square of 319 degrees of freedom: 5 standard deviations above its mean.
@@ -137,41 +138,41 @@ def test_equal_logits_are_drawn_equally_often(library):
 @pytest.mark.parametrize("vocab", [VOCAB, 1028])
 def test_logits_that_are_no_numbers_draw_the_first_token(library, vocab):
     policy = policy_of("llama", vocab_size=vocab)
-    step = llama_native(library, policy, 8)
+    step = compiled_llama(library, policy, 8)
     assert step is not None
     hidden = torch.full((3, 64), float("nan"))
     given = torch.ones(3), torch.arange(3), torch.arange(3), token_table(vocab, hidden.device)
-    token, logprob = step.draw(hidden, *given)
+    token, logprob = step.draw(hidden, DrawInputs(*given))
     assert token.tolist() == [0, 0, 0] and bool(logprob.isnan().all())
 
 
 @pytest.mark.usefixtures("weights")
 def test_a_former_step_follows_the_weights_where_they_are(library):
     policy = policy_of("llama")
-    step = llama_native(library, policy, 8)
+    step = compiled_llama(library, policy, 8)
     hidden = torch.randn(5, 64)
     before = step.logits(hidden)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(1.5)
-    assert llama_native(library, policy, 8, step) is step
+    assert compiled_llama(library, policy, 8, step) is step
     assert torch.allclose(step.logits(hidden), policy.logits(hidden), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(step.logits(hidden), before, rtol=1e-2, atol=1e-2)
     # More positions, weights elsewhere or in another precision need another one.
-    assert llama_native(library, policy, 9, step) is not step
+    assert compiled_llama(library, policy, 9, step) is not step
     last = policy.model.get_output_embeddings().weight
     last.data = last.data * 2
-    moved = llama_native(library, policy, 8, step)
+    moved = compiled_llama(library, policy, 8, step)
     assert moved is not step
     assert torch.allclose(moved.logits(hidden), policy.logits(hidden), rtol=1e-5, atol=1e-5)
-    low = llama_native(library, policy.to(torch.bfloat16), 8, moved)
-    assert llama_native(library, policy, 8, low) is not low
+    low = compiled_llama(library, policy.to(torch.bfloat16), 8, moved)
+    assert compiled_llama(library, policy, 8, low) is not low
 
 
 def test_other_policies_take_the_other_way(library):
-    assert llama_native(library, policy_of("gpt2"), 8) is None
-    assert llama_native(library, policy_of("llama").to(torch.float16), 8) is None
-    large = llama_native(library, policy_of("llama"), 8)
+    assert compiled_llama(library, policy_of("gpt2"), 8) is None
+    assert compiled_llama(library, policy_of("llama").to(torch.float16), 8) is None
+    large = compiled_llama(library, policy_of("llama"), 8)
     assert large is not None and large.draws
 
 

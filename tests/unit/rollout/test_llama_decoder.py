@@ -11,14 +11,14 @@ import transformers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from covey.models import llama_step as llama_step_module
+from covey.kernels import choose
+from covey.kernels.cpu.decoder import CompiledLlama
+from covey.kernels.llama import decoder as decoder_module
+from covey.kernels.llama.decoder import LlamaDecoder, llama_decoder
 from covey.models.adapter_shapes import LoraSettings
-from covey.models.llama_native import LlamaNative
-from covey.models.llama_step import LlamaStep, llama_step
 from covey.models.lora import add_adapter, merged
 from covey.models.policy import Policy
-from covey.rollout.native import engine as native_engine
-from covey.rollout.native import room
+from covey.rollout.native import caches
 from covey.rollout.native.engine import NativeEngine
 from support.models import config_of, random_model
 
@@ -27,7 +27,7 @@ from support.models import config_of, random_model
 def layout(request, monkeypatch):
     """Every test runs with prompts copied to their rows and with prompts read where they are."""
     if request.param == "shared":
-        monkeypatch.setattr(room, "_FLAT_PROMPT", 0)
+        monkeypatch.setattr(caches, "_FLAT_PROMPT", 0)
 
 
 @pytest.fixture(autouse=True, params=["torch", "torch, nothing copied", "compiled"])
@@ -35,11 +35,11 @@ def kind(request, monkeypatch):
     """Every test of hidden states runs with the step in torch, of a small model and of one whose weights are
     not copied, and with the one in C."""
     if request.param == "compiled":
-        return LlamaNative
-    monkeypatch.setattr(Policy, "library", property(lambda self: None))
+        return CompiledLlama
+    monkeypatch.setattr(choose, "open_library", lambda: None)
     if request.param != "torch":
-        monkeypatch.setattr(llama_step_module, "_MOST_COPIED", 0)
-    return LlamaStep
+        monkeypatch.setattr(decoder_module, "_MOST_COPIED", 0)
+    return LlamaDecoder
 
 
 def policy_of(family: str, **changes: object) -> Policy:
@@ -61,7 +61,7 @@ def gaps(kind, policy: Policy, requests, run_engine, monkeypatch, spoil=lambda x
     """The largest relative difference of the hidden states of every decoding step."""
     step, found = kind.hidden, []
 
-    def both(self: LlamaStep | LlamaNative, tokens: Tensor, positions: Tensor, layout: object) -> Tensor:
+    def both(self: LlamaDecoder | CompiledLlama, tokens: Tensor, positions: Tensor, layout: object) -> Tensor:
         expected = policy.hidden(tokens, positions, layout)
         actual = spoil(step(self, tokens, positions, layout))
         found.append(float((actual - expected).abs().max() / expected.abs().max()))
@@ -69,7 +69,7 @@ def gaps(kind, policy: Policy, requests, run_engine, monkeypatch, spoil=lambda x
 
     monkeypatch.setattr(kind, "hidden", both)
     # A call for each token.
-    monkeypatch.setattr(native_engine, "_LOOK", 1)
+    monkeypatch.setattr(CompiledLlama, "sampler", None)
     run_engine(NativeEngine(policy, max_rows=10), requests)
     return found
 
@@ -139,14 +139,14 @@ def test_an_adapter_is_merged_or_beside_the_weights(
             torch.nn.init.normal_(parameter, std=0.2)
     requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=4)
     limit = 1e-5 if dtype == torch.float32 else 0.02
-    found = gaps(LlamaStep, policy, requests, run_engine, monkeypatch)
+    found = gaps(LlamaDecoder, policy, requests, run_engine, monkeypatch)
     assert len(found) > 2 and max(found) < limit
-    step = llama_step(policy, 64)
+    step = llama_decoder(policy, 64)
     with merged(policy):
         # Merged it is another step: what was added before must not be added again.
-        assert (llama_step(policy, 64, step) is step) == (dtype == torch.bfloat16)
+        assert (llama_decoder(policy, 64, step) is step) == (dtype == torch.bfloat16)
         of_merged = gaps(
-            kind if dtype == torch.float32 else LlamaStep, policy, requests, run_engine, monkeypatch
+            kind if dtype == torch.float32 else LlamaDecoder, policy, requests, run_engine, monkeypatch
         )
     assert len(of_merged) > 2 and max(of_merged) < limit
 
@@ -154,25 +154,25 @@ def test_an_adapter_is_merged_or_beside_the_weights(
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt2", "mixtral"])
 def test_what_it_does_not_know_it_leaves_alone(family):
     """Sliding windows, soft-capping, other modules, experts."""
-    assert llama_step(policy_of(family), 64) is None
+    assert llama_decoder(policy_of(family), 64) is None
 
 
 def test_another_activation_takes_the_modules():
-    assert llama_step(policy_of("llama"), 64) is not None
-    assert llama_step(policy_of("llama", hidden_act="gelu"), 64) is None
+    assert llama_decoder(policy_of("llama"), 64) is not None
+    assert llama_decoder(policy_of("llama", hidden_act="gelu"), 64) is None
 
 
 def test_turns_that_follow_from_the_longest_row_take_the_modules():
     dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    assert llama_step(policy_of("llama", rope_parameters=dynamic), 64) is None
+    assert llama_decoder(policy_of("llama", rope_parameters=dynamic), 64) is None
 
 
 def test_a_module_that_somebody_listens_to_is_called():
     policy = policy_of("llama")
     handle = policy.model.base_model.layers[0].mlp.register_forward_hook(lambda *_: None)
-    assert llama_step(policy, 64) is None
+    assert llama_decoder(policy, 64) is None
     handle.remove()
-    assert llama_step(policy, 64) is not None
+    assert llama_decoder(policy, 64) is not None
 
 
 def test_a_large_model_is_not_copied(monkeypatch):
@@ -181,8 +181,8 @@ def test_a_large_model_is_not_copied(monkeypatch):
     names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     copied = sum(4 * layer.get_submodule(name).weight.numel() for layer in layers for name in names)
     for most, is_copied in ((copied, True), (copied - 1, False)):
-        monkeypatch.setattr(llama_step_module, "_MOST_COPIED", most)
-        step = llama_step(policy, 64)
+        monkeypatch.setattr(decoder_module, "_MOST_COPIED", most)
+        step = llama_decoder(policy, 64)
         assert {part is not None for layer in step.layers for part in (layer.heads, layer.gated)} == {
             is_copied
         }
@@ -242,14 +242,14 @@ def test_a_layer_is_few_operators(family):
         policy = policy_of(family, num_hidden_layers=layers, layer_types=["full_attention"] * layers).to(
             torch.bfloat16
         )
-        step = llama_step(policy, 64)
+        step = llama_decoder(policy, 64)
         return lambda: step.hidden(tokens, positions, Attends())
 
     found = {}
     for name, make in (("modules", by_modules), ("step", by_step)):
         made = {layers: make(layers) for layers in (2, 4)}
         found[name] = calls_of_a_layer(lambda layers, made=made: made[layers]())
-    is_copied = llama_step_module._MOST_COPIED > 0
+    is_copied = decoder_module._MOST_COPIED > 0
     most = {"qwen2": 16 if is_copied else 20, "qwen3": 22 if is_copied else 26}[family]
     assert 0 < found["step"] <= most < found["modules"]
 
@@ -264,4 +264,4 @@ def test_lower_precision_rounds_where_the_modules_round(
     # A unit in the last place of bfloat16 is 0.004 to 0.008 of a value. In torch one rounding more would show
     # in every step; in C sums are added in another order, and some values round to their neighbour.
     assert len(found) > 5 and max(found) < 0.02
-    assert statistics.median(found) == 0.0 if kind is LlamaStep else statistics.median(found) < 0.015
+    assert statistics.median(found) == 0.0 if kind is LlamaDecoder else statistics.median(found) < 0.015

@@ -11,16 +11,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from covey.models.attention import Layout
-from covey.models.head import logits_of
-from covey.models.llama import Linear, Llama, llama, weights_of
-from covey.models.native.library import FLOAT, INT, POINTER, place, structure
-from covey.models.policy import Policy
+from covey.kernels.cpu.library import FLOAT, INT, POINTER, address, structure
+from covey.kernels.llama.weights import Linear, Llama, llama, weights_of
+from covey.kernels.protocol import Cache, CacheLayout, DrawInputs, SampledModel, Spans, StepLayout
 
 # Columns that a product takes at a time, and a multiple of every vector's width.
 _COLUMNS, _ALIGNED = 4, 64
@@ -31,7 +29,7 @@ _SMALL_VOCABULARY = 512
 
 
 _Weight = structure("_Weight", **dict.fromkeys(("weight", "bias", "panels"), POINTER))
-_Laid = structure("_Laid", weight=POINTER, panels=POINTER, columns=INT, inner=INT)
+_PanelCopy = structure("_PanelCopy", weight=POINTER, panels=POINTER, columns=INT, inner=INT)
 _PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
 _NORMS = ("before_attention", "before_mlp", "query_norm", "key_norm")
 _Layer = structure(
@@ -48,78 +46,18 @@ _SPANS = ("slot", "slot_first", "slot_count", "row", "row_first", "row_count")
 _BUFFERS = ("hidden", "heads", "attended", "gate", "up", "normed", "scores")
 # The three that decoding moves on come first.
 _GIVEN = ("token", "position", "row_count", *(name for name in _SPANS if name != "row_count"))
-_Tokens = structure(
-    "_Tokens",
+_TokenCall = structure(
+    "_TokenCall",
     number=INT,
     **dict.fromkeys((*_GIVEN, *_BUFFERS), POINTER),
     **dict.fromkeys(("scores_width", "threads"), INT),
 )
-_Draws = structure(
-    "_Draws",
+_DrawCall = structure(
+    "_DrawCall",
     **dict.fromkeys(("number", "states", "width", "vocab", "stops", "threads"), INT),
     **dict.fromkeys(("head", "hidden", "temperature", "key", "table", "shared", "lead", "stop"), POINTER),
     **dict.fromkeys(("position", "token", "logits", "logprob"), POINTER),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Which keys each new token sees, (n,) each: `count` of its prompt's slot and then of its own row, from
-    the first column on. It is itself the last of them."""
-
-    slot: Tensor
-    slot_first: Tensor
-    slot_count: Tensor
-    row: Tensor
-    row_first: Tensor
-    row_count: Tensor
-
-
-class Cache(Protocol):
-    """Where keys and values are."""
-
-    def tensors(self, layer: int, like_1KTD: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values of prompts and of rows, (2, slots, K, columns, D) each."""
-
-
-class Cached(Layout, Protocol):
-    """A layout of new tokens whose keys and values go to a cache."""
-
-    @property
-    def cache(self) -> Cache:
-        """Where keys and values go."""
-
-    @property
-    def longest(self) -> int:
-        """What no token sees more of."""
-
-    def spans(self, positions_n: Tensor) -> Spans | None:
-        """What each token sees; None where another way of attention is the faster one."""
-
-
-class Decoded(Cached, Protocol):
-    """A layout of one new token a row, of which it is always known what it sees."""
-
-    def spans(self, positions_n: Tensor) -> Spans:
-        """What each token sees."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What rows draw by, (n,) each: temperature, noise key and position; `table_V` is a token's share of the
-    noise.
-
-    `shared_n` says whose hidden state each draws from, `lead_b` which row is the first of each state's; None
-    where every row has its own. `stops` are the tokens that end a row.
-    """
-
-    temperature_n: Tensor
-    key_n: Tensor
-    position_n: Tensor
-    table_V: Tensor
-    shared_n: Tensor | None = None
-    lead_b: Tensor | None = None
-    stops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +82,26 @@ class _Functions:
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """Linear layers as the library takes them; `kept` are the panels and biases that were made for it, `laid`
-    the panels with their weights."""
+    """Linear layers as the library takes them; `kept` are the panels and biases that were made for it,
+    `copies` the panels with their weights."""
 
     layers: tuple[Mapping[str, Any], ...]
     head: Any
     kept: list[Tensor]
-    laid: Any
+    copies: Any
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaNative:
-    """A policy's weights where they are, and the turns of every position, (P, 1, D).
+class CompiledLlama:
+    """As `Decoder` says: a policy's weights where they are, and the cosines and sines of every position,
+    (P, 1, D).
 
     `draws` says whether `draw` serves the policy, whose logits are plain products.
-    `places` are where the weights are.
+    `addresses` are where the weights are.
     """
 
     functions: _Functions
-    policy: Policy
+    policy: SampledModel
     weights: Llama
     products: _Products
     norms: tuple[Mapping[str, Tensor | None], ...]
@@ -170,62 +109,61 @@ class LlamaNative:
     cos_P1D: Tensor
     sin_P1D: Tensor
     draws: bool
-    places: Sequence[int]
+    addresses: Sequence[int]
     models: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    is_compiled = True
+
+    @property
+    def sampler(self) -> CompiledLlama | None:
+        """Itself, where it draws."""
+        return self if self.draws else None
 
     def serves(self, weights: Sequence[Tensor], num_positions: int) -> bool:
         """Whether these are the weights it was made of. In bfloat16 it has copies that `refresh` leaves."""
         is_read = all(weight.dtype == torch.float32 for weight in weights)
-        is_same = self.places == [weight.data_ptr() for weight in weights]
+        is_same = self.addresses == [weight.data_ptr() for weight in weights]
         return is_read and is_same and len(self.cos_P1D) >= num_positions
 
     def refresh(self) -> None:
         """Copy the weights anew where they are copied, after a step of the optimizer; forget the caches."""
         self.models.clear()
-        laid = self.products.laid
-        self.functions.lay_panels(INT(len(laid)), ctypes.byref(laid), INT(torch.get_num_threads()))
+        copies = self.products.copies
+        self.functions.lay_panels(INT(len(copies)), ctypes.byref(copies), INT(torch.get_num_threads()))
 
-    def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: Cached) -> Tensor:
-        """Last hidden states (n, E) of the new tokens."""
+    def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: CacheLayout) -> Tensor:
+        """As the protocol says."""
         spans = layout.spans(positions_n)
         if spans is None:
             return self.policy.hidden(tokens_n, positions_n, layout)
         model = self._model(layout.cache)
         hidden_nE = self.cos_P1D.new_empty(tokens_n.shape[0], model.width)
         self._refuse_out_of_bounds(model, tokens_n, positions_n, spans, layout.longest)
-        tokens, _kept = self._tokens(model, tokens_n, positions_n, spans, hidden_nE, layout.longest)
+        tokens, _kept = self._token_call(model, tokens_n, positions_n, spans, hidden_nE, layout.longest)
         self.functions.step(ctypes.byref(model), ctypes.byref(tokens))
         return hidden_nE.to(self.weights.embedding.dtype)
 
-    def draw(
-        self, hidden_nE: Tensor, temperature_n: Tensor, key_n: Tensor, position_n: Tensor, table_V: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Ids (n,) and logprobs (n,) as `covey.rollout.noise.sample` draws them from the policy's
-        logits."""
-        hidden_nE = hidden_nE.float()
-        draws = Drawn(temperature_n, key_n, position_n, table_V)
-        token_1n, logprob_1n, found, _kept = self._draws(hidden_nE, draws, 1)
-        self.functions.draw(ctypes.byref(found))
+    def draw(self, hidden_nE: Tensor, inputs: DrawInputs) -> tuple[Tensor, Tensor]:
+        """As the protocol says."""
+        token_1n, logprob_1n, call, _kept = self._draw_call(hidden_nE.float(), inputs, 1)
+        self.functions.draw(ctypes.byref(call))
         return token_1n[0], logprob_1n[0]
 
     def decode(
-        self, tokens_b: Tensor, positions_b: Tensor, layout: Decoded, draws: Drawn, most: int
+        self, tokens_b: Tensor, positions_b: Tensor, layout: StepLayout, inputs: DrawInputs, most: int
     ) -> tuple[Tensor, Tensor]:
-        """Feed tokens and draw the next ones, `most` times or until a row draws a token that ends it or
-        another one than a row that shares its state: ids and logprobs, (k, n) each, as `hidden` and `draw`
-        give them one by one."""
+        """As the protocol says; what `hidden` and `draw` give one by one."""
         spans = layout.spans(positions_b)
         model = self._model(layout.cache)
         self._refuse_out_of_bounds(model, tokens_b, positions_b, spans, layout.longest + most, most)
         hidden_bE = self.cos_P1D.new_empty(tokens_b.shape[0], model.width)
         fed = tokens_b.clone(), positions_b.clone()
-        tokens, _buffers = self._tokens(model, *fed, spans, hidden_bE, layout.longest + most)
-        token_kn, logprob_kn, found, _kept = self._draws(hidden_bE, draws, most)
-        done = self.functions.decode(*map(ctypes.byref, (model, tokens, found)), INT(most))
+        tokens, _buffers = self._token_call(model, *fed, spans, hidden_bE, layout.longest + most)
+        token_kn, logprob_kn, call, _kept = self._draw_call(hidden_bE, inputs, most)
+        done = self.functions.decode(*map(ctypes.byref, (model, tokens, call)), INT(most))
         return token_kn[:done], logprob_kn[:done]
 
     def copy_rows(self, cache: Cache, sources: Sequence[int], targets: Sequence[int], columns: range) -> None:
-        """Copy columns of rows of a cache onto other rows, of which none is both."""
+        """As the protocol says."""
         rows = (INT * (2 * len(sources)))(*sources, *targets)
         second = ctypes.byref(rows, len(sources) * ctypes.sizeof(INT))
         span = INT(columns.start), INT(len(columns))
@@ -249,7 +187,7 @@ class LlamaNative:
         of each row, which see `longest` at most; it does not look itself."""
         num = tokens_n.shape[0]
         if any(getattr(spans, name).shape[0] != num for name in _SPANS) or positions_n.shape[0] != num:
-            raise IndexError(f"{num} tokens, and their places are of another number")
+            raise IndexError(f"{num} tokens, and their addresses are of another number")
         if not num:
             return
         own_n, prompt_n = spans.row_first + spans.row_count, spans.slot_first + spans.slot_count
@@ -273,7 +211,7 @@ class LlamaNative:
             if low < 0 or high > limit:
                 raise IndexError(f"{name} {low} to {high}, and the limit is {limit}")
 
-    def _tokens(
+    def _token_call(
         self, model: Any, tokens_n: Tensor, positions_n: Tensor, spans: Spans, hidden_nE: Tensor, longest: int
     ) -> tuple[Any, object]:
         """New tokens that see `longest` others at most, and what has to live as long as they."""
@@ -289,8 +227,8 @@ class LlamaNative:
             "scores": threads * longest,
         }
         buffers = hidden_nE.new_empty(sum(sizes.values())).split(list(sizes.values()))
-        places = {name: part.data_ptr() for name, part in zip(sizes, buffers, strict=True)}
-        tokens = _Tokens(
+        addresses = {name: part.data_ptr() for name, part in zip(sizes, buffers, strict=True)}
+        tokens = _TokenCall(
             number=number,
             token=tokens_n.data_ptr(),
             position=positions_n.data_ptr(),
@@ -298,11 +236,13 @@ class LlamaNative:
             scores_width=longest,
             threads=threads,
             **{name: getattr(spans, name).data_ptr() for name in _SPANS},
-            **places,
+            **addresses,
         )
         return tokens, buffers
 
-    def _draws(self, hidden_bE: Tensor, draws: Drawn, most: int) -> tuple[Tensor, Tensor, Any, object]:
+    def _draw_call(
+        self, hidden_bE: Tensor, draws: DrawInputs, most: int
+    ) -> tuple[Tensor, Tensor, Any, object]:
         """Where ids and logprobs of so many draws go, (most, n) each; the draws, and what has to live as long
         as they."""
         number, states, threads = draws.key_n.shape[0], hidden_bE.shape[0], torch.get_num_threads()
@@ -316,7 +256,7 @@ class LlamaNative:
         logits_XV = hidden_bE.new_empty(states + (threads if draws.shared_n is not None else 0), room)
         logprob_kn, token_kn = hidden_bE.new_empty(most, number), draws.key_n.new_empty(most, number)
         position_n, stop_s = draws.position_n.clone(), torch.tensor(draws.stops, dtype=torch.int64)
-        found = _Draws(
+        found = _DrawCall(
             number=number,
             states=states,
             width=hidden_bE.shape[1],
@@ -328,22 +268,22 @@ class LlamaNative:
             temperature=draws.temperature_n.data_ptr(),
             key=draws.key_n.data_ptr(),
             table=draws.table_V.data_ptr(),
-            shared=place(draws.shared_n),
-            lead=place(draws.lead_b),
+            shared=address(draws.shared_n),
+            lead=address(draws.lead_b),
             stop=stop_s.data_ptr(),
             position=position_n.data_ptr(),
             token=token_kn.data_ptr(),
             logits=logits_XV.data_ptr(),
             logprob=logprob_kn.data_ptr(),
         )
-        return token_kn, logprob_kn, found, (logits_XV, position_n, stop_s)
+        return token_kn, logprob_kn, found, (hidden_bE, logits_XV, position_n, stop_s)
 
     def logits(self, hidden_nE: Tensor) -> Tensor:
-        """Float32 logits (n, V), as `Policy.logits`."""
+        """Float32 logits (n, V), as `SampledModel.logits`."""
         output: Any = self.policy.model.get_output_embeddings()  # type: ignore[operator]
-        return logits_of(hidden_nE, output.weight, None, self.policy.head, self._product)
+        return self.policy.head.bounded(self._product(hidden_nE, output.weight))
 
-    def _product(self, hidden_nE: Tensor, weight_VE: Tensor, _: Tensor | None) -> Tensor:
+    def _product(self, hidden_nE: Tensor, weight_VE: Tensor) -> Tensor:
         hidden_nE = hidden_nE.float()
         number, (vocab, width) = hidden_nE.shape[0], weight_VE.shape
         out_nV = hidden_nE.new_empty(number, vocab)
@@ -366,7 +306,7 @@ class LlamaNative:
             prefix, own = cache.tensors(number, like)
             layers[number] = _Layer(
                 **products,
-                **{name: place(norm) for name, norm in norms.items()},
+                **{name: address(norm) for name, norm in norms.items()},
                 prefix=prefix.data_ptr(),
                 own=own.data_ptr(),
             )
@@ -397,7 +337,7 @@ def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
     """Every linear layer; those of a small model with room for a copy of their weights in panels."""
     width = library.panel_width()
     kept: list[Tensor] = []
-    laid: list[Any] = []
+    copies: list[Any] = []
 
     def product(part: Linear, *, is_few: bool = True) -> Any:
         rows, columns = part.weight.shape
@@ -407,16 +347,16 @@ def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
             kept.append(bias)
         if is_few and known.size <= _PANELLED and rows % width == 0:
             panels = torch.empty(part.weight.shape)
-            laid.append(_Laid(place(part.weight), place(panels), rows, columns))
+            copies.append(_PanelCopy(address(part.weight), address(panels), rows, columns))
             kept.append(panels)
-        return _Weight(*(place(tensor) for tensor in (part.weight, bias, panels)))
+        return _Weight(*(address(tensor) for tensor in (part.weight, bias, panels)))
 
     layers = [
         {name: product(part) for name, part in zip(_PRODUCTS, layer.products, strict=True)}
         for layer in known.layers
     ]
     last = product(head, is_few=head.weight.shape[0] <= _SMALL_VOCABULARY)
-    return _Products(tuple(layers), last, kept, (_Laid * len(laid))(*laid))
+    return _Products(tuple(layers), last, kept, (_PanelCopy * len(copies))(*copies))
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:
@@ -424,9 +364,9 @@ def _float(tensor: Tensor | None) -> Tensor | None:
 
 
 @torch.inference_mode()
-def llama_native(
-    library: ctypes.CDLL, policy: Policy, num_positions: int, former: LlamaNative | None = None
-) -> LlamaNative | None:
+def compiled_llama(
+    library: ctypes.CDLL, policy: SampledModel, num_positions: int, former: CompiledLlama | None = None
+) -> CompiledLlama | None:
     """The step of a policy that `covey.models.llama` recognises, in float32 or bfloat16 on a CPU, for
     positions up to `num_positions`; None for any other. A `former` one of the same weights is brought up to
     date and kept."""
@@ -449,9 +389,9 @@ def llama_native(
         return None
     functions = _Functions.of(library, dtype)
     spec = policy.head
-    cos_P1D, sin_P1D = known.turns(known.embedding, torch.arange(num_positions))
+    cos_P1D, sin_P1D = known.rotations(known.embedding, torch.arange(num_positions))
     is_plain = spec.scale == 1.0 and spec.softcap is None
-    made = LlamaNative(
+    made = CompiledLlama(
         functions,
         policy,
         known,
@@ -461,7 +401,7 @@ def llama_native(
         cos_P1D.float().contiguous(),
         sin_P1D.float().contiguous(),
         draws=is_plain,
-        places=[weight.data_ptr() for weight in weights],
+        addresses=[weight.data_ptr() for weight in weights],
     )
     made.refresh()
     return made

@@ -9,14 +9,15 @@ Axes: n rows, or tokens of prompts, H query heads, K key heads, X all heads, D h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.models.llama import HeadsLayout, Linear, Llama, LlamaLayer, join_into, joined, llama, weights_of
-from covey.models.policy import Policy
+from covey.kernels.llama.weights import Linear, Llama, LlamaLayer, join_into, joined, llama, weights_of
+from covey.kernels.protocol import Cache, CacheLayout, Decoder, SampledModel
 
 # Bytes that the copies may take: a model beyond it is slowed by its weights more than by the calls saved.
 _MOST_COPIED = 1 << 29
@@ -46,16 +47,28 @@ class _Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaStep:
-    """A policy as its weights were when the step was made, and the turns of every position, (P, 1, D)."""
+class LlamaDecoder:
+    """As `Decoder` says: a model as its weights were when this was made, and the cosines and sines of every
+    position, (P, 1, D)."""
 
+    model: SampledModel
     weights: Llama
     layers: tuple[_Layer, ...]
     cos_P1D: Tensor
     sin_P1D: Tensor
+    is_compiled = False
+    sampler = None
 
-    def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: HeadsLayout) -> Tensor:
-        """Last hidden states (n, E) of the new tokens."""
+    def logits(self, hidden_nE: Tensor) -> Tensor:
+        """As the protocol says."""
+        return self.model.logits(hidden_nE)
+
+    def copy_rows(self, cache: Cache, sources: Sequence[int], targets: Sequence[int], columns: range) -> None:
+        """As the protocol says."""
+        cache.copy_rows(sources, targets, columns)
+
+    def hidden(self, tokens_n: Tensor, positions_n: Tensor, layout: CacheLayout) -> Tensor:
+        """As the protocol says."""
         known = self.weights
         x_nE = F.embedding(tokens_n, known.embedding)
         cos_n1D, sin_n1D = self.cos_P1D[positions_n], self.sin_P1D[positions_n]
@@ -76,7 +89,7 @@ class LlamaStep:
         return self._norm(x_nE, known.norm)
 
     def serves(self, known: Llama, num_positions: int) -> bool:
-        """Whether this step is of the very same parameters, in this precision, and for so many positions."""
+        """Whether this is of the very same parameters, in this precision, and for so many positions."""
         ours, theirs = weights_of(self.weights), weights_of(known)
         return (
             num_positions <= len(self.cos_P1D)
@@ -105,23 +118,26 @@ class LlamaStep:
 
 
 @torch.inference_mode()
-def llama_step(policy: Policy, num_positions: int, former: LlamaStep | None = None) -> LlamaStep | None:
-    """The step of a policy that `covey.models.llama` recognises, for positions up to `num_positions`; None
+def llama_decoder(
+    policy: SampledModel, num_positions: int, former: Decoder | None = None
+) -> LlamaDecoder | None:
+    """The decoder of a policy whose model `llama` recognises, for positions up to `num_positions`; None
     for any other. A `former` one of the same weights is brought up to date and kept at
     its place."""
     known = llama(policy.model, adapted=True)
     if known is None:
         return None
-    if former is not None and former.serves(known, num_positions):
+    if isinstance(former, LlamaDecoder) and former.serves(known, num_positions):
         former.refresh()
         return former
     copied = [part.weight for layer in known.layers for part in (*layer.heads, *layer.gated)]
     is_small = not known.is_adapted and sum(weight.nbytes for weight in copied) <= _MOST_COPIED
-    return LlamaStep(
+    return LlamaDecoder(
+        policy,
         known,
         tuple(
             _Layer(layer, joined(layer.heads), joined(layer.gated)) if is_small else _Layer(layer)
             for layer in known.layers
         ),
-        *known.turns(known.embedding, torch.arange(num_positions, device=known.embedding.device)),
+        *known.rotations(known.embedding, torch.arange(num_positions, device=known.embedding.device)),
     )

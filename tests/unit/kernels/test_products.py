@@ -9,17 +9,16 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from covey.models import activations
-from covey.models import linear as module
-from covey.models.linear import (
+from covey.kernels import products as module
+from covey.kernels.products import (
     FastLinear,
-    add_transposed_product,
+    FastProducts,
     is_kept_by_size,
     linear,
-    product_in,
     transposed_product,
     use_fast_products,
 )
+from covey.models import activations
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +95,7 @@ def test_products_in_given_memory(dtype, is_faster, has_bias, monkeypatch, asser
     # The memory may hold anything, and may be larger.
     room = torch.full((2000,), torch.nan, dtype=dtype)
     given = (x, weight, bias) if has_bias else (x, weight)
-    out = product_in(room, *given)
+    out = FastProducts().linear_into(room, *given)
     assert (out.data_ptr() == room.data_ptr()) is not (is_faster and dtype == torch.float32)
     # In bfloat16 it is what torch computes, to the bit.
     is_low = dtype == torch.bfloat16
@@ -107,7 +106,7 @@ def test_products_in_given_memory(dtype, is_faster, has_bias, monkeypatch, asser
     right = x[:7].contiguous()
     if not is_low:
         for _ in range(2):
-            add_transposed_product(sums, left, right)
+            FastProducts().add_transposed(sums, left, right)
         assert_close_guarded(sums - 1.0, 2 * left.double().t() @ right.double(), rtol=1e-5)
 
 
@@ -177,22 +176,24 @@ def test_bfloat16_is_summed_in_float32_and_rounded_once(rows, width, out, has_bi
 def test_products_of_the_head_in_float32(monkeypatch):
     x, weight, bias = (t.detach() for t in whole((33,), 24, 40))
     room = torch.full((3000,), torch.nan, dtype=torch.bfloat16)
-    out = product_in(room, x, weight, bias)
+    out = FastProducts().linear_into(room, x, weight, bias)
     due = nn.functional.linear(*(t.double() for t in (x, weight, bias)))
     assert out.data_ptr() == room.data_ptr() and torch.equal(out, due.bfloat16())
     # As the gradients of the head ask for them: both operands as others lie.
     slope = out.clamp(-8, 8)
     due = slope.double() @ weight.double()
-    assert torch.equal(product_in(room[out.numel() :], slope, weight.t()), due.bfloat16())
+    assert torch.equal(FastProducts().linear_into(room[out.numel() :], slope, weight.t()), due.bfloat16())
     due = slope.double().t() @ x.double()
-    assert torch.equal(product_in(torch.empty_like(weight).flatten(), slope.t(), x.t()), due.bfloat16())
+    assert torch.equal(
+        FastProducts().linear_into(torch.empty_like(weight).flatten(), slope.t(), x.t()), due.bfloat16()
+    )
     assert torch.equal(transposed_product(slope, x), due.bfloat16())
 
 
 @pytest.mark.usefixtures("widened")
 def test_selective_recomputation_keeps_a_product_in_float32(monkeypatch):
-    calls, multiply = [], module._widened_in
-    monkeypatch.setattr(module, "_widened_in", lambda *given: calls.append(1) or multiply(*given))
+    calls, multiply = [], module._widened_into
+    monkeypatch.setattr(module, "_widened_into", lambda *given: calls.append(1) or multiply(*given))
     x, weight, _ = whole((9,), 24, 40)
 
     def contexts():

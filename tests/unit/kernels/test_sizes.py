@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from covey.kernels.sizes import in_few_sizes, step_up
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
-from covey.models.rounding import in_few_sizes, step_up
 from covey.token_streams import Row
 from support.models import random_model
 
@@ -37,7 +37,7 @@ def test_contexts_are_of_fewer_sizes_still_and_never_more_than_full_blocks():
     for rows in ((n % 7, n) for n in range(1, 700)):
         micro = micro_of(rows_of(*rows), "packed", torch.device("cpu"))
         contexts = micro.context_U.shape[0]
-        padded = in_few_sizes(micro, tokens=False, block=200).context_U.shape[0]
+        padded = in_few_sizes(micro, block=200).context_U.shape[0]
         assert contexts <= padded < contexts + 64
         found.add(padded % 200)
     assert found == {0, 64, 128, 192}

@@ -18,11 +18,11 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from covey.models.rounding import step_up
+from covey.kernels.sizes import step_up
 
 # Makes a recording of what a function computes, without computing it; the recording is played by a call.
 Record = Callable[[Callable[[], None]], Callable[[], None]]
-# Computes a stride on tensors at their places: tokens and logprobs, (n, k) each.
+# Computes a stride on tensors that stay: tokens and logprobs, (n, k) each.
 Compute = Callable[[], tuple[Tensor, Tensor]]
 
 MOST_HELD = 48
@@ -167,8 +167,8 @@ class Recordings:
         out = torch.zeros_like(tokens_nk), torch.zeros_like(logprobs_nk)
 
         def all_of_it() -> None:
-            for place, value in zip(out, steps(), strict=True):
-                place.copy_(value)
+            for result, value in zip(out, steps(), strict=True):
+                result.copy_(value)
 
         try:
             play = self._record(all_of_it)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from covey.models.native.library import FLOAT, INT, POINTER, place, structure
+from covey.kernels.cpu.library import FLOAT, INT, POINTER, address, structure
+from covey.kernels.protocol import AttentionOptions, StreamAttention
 from covey.types import StreamSegment
 
 SEGMENTS = ("start", "length", "before", "parent")
@@ -34,7 +36,7 @@ Attention = structure(
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """The segments of a stream as arrays of int64: of each its place, its length, the tokens of its ancestors
+    """The segments of a stream as arrays of int64: of each its start, its length, the tokens of its ancestors
     and its parent (-1 for a root), row after row; and where each family, a root with what grows from it,
     begins among them, and the last one ends. `longest` is the longest way from a root to the end of a
     segment, in tokens."""
@@ -71,16 +73,41 @@ class Families:
         """Tell a call of its stream; the arrays have to live as long."""
         attention.families, attention.longest = len(self.family) - 1, self.longest
         attention.threads = torch.get_num_threads()
-        for name, found in zip(("family", *SEGMENTS), self.places(), strict=True):
+        for name, found in zip(("family", *SEGMENTS), self.addresses(), strict=True):
             setattr(attention, name, found)
 
-    def places(self) -> tuple[int, ...]:
+    def addresses(self) -> tuple[int, ...]:
         """Where the first of each family is said, and `SEGMENTS`."""
         first, row = ctypes.addressof(self.segments), ctypes.sizeof(self.segments) // len(SEGMENTS)
         return ctypes.addressof(self.family), *(first + number * row for number in range(len(SEGMENTS)))
 
 
 _DTYPES = (torch.float32, torch.bfloat16)
+
+
+class CompiledStream:
+    """Attention of a stream in C where it is plain, also under a window that holds the whole stream; `rows`
+    compute the rest."""
+
+    def __init__(
+        self, library: ctypes.CDLL, segments: Sequence[StreamSegment], rows: StreamAttention
+    ) -> None:
+        self._library, self._segments, self._rows = library, segments, rows
+
+    @cached_property
+    def _families(self) -> Families:
+        return Families.of(self._segments)
+
+    def attend(
+        self, query_THD: Tensor, key_LKD: Tensor, value_LKD: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """As the protocol says."""
+        window = options.sliding_window
+        is_plain = options.is_plain and (window is None or window >= self._families.longest)
+        if not is_plain or not serves(self._library, self._families, query_THD, value_LKD):
+            return self._rows.attend(query_THD, key_LKD, value_LKD, options)
+        call = self._library, self._families, options.scaling
+        return Attend.apply(*call, query_THD, key_LKD, value_LKD)  # type: ignore[no-any-return]
 
 
 def serves(library: ctypes.CDLL, families: Families, query_THD: Tensor, value_LKD: Tensor) -> bool:
@@ -154,12 +181,12 @@ class _Call:
             heads=queries, key_heads=keys, head_width=width, scaling=scaling, past=past
         )
         families.put(self._arguments)
-        self._arguments.x, self._arguments.past_keys = place(self.heads_TXD), place(self.past_PXD)
+        self._arguments.x, self._arguments.past_keys = address(self.heads_TXD), address(self.past_PXD)
 
     def run(self, name: str, **tensors: Tensor) -> None:
         arguments = self._arguments
         size = self._library.attention_scratch(ctypes.byref(arguments))
         held = self.heads_TXD.new_empty(arguments.threads * size)
         for field, tensor in {**tensors, "held": held}.items():
-            setattr(arguments, field, place(tensor))
+            setattr(arguments, field, address(tensor))
         getattr(self._library, name)(ctypes.byref(arguments))

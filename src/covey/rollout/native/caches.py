@@ -19,7 +19,7 @@ _LINE = 16
 
 
 @dataclass(slots=True)
-class Room:
+class Caches:
     """One cache for short prompts, which are copied to their rows, and one for others; a row may go on past
     its end by less than `stride` tokens."""
 
@@ -33,7 +33,7 @@ class Room:
         wanted = len(request.prompt_token_ids), self._completion([request])
         return wanted[0] <= cache.shape.prompt and wanted[1] <= cache.shape.completion
 
-    def reserve(self, requests: Collection[GenerationRequest], num_prompts: int) -> KVCache:
+    def for_requests(self, requests: Collection[GenerationRequest], num_prompts: int) -> KVCache:
         """A cache for these requests, of so many prompts; no row may be in one."""
         prompt = max(len(r.prompt_token_ids) for r in requests)
         flat = prompt <= _FLAT_PROMPT

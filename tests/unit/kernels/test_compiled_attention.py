@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from covey.models import attention_native
-from covey.models.attention import AttentionOptions, StreamLayout
-from covey.models.attention_native import Attention, Families, serves
+from covey.kernels.cpu import attention as compiled_attention
+from covey.kernels.cpu.attention import Attention, Families, serves
+from covey.kernels.cpu.kernels import CpuKernels
+from covey.kernels.protocol import AttentionOptions
+from covey.models.attention import StreamLayout
 from covey.types import StreamSegment
 from support.attention import SEGMENTS, dense, dense_mask, random_segments
 from support.processors import library_for, processors
@@ -105,7 +107,8 @@ def by_layout(library, segments, heads, weight, options=PLAIN):
     """The same as `in_c` through the layout of a stream, as the modules of a model call it."""
     leaf = heads.detach().clone().requires_grad_()
     query, key, value = (x.transpose(0, 1)[None] for x in leaf.split([QUERIES, KEYS, KEYS], dim=1))
-    out = StreamLayout(segments, library=library).attend(0, query, key, value, options)[0].transpose(0, 1)
+    attention = CpuKernels(library).stream(segments, 0, "cpu")
+    out = StreamLayout(segments, attention=attention).attend(0, query, key, value, options)[0].transpose(0, 1)
     (gradient,) = torch.autograd.grad((out * weight).sum(), leaf)
     return out.detach(), gradient
 
@@ -114,13 +117,13 @@ def by_layout(library, segments, heads, weight, options=PLAIN):
 def calls(monkeypatch):
     """The functions of the library that were called."""
     names: list[str] = []
-    run = attention_native._Call.run
+    run = compiled_attention._Call.run
 
     def counted(self, name, **tensors):
         names.append(name)
         run(self, name, **tensors)
 
-    monkeypatch.setattr(attention_native._Call, "run", counted)
+    monkeypatch.setattr(compiled_attention._Call, "run", counted)
     return names
 
 

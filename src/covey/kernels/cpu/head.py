@@ -7,13 +7,15 @@ vocabulary, B the part of it in a block.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from covey.models.head_blocks import Found, HeadSpec, Tokens, Wanted, results_of
-from covey.models.native.library import INT, POINTER, place, structure
+from covey.kernels.cpu.library import INT, POINTER, address, structure
+from covey.kernels.protocol import HeadBuffers, HeadGradients, HeadSpec, HeadStats, HeadTokens
+from covey.kernels.torch_.head import block_buffers, results_of
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _Block = structure(
@@ -25,17 +27,45 @@ _Block = structure(
 )
 
 
-def serves(library: ctypes.CDLL | None, weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec) -> bool:
+def serves(weight_VD: Tensor, bias_V: Tensor | None, spec: HeadSpec) -> bool:
     """Whether the library computes the blocks of this head: on a CPU, without a soft cap and a bias."""
     is_plain = bias_V is None and spec.softcap is None
-    return library is not None and is_plain and weight_VD.dtype in _NAMES and weight_VD.device.type == "cpu"
+    return is_plain and weight_VD.dtype in _NAMES and weight_VD.device.type == "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledHead:
+    """As `HeadBlocks` says, for a head that the library `serves`."""
+
+    library: ctypes.CDLL
+    spec: HeadSpec
+
+    def buffers(self, weight_VD: Tensor, contexts: int, columns: int, *, is_backward: bool) -> HeadBuffers:
+        """As the protocol says."""
+        return block_buffers(weight_VD, contexts, columns, is_backward=is_backward, needs_float32=False)
+
+    def softmax(
+        self, tokens: HeadTokens, rows: slice, logit_N: Tensor, buffers: HeadBuffers
+    ) -> CompiledSoftmax:
+        """As the protocol says."""
+        return CompiledSoftmax(self.library, tokens, self.spec, rows, logit_N)
+
+    def derivatives(
+        self, tokens: HeadTokens, stats: HeadStats, gradients: HeadGradients, buffers: HeadBuffers
+    ) -> CompiledDerivatives:
+        """As the protocol says."""
+        return CompiledDerivatives(self.library, tokens, self.spec, stats, gradients)
+
+    def add_to_sum(self, sum_XD: Tensor, product_XD: Tensor, buffers: HeadBuffers) -> None:
+        """As the protocol says, for contiguous tensors."""
+        add_to_sum(self.library, sum_XD, product_XD)
 
 
 class CompiledSoftmax:
     """As `TorchSoftmax`; products are as they were afterwards."""
 
     def __init__(
-        self, library: ctypes.CDLL, tokens: Tokens, spec: HeadSpec, rows: slice, logit_N: Tensor
+        self, library: ctypes.CDLL, tokens: HeadTokens, spec: HeadSpec, rows: slice, logit_N: Tensor
     ) -> None:
         self._library, self._rows, self._logit_N = library, rows, logit_N
         self._factor_C = (spec.scale / tokens.temperature_U[rows]).contiguous()
@@ -46,8 +76,8 @@ class CompiledSoftmax:
     def add(self, products_CB: Tensor, vocab: slice) -> None:
         """As the protocol says."""
         block = _block(products_CB, self._rows, vocab, self._context_N, self._target_N)
-        block.factor, block.logit = place(self._factor_C), place(self._logit_N)
-        block.peak, block.mass, block.moment = map(place, self._sums_3C)
+        block.factor, block.logit = address(self._factor_C), address(self._logit_N)
+        block.peak, block.mass, block.moment = map(address, self._sums_3C)
         _call(self._library, "block_add", products_CB.dtype, block)
 
     def results(self) -> tuple[Tensor, Tensor]:
@@ -55,38 +85,43 @@ class CompiledSoftmax:
         return results_of(*self._sums_3C)
 
 
-class CompiledSlopes:
-    """As `TorchSlopes`, written over the products."""
+class CompiledDerivatives:
+    """As `TorchDerivatives`, written over the products."""
 
     def __init__(
-        self, library: ctypes.CDLL, tokens: Tokens, spec: HeadSpec, found: Found, wanted: Wanted
+        self,
+        library: ctypes.CDLL,
+        tokens: HeadTokens,
+        spec: HeadSpec,
+        stats: HeadStats,
+        gradients: HeadGradients,
     ) -> None:
-        self._library, self._found = library, found
+        self._library, self._stats = library, stats
         self._factor_U = spec.scale / tokens.temperature_U
-        self._by_context_U = wanted.by_context(tokens)
-        self._by_entropy_U = None if wanted.by_entropy_U is None else wanted.by_entropy_U.contiguous()
+        self._by_context_U = gradients.by_context(tokens)
+        self._by_entropy_U = None if gradients.by_entropy_U is None else gradients.by_entropy_U.contiguous()
         # Siblings may begin with the same token: a cell of a block is written once.
         pair_N2 = torch.stack([tokens.context_N, tokens.target_N], dim=1)
         pair_P2, number_N = pair_N2.unique(dim=0, return_inverse=True)
         self._context_P, self._target_P = (column.contiguous() for column in pair_P2.unbind(1))
-        empty_P = found.logit_N.new_zeros(len(pair_P2))
-        self._logit_P = empty_P.index_copy(0, number_N, found.logit_N)
+        empty_P = stats.logit_N.new_zeros(len(pair_P2))
+        self._logit_P = empty_P.index_copy(0, number_N, stats.logit_N)
         self._by_cell_P = None
-        if wanted.by_logprob_N is not None:
-            self._by_cell_P = empty_P.index_add(0, number_N, wanted.by_logprob_N)
+        if gradients.by_logprob_N is not None:
+            self._by_cell_P = empty_P.index_add(0, number_N, gradients.by_logprob_N)
 
     def of(self, products_CB: Tensor, rows: slice, vocab: slice) -> Tensor:
         """As the protocol says."""
         block = _block(products_CB, rows, vocab, self._context_P, self._target_P)
-        block.logit, block.by_cell = place(self._logit_P), place(self._by_cell_P)
-        block.factor = place(self._factor_U[rows])
+        block.logit, block.by_cell = address(self._logit_P), address(self._by_cell_P)
+        block.factor = address(self._factor_U[rows])
         block.normaliser, block.entropy = (
-            place(self._found.normaliser_U[rows]),
-            place(self._found.entropy_U[rows]),
+            address(self._stats.normaliser_U[rows]),
+            address(self._stats.entropy_U[rows]),
         )
-        block.by_logprob = place(self._by_context_U[rows])
+        block.by_logprob = address(self._by_context_U[rows])
         if self._by_entropy_U is not None:
-            block.by_entropy = place(self._by_entropy_U[rows])
+            block.by_entropy = address(self._by_entropy_U[rows])
         _call(self._library, "block_slope", products_CB.dtype, block)
         return products_CB
 
@@ -99,9 +134,9 @@ def _block(products_CB: Tensor, rows: slice, vocab: slice, context: Tensor, targ
         first_column=vocab.start,
         cells=context.shape[0],
         threads=torch.get_num_threads(),
-        products=place(products_CB),
-        context_of=place(context),
-        token_of=place(target),
+        products=address(products_CB),
+        context_of=address(context),
+        token_of=address(target),
     )
 
 
@@ -112,4 +147,4 @@ def _call(library: ctypes.CDLL, function: str, dtype: torch.dtype, block: Any) -
 def add_to_sum(library: ctypes.CDLL, sums: Tensor, part: Tensor) -> None:
     """sums += part, of the same size and contiguous; the sums are float32."""
     function = getattr(library, f"add_to_sum_{_NAMES[part.dtype]}")
-    function(POINTER(place(sums)), POINTER(place(part)), INT(part.numel()), INT(torch.get_num_threads()))
+    function(POINTER(address(sums)), POINTER(address(part)), INT(part.numel()), INT(torch.get_num_threads()))

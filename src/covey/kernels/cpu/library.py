@@ -32,7 +32,7 @@ def structure(name: str, **fields: Any) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-def place(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
     """Where a tensor's numbers begin; a null pointer for none."""
     return None if tensor is None else tensor.data_ptr()
 

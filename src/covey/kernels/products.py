@@ -1,4 +1,4 @@
-"""Matrix products on a CPU, where torch's own way is not the better one.
+"""Matrix products: torch's own way, and on a CPU the better one where that is another.
 
 Float32 by oneDNN: MKL, with which torch multiplies, takes a slower path on processors of another make than
 its own. oneDNN, which torch carries for its compiler, multiplies large matrices in less time there, at best
@@ -100,34 +100,56 @@ def transposed_product(left_TN: Tensor, right_TK: Tensor) -> Tensor:
     return _product(right_TK.t(), left_TN.t()).t()
 
 
-def product_in(room: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias of x (N, K), without a gradient, in flat memory of its dtype where the library can
-    be told where to write: fresh memory takes longer to get than a product to fill."""
-    if x.dtype == torch.float32 and x.device.type == "cpu" and _by_onednn(*weight.shape):
-        return linear(x, weight, bias)
-    shape = x.shape[0], weight.shape[0]
-    out = room[: shape[0] * shape[1]].view(shape)
-    if _widens(weight):
-        return _widened_in(out, x, weight, bias)
-    if bias is None:
-        return torch.mm(x, weight.t(), out=out)
-    return torch.addmm(bias, x, weight.t(), out=out)
-
-
-def copy_in(room: Tensor, block: Tensor) -> Tensor:
+def copy_into(memory: Tensor, block: Tensor) -> Tensor:
     """A copy in flat memory, of its dtype."""
-    return room[: block.numel()].view_as(block).copy_(block)
+    return memory[: block.numel()].view_as(block).copy_(block)
 
 
-def add_transposed_product(to_NK: Tensor, left_TN: Tensor, right_TK: Tensor) -> None:
-    """Add left.T @ right to a matrix of the same dtype."""
-    if to_NK.device.type == "cpu" and _by_onednn(*to_NK.shape):
-        to_NK += transposed_product(left_TN, right_TK)
-    else:
+class TorchProducts:
+    """Torch's own."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As the protocol says."""
+        return F.linear(x, weight, bias)
+
+    def linear_into(self, memory: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As the protocol says: new memory takes longer to get than a product to fill."""
+        shape = x.shape[0], weight.shape[0]
+        out = memory[: shape[0] * shape[1]].view(shape)
+        if bias is None:
+            return torch.mm(x, weight.t(), out=out)
+        return torch.addmm(bias, x, weight.t(), out=out)
+
+    def add_transposed(self, to_NK: Tensor, left_TN: Tensor, right_TK: Tensor) -> None:
+        """As the protocol says."""
         to_NK.addmm_(left_TN.t(), right_TK)
 
 
-def _widened_in(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+class FastProducts(TorchProducts):
+    """By the faster way for each shape on this processor."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As the protocol says."""
+        return linear(x, weight, bias)
+
+    def linear_into(self, memory: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As the protocol says; oneDNN cannot be told where to write."""
+        if x.dtype == torch.float32 and x.device.type == "cpu" and _by_onednn(*weight.shape):
+            return linear(x, weight, bias)
+        if _widens(weight):
+            out = memory[: x.shape[0] * weight.shape[0]].view(x.shape[0], weight.shape[0])
+            return _widened_into(out, x, weight, bias)
+        return super().linear_into(memory, x, weight, bias)
+
+    def add_transposed(self, to_NK: Tensor, left_TN: Tensor, right_TK: Tensor) -> None:
+        """As the protocol says."""
+        if to_NK.device.type == "cpu" and _by_onednn(*to_NK.shape):
+            to_NK += transposed_product(left_TN, right_TK)
+        else:
+            super().add_transposed(to_NK, left_TN, right_TK)
+
+
+def _widened_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias of x (N, K) in `out` (N, M), each block in float32."""
     rows = max(_BLOCK // max(x.shape[1], 1), _BLOCK_ROWS)
     columns = max(_BLOCK // max(x.shape[1], min(rows, x.shape[0]), 1), _BLOCK_ROWS)
@@ -145,7 +167,7 @@ def _widened_in(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
 def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.flatten(0, -2)
     out = x.new_empty(rows.shape[0], weight.shape[0])
-    return _widened_in(out, rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
+    return _widened_into(out, rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

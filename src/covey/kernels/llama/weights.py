@@ -5,30 +5,23 @@ here can do without them: its every module is transformers' own, and its layers 
 and a gated layer with SiLU. Every other model, and every module that somebody has hooked, takes the general
 path, to which tests hold these.
 
-Axes: n tokens, X all heads, H query heads, D head width.
+Axes: n tokens, D head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from covey.models.linear import FastLinear, linear
+from covey.kernels.products import FastLinear, linear
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Rotations that follow from a token's position alone, and not from the longest one beside it.
-_FIXED_TURNS = frozenset({"default", "linear", "llama3", "yarn"})
-
-
-class HeadsLayout(Protocol):
-    """Attention of tokens: (n, X, D), of which the first `queries` heads are queries and the others keys and
-    values, to (n, H, D)."""
-
-    def attend_heads(self, layer: int, heads_nXD: Tensor, queries: int, scaling: float, /) -> Tensor: ...
+_FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +116,7 @@ class Llama:
         """Whether an adapter adds to some weight."""
         return any(part.added is not None for layer in self.layers for part in layer.products)
 
-    def turns(self, x_nE: Tensor, positions_n: Tensor) -> tuple[Tensor, Tensor]:
+    def rotations(self, x_nE: Tensor, positions_n: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines (n, 1, D), like `x_nE`, with which a rotation is x * cos + roll(x) * sin.
 
         The first half of the sines has its sign turned.
@@ -144,7 +137,7 @@ def llama(model: nn.Module, *, adapted: bool = False) -> Llama | None:
         return None
     if not type(backbone).__module__.startswith("transformers.models."):
         return None
-    if backbone.rotary_emb.rope_type not in _FIXED_TURNS:
+    if backbone.rotary_emb.rope_type not in _FIXED_ROTATIONS:
         return None
     layers = tuple(_layer(module) for module in backbone.layers)
     if any(layer is None for layer in layers) or _hooked(backbone):

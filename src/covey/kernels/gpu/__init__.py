@@ -1,0 +1,1 @@
+"""Kernels for a GPU: decoding steps that are recorded as CUDA graphs."""

@@ -1,1 +1,0 @@
-"""What covey computes in C on a CPU: one file of vectors and products, one of the model."""
