@@ -189,6 +189,34 @@ def test_nothing_foreign() -> None:
         assert len(users) == 1, f"{library}: {users}"
 
 
+def test_what_is_compiled_stands_behind_one_seam() -> None:
+    """Calls into C and a compiler are in kernels for a CPU and in the sandbox alone. `exits` has one that
+    Python lacks: a process has the system end it with its parent."""
+    callers = {module_name(f) for f in FILES if "ctypes" in imports(f)}
+    behind = ("covey.kernels.cpu.", "covey.rewards.sandbox.", "covey.exits")
+    assert callers and {name for name in callers if not name.startswith(behind)} == set()
+    sources = [f for f in ROOT.rglob("*") if f.suffix in (".c", ".h")]
+    assert sources and {f.parent for f in sources} == {ROOT / "kernels" / "cpu"}
+
+
+def test_nothing_outside_the_seam_knows_which_kernels_there_are() -> None:
+    """The rest of covey asks for kernels by `choose`, and speaks of them in the words of `protocol`.
+
+    The engine plays recordings, an attention of transformers may go on from what torch computes, and the
+    head copies blocks: what they import is torch's alone.
+    """
+    plain = ("protocol", "choose", "products", "upload", "torch_.", "gpu.recordings")
+    for file in FILES:
+        if part_of(file) == "kernels":
+            continue
+        used = [n.removeprefix("covey.kernels.") for n in imports(file) if n.startswith("covey.kernels.")]
+        assert all(n.startswith(plain) for n in used), f"{module_name(file)} imports {used}"
+
+
+def test_the_models_part_stays_small() -> None:
+    assert len(list((ROOT / "models").glob("*.py"))) <= 20
+
+
 FORBIDDEN = {
     "pickle": r"\b(?:pickle|cloudpickle|dill|shelve|marshal)\b",
     "torch.save or torch.load": r"\btorch\.(?:save|load)\(",

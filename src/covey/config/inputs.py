@@ -58,6 +58,13 @@ class InputOptions(BaseModel):
         "compiled kernel on a GPU; flash_attn, of that package; eager, plain products. auto: flex on a "
         "GPU that has it, else sdpa.",
     )
+    kernels: Literal["auto", "torch"] = option(
+        "model",
+        "auto",
+        "What computes attention, the head and decoding steps. auto: C on a CPU with a compiler; compiled "
+        "attention, liger-kernel and CUDA graphs on a GPU. torch: the model's own modules and torch's "
+        "operators alone, which is slower; to see whether another kernel is at fault.",
+    )
     use_liger_kernel: Literal["auto", "true", "false"] = option(
         "model",
         "auto",

@@ -26,6 +26,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     "torch_dtype": ("float32", "the model's own"),
     "disable_dropout": ("false", NONE),
     "attn_impl": ("sdpa", "the model's own"),
+    "kernels": (NONE, NONE),
     "use_liger_kernel": ("false", "false"),
     "gradient_checkpointing": ("true", "true"),
     "activation_offloading": (NONE, NONE),

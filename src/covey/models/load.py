@@ -11,6 +11,7 @@ import transformers
 from safetensors import SafetensorError
 
 from covey.errors import CheckpointError, ConfigError
+from covey.kernels.choose import KernelsName, choose_kernels
 from covey.models.adapter_shapes import ADAPTER_CONFIG, LoraSettings, adapter_settings
 from covey.models.dropout import silence
 from covey.models.fit import unfit_words
@@ -30,13 +31,14 @@ def load_policy(
     disable_dropout: bool,
     gradient_checkpointing: bool,
     trust_remote_code: bool = False,
+    kernels: KernelsName = "auto",
 ) -> Policy:
     """The model of a directory in float32, on padded rows; `choose_stream` says what else it can do.
 
     A backend that computes in a lower dtype casts the weights once it has their float32 masters.
     """
     policy = _read(directory, trust_remote_code)
-    return _ready(policy, device, disable_dropout, gradient_checkpointing)
+    return _ready(policy, device, disable_dropout, gradient_checkpointing, kernels)
 
 
 def load_adapted(
@@ -50,6 +52,7 @@ def load_adapted(
     disable_dropout: bool,
     gradient_checkpointing: bool,
     trust_remote_code: bool = False,
+    kernels: KernelsName = "auto",
 ) -> Policy:
     """The model of a directory, frozen in `compute_dtype`, with a new adapter on it, or with the saved one of
     the directory `adapter`."""
@@ -57,7 +60,7 @@ def load_adapted(
     add_adapter(policy, lora, seed=seed, compute_dtype=compute_dtype)
     if adapter is not None:
         load_adapter(policy, adapter)
-    return _ready(policy, device, disable_dropout, gradient_checkpointing)
+    return _ready(policy, device, disable_dropout, gradient_checkpointing, kernels)
 
 
 def load_any(directory: Path, *, device: torch.device, base: Path | None = None) -> Policy:
@@ -127,10 +130,15 @@ def _unfit(directory: Path, words: str) -> ConfigError:
 
 
 def _ready(
-    policy: Policy, device: torch.device, disable_dropout: bool, gradient_checkpointing: bool
+    policy: Policy,
+    device: torch.device,
+    disable_dropout: bool,
+    gradient_checkpointing: bool,
+    kernels: KernelsName,
 ) -> Policy:
     policy.to(device)
     model: Any = policy.model
+    policy.kernels = choose_kernels(kernels, device.type)
     policy.kernels.prepare(model)
     if disable_dropout:
         silence(model)
@@ -139,8 +147,10 @@ def _ready(
     return policy.train()
 
 
-def choose_kernels(policy: Policy, asked: str) -> None:
+def choose_liger(policy: Policy, asked: str) -> None:
     """Put liger-kernel's kernels into the model where `use_liger_kernel` asks for them."""
+    if asked == "auto" and policy.kernels.name == "torch":
+        return
     if wants_liger(asked, policy.model, policy.device):
         policy.has_liger = use_liger(policy.model) > 0
 
@@ -148,9 +158,11 @@ def choose_kernels(policy: Policy, asked: str) -> None:
 def choose_stream(policy: Policy, attention: Literal["auto"] | AttentionKind = "sdpa") -> list[ProbeResult]:
     """Put the policy on the best layout that it passes the probe with; returns what the probe measured.
 
-    `auto` is flex attention where the device has it and this model compiles with it, else masked rows.
+    `auto` is flex attention where the kernels are not torch's alone, the device has it and this model
+    compiles with it; else masked rows.
     """
-    policy.attention = automatic(policy.device) if attention == "auto" else attention
+    best = "sdpa" if policy.kernels.name == "torch" else automatic(policy.device)
+    policy.attention = best if attention == "auto" else attention
     try:
         return _choose_stream(policy)
     except RuntimeError as error:

@@ -71,7 +71,7 @@ def rollout_parts(
         work["gathered weights"] = missing
     # Recordings of a GPU go on reading the copies.
     (cache if how.cuda else work).update(_copies(config, model, how))
-    if how.cuda and config.engine == "native":
+    if how.cuda and config.engine == "native" and config.kernels != "torch":
         cache["recordings"] = sampling + _recordings(model)
     return cache, work
 
@@ -88,7 +88,8 @@ def _copies(config: Config, model: ModelSizes, how: Training) -> dict[str, int]:
     columns = (model.heads + 2 * model.kv_heads) * model.head_width + 2 * model.intermediate
     copied = model.layers * model.hidden * columns * how.element
     is_beside = not how.full and how.element != FLOAT
-    if config.engine != "native" or model.family not in STEP_FAMILIES or is_beside or copied > MOST_COPIED:
+    is_short = config.engine == "native" and config.kernels != "torch" and model.family in STEP_FAMILIES
+    if not is_short or is_beside or copied > MOST_COPIED:
         return {}
     return {"weights side by side": copied}
 

@@ -20,7 +20,7 @@ from covey.plan.facts import Facts, Measured
 from covey.plan.shape import Shape, counted
 
 SAME_WORK = (
-    *("model", "model_revision", "torch_dtype", "attn_impl", "use_liger_kernel"),
+    *("model", "model_revision", "torch_dtype", "attn_impl", "kernels", "use_liger_kernel"),
     *("gradient_checkpointing", "activation_offloading"),
     *("tuner_type", "lora_rank", "target_modules", "modules_to_save", "use_dora"),
     *("dataset", "columns", "system", "max_length", "truncation_strategy"),

@@ -15,7 +15,7 @@ from covey.selftest import report
 from covey.selftest.checks import Measured, checks
 from covey.selftest.subject import refuse, subject, write_random_model
 from covey.training.facts.model import QUICKSTART
-from covey.training.process import keep_freed_memory, own_device
+from covey.training.process import own_device
 from covey.types import Fix, Problem
 
 
@@ -28,7 +28,6 @@ def selftest(
     says why it cannot start; GuardStop (F120) carries what failed.
     """
     place = _device(device)
-    keep_freed_memory(place)
     with tempfile.TemporaryDirectory(prefix="covey-selftest-") as work:
         directory = Path(work) if model is None else MODEL_DIR if model == QUICKSTART else Path(model)
         if model is None:

@@ -65,12 +65,13 @@ def _kernels(config: Config, policy: Policy) -> str:
         attention = "the model's own, on padded rows"
     elif attention == "sdpa" and policy.kernels.is_compiled:
         attention = "sdpa, in C where it is plain"
-    elif config.attn_impl == "auto" and attention == "sdpa" and policy.device.type == "cuda":
+    elif config.attn_impl == "auto" and attention == "sdpa" and policy.no_flex:
         attention = f"sdpa (flex does not compile here: {policy.no_flex})"
     away = ", and wait in the machine's memory" if policy.offload else ""
     norms = "; norms and gated layers: liger-kernel" if policy.has_liger else ""
+    plain = "; torch's operators alone" if policy.kernels.name == "torch" else ""
     rows = "".join(f"; {name}: {kernel}" for name, kernel in sdpa.kernels(policy).items())
-    return f"attention: {attention}{norms}{rows}; {IN_WORDS[policy.recompute]}{away}"
+    return f"attention: {attention}{norms}{rows}{plain}; {IN_WORDS[policy.recompute]}{away}"
 
 
 def slow_attention(policy: Policy) -> str:

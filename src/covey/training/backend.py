@@ -11,7 +11,7 @@ from covey.config.schema import Config
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
-from covey.models.load import choose_kernels, choose_stream, load_adapted, load_policy
+from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
 from covey.plan.facts import Facts
 from covey.plan.memory import engine_rests, recompute_of
@@ -37,6 +37,7 @@ def backend_for(
             disable_dropout=config.disable_dropout,
             gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
+            kernels=config.kernels,
         )
     else:
         policy = load_adapted(
@@ -49,8 +50,9 @@ def backend_for(
             disable_dropout=config.disable_dropout,
             gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
+            kernels=config.kernels,
         )
-    choose_kernels(policy, config.use_liger_kernel)
+    choose_liger(policy, config.use_liger_kernel)
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
     optimizer = settings.optimizer(config)
     # A policy with an adapter is its own reference: the same weights with the adapter off.
@@ -70,6 +72,7 @@ def _reference(config: Config, device: torch.device) -> Policy:
         disable_dropout=True,
         gradient_checkpointing=False,
         trust_remote_code=config.trust_remote_code,
+        kernels=config.kernels,
     )
     policy.requires_grad_(False)
     return policy.eval()
@@ -79,7 +82,7 @@ def _ready(policy: Policy, config: Config, dtype: torch.dtype) -> None:
     """Cast a reference and let it compute as the policy does."""
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)
-    choose_kernels(policy, config.use_liger_kernel)
+    choose_liger(policy, config.use_liger_kernel)
     choose_stream(policy, config.attn_impl)
 
 

@@ -48,7 +48,7 @@ from covey.training.facts import Survey, model_dir
 from covey.training.failure import writing
 from covey.training.guards import Guards
 from covey.training.job import Job
-from covey.training.process import keep_freed_memory, own_device
+from covey.training.process import own_device
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
 from covey.training.scoring import Scoring, step_tokens
@@ -73,7 +73,6 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     plan = batch_plan(config, comm.world, facts.num_prompts)
     needs = settings.needs(config, plan.steps_per_rollout)
     device = own_device()
-    keep_freed_memory(device)
     backend = backend_for(config, facts, device, comm, reference=needs.reference)
     policy = backend.policy
     choose_stream(policy, config.attn_impl)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.errors import ConfigError
-from covey.models.load import choose_kernels, choose_stream, load_policy, save_policy
+from covey.models.load import choose_liger, choose_stream, load_policy, save_policy
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from covey.quickstart.task import MODEL_DIR
@@ -105,11 +105,11 @@ def test_attention_asked_for_by_name_is_taken(kind, dropping):
 
 def test_liger_is_put_in_where_it_is_asked_for(dropping, monkeypatch):
     policy = load(dropping("llama"))
-    choose_kernels(policy, "auto")
-    choose_kernels(policy, "false")
+    choose_liger(policy, "auto")
+    choose_liger(policy, "false")
     assert not policy.has_liger
     monkeypatch.setattr("covey.models.load.use_liger", lambda model: 7)
-    choose_kernels(policy, "true")
+    choose_liger(policy, "true")
     assert policy.has_liger
 
 

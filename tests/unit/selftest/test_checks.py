@@ -23,7 +23,7 @@ from covey.kernels.torch_.head import TorchDerivatives, TorchSoftmax
 from covey.learner.backends.single import SingleBackend
 from covey.models.policy import Policy
 from covey.rollout.native import engine
-from covey.rollout.native.rows import Draws
+from covey.rollout.native.rows import RowState
 from covey.selftest import checks as selftest_checks
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.checks import checks
@@ -115,14 +115,14 @@ def doubled_gradient(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_temperature(patch: pytest.MonkeyPatch) -> None:
-    plain = Draws.of
+    plain = RowState.of
 
-    def of(*arguments: Any) -> Draws:
+    def of(*arguments: Any) -> RowState:
         draws = plain(*arguments)
         draws.temperature_n = 4.0 * draws.temperature_n
         return draws
 
-    patch.setattr(Draws, "of", of)
+    patch.setattr(RowState, "of", of)
 
 
 def wrong_annotation(which: str, by: float) -> Any:

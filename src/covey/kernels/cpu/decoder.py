@@ -1,6 +1,6 @@
 """A sampler's forward pass through a model of the Llama family in one call, in float32 or bfloat16 on a CPU.
 
-The C functions of `covey.models.native` read the weights where the learner has them, and copy them only where
+The C functions of this folder read the weights where the learner has them, and copy them only where
 they are few. A row's result does not depend, to the bit, on what it is batched with.
 
 Axes: n tokens, T tokens of a prefill, E model width, D head width, P positions.
@@ -367,7 +367,7 @@ def _float(tensor: Tensor | None) -> Tensor | None:
 def compiled_llama(
     library: ctypes.CDLL, policy: SampledModel, num_positions: int, former: CompiledLlama | None = None
 ) -> CompiledLlama | None:
-    """The step of a policy that `covey.models.llama` recognises, in float32 or bfloat16 on a CPU, for
+    """The decoder of a policy whose model `llama` recognises, in float32 or bfloat16 on a CPU, for
     positions up to `num_positions`; None for any other. A `former` one of the same weights is brought up to
     date and kept."""
     known = llama(policy.model)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from covey.kernels.cpu.attention import CompiledStream
 from covey.kernels.cpu.decoder import CompiledLlama, compiled_llama
 from covey.kernels.cpu.head import CompiledHead, serves
+from covey.kernels.cpu.memory import keep_freed_memory
 from covey.kernels.llama.decoder import llama_decoder
 from covey.kernels.products import FastProducts, is_kept_by_size, use_fast_products
 from covey.kernels.protocol import Decoder, HeadBlocks, HeadSpec, Products, SampledModel, StreamAttention
@@ -39,8 +40,9 @@ class CpuKernels(TorchKernels):
         return self
 
     def prepare(self, model: nn.Module) -> None:
-        """Linear layers multiply by the faster way."""
+        """Linear layers multiply by the faster way; the process keeps memory that it frees."""
         use_fast_products(model)
+        keep_freed_memory()
 
     def pad(self, micro: MicroBatch, weight_VD: Tensor, spec: HeadSpec) -> MicroBatch:
         """For oneDNN, which compiles a kernel for each size."""
