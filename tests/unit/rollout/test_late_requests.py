@@ -110,7 +110,7 @@ def test_nothing_beyond_the_cache_reaches_the_library(field: str, tiny_policy, l
     engine = NativeEngine(tiny_policy("llama"))
     engine.submit(request_of(5, 4))
     list(engine.results())
-    step, cache = engine._decoder, engine._cache
+    step, cache = engine._decoding._decoder, engine._cache
     assert isinstance(step, CompiledLlama) and cache is not None
     one = torch.ones(1, dtype=torch.long)
 

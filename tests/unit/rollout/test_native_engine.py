@@ -14,7 +14,7 @@ from covey.kernels.llama.decoder import LlamaDecoder
 from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native import caches
-from covey.rollout.native import engine as native_engine
+from covey.rollout.native import decoding as decoding_module
 from covey.rollout.native.cache import PrefillLayout
 from covey.rollout.native.engine import NativeEngine
 from covey.types import Finish
@@ -166,12 +166,12 @@ def test_rows_that_nobody_reads_change_nothing(
 ):
     policy = tiny_policy(family)
     requests = requests_of(random_prompts(9, 3, 14, 5), 6, stop=(5, 17, 40), max_new_tokens=16)
-    monkeypatch.setattr(native_engine, "_FEW_ROWS", 256)
+    monkeypatch.setattr(decoding_module, "_FEW_ROWS", 256)
     without = run_engine(NativeEngine(policy), requests)
-    monkeypatch.setattr(native_engine, "_FEW_ROWS", 1)
+    monkeypatch.setattr(decoding_module, "_FEW_ROWS", 1)
     engine, spare = NativeEngine(policy), []
-    real = engine._spare
-    monkeypatch.setattr(engine, "_spare", lambda active: (spare.append(real(active)), spare[-1])[1])
+    real = engine._decoding._spare
+    monkeypatch.setattr(engine._decoding, "_spare", lambda active: (spare.append(real(active)), spare[-1])[1])
     # A second round finds what the spare rows of the first have left in the cache.
     run_engine(engine, requests_of(random_prompts(9, 3, 14, 5, seed=1), 6, max_new_tokens=16, rollout=1))
     assert contents(run_engine(engine, requests)) == contents(without)
@@ -413,7 +413,7 @@ def test_tokens_in_one_call_are_those_of_a_call_each(
         replace(r, sampling=replace(r.sampling, temperature=0.3 + n % 3, max_new_tokens=20 + n))
         for n, r in enumerate(requests)
     ]
-    monkeypatch.setattr(native_engine, "_MOST_IN_A_CALL", look)
+    monkeypatch.setattr(decoding_module, "_MOST_IN_A_CALL", look)
     found = [run_engine(NativeEngine(policy, max_rows=max_rows), requests)]
     monkeypatch.setattr(CompiledLlama, "decode", one_by_one)
     found.append(run_engine(NativeEngine(policy, max_rows=max_rows), requests))
@@ -457,17 +457,20 @@ def test_siblings_in_one_row_sample_what_each_samples_in_its_own(
     fed = {shared: 0, apart: 0}
     for engine in fed:
 
-        def counting(*arguments, engine=engine, feed=engine._fed):
+        def counting(*arguments, engine=engine, feed=engine._decoding._fed):
             given = feed(*arguments)
             fed[engine] += given[0].shape[0]
             return given
 
-        def counting_many(sampler, state, given, engine=engine, decode=engine._until_something_happens):
+        def counting_many(
+            sampler, state, given, engine=engine, decode=engine._decoding._until_something_happens
+        ):
             drawn = decode(sampler, state, given)
             fed[engine] += given[0].shape[0] * (drawn[0].shape[1] - 1)
             return drawn
 
-        engine._fed, engine._until_something_happens = counting, counting_many
+        decoding = engine._decoding
+        decoding._fed, decoding._until_something_happens = counting, counting_many
     one, two = run_engine(shared, requests), run_engine(apart, requests)
     assert contents(one) == contents(two)
     # In C a row does not depend, to the bit, on what it is batched with.

@@ -163,8 +163,9 @@ def test_an_engine_that_rests_keeps_nothing(tiny_policy, random_prompts, request
         for engine in (resting, awake):
             engine.rest()
         assert len(recordings) == 0 and not resting._caches.numbers and awake._caches.numbers
-        held = [t for t in (resting._cache, resting._decoder, resting._last_hidden_FD) if t is not None]
-        assert held == [] and awake._cache is not None
+        left = resting._decoding
+        assert left.cache is left._decoder is left._last_hidden_FD is None
+        assert awake._cache is not None
 
 
 def test_an_engine_at_work_does_not_rest(tiny_policy, random_prompts, requests_of):

@@ -1,0 +1,278 @@
+"""What the native engine computes: prompts, and strides of the rows that grow from them, over a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from covey.kernels.gpu.recordings import Compute, Recordings, recorded_columns, recorded_rows
+from covey.kernels.protocol import Decoder, DrawInputs, Kernels, Sampler
+from covey.models.attention import StreamLayout
+from covey.models.policy import Policy
+from covey.rollout.native.branches import Branches
+from covey.rollout.native.cache import (
+    DecodeLayout,
+    Families,
+    FlatLayout,
+    FlatRows,
+    KVCache,
+    PrefillLayout,
+)
+from covey.rollout.native.rows import Family, Row, RowState
+from covey.rollout.native.shape import CacheShape
+from covey.rollout.noise import Ahead, sample, token_table
+from covey.types import StreamSegment
+
+# Libraries prepare a kernel for each size of a product that they meet, which takes longer than a hundred
+# products: tokens of a prefill, and rows from a number on, are filled up to multiples of these.
+_PREFILL_STEP = 16
+_ROW_STEP, _FEW_ROWS = 8, 32
+# Tokens that a sampler decodes in one call at most, where nothing happens to a row: a signal waits so long.
+_MOST_IN_A_CALL = 16
+
+
+class Decoding:
+    """Decodes the rows of `branches` by kernels, `stride` tokens of each at a time, over one cache at a time.
+
+    `fullest` is the largest number of siblings of a prompt so far. `recordings` are None where none are made.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        kernels: Kernels,
+        branches: Branches,
+        stride: int,
+        recordings: Recordings | None,
+    ) -> None:
+        self._policy, self._kernels, self._branches = policy, kernels, branches
+        self._num_tokens, self._recordings = stride, recordings
+        self.cache: KVCache | None = None
+        self.fullest = 1
+        self._positions = 0
+        self._addresses: tuple[object, ...] = ()
+        self._last_hidden_FD: Tensor | None = None
+        self._arrangement: Families | FlatRows | None = None
+        self._state: RowState | None = None
+        self._decoder: Decoder | None = None
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """Each token's share of the noise, (V,)."""
+        return token_table(self._policy.vocab, self._policy.device)
+
+    @property
+    def _made_decoder(self) -> Decoder:
+        assert self._decoder is not None
+        return self._decoder
+
+    def use(self, cache: KVCache, kept: Collection[int]) -> None:
+        """Go on with this cache, by the weights as they are now; `kept` are the numbers of the caches that
+        there are."""
+        self.cache = cache
+        # A decoder that is made anew takes the recordings of all caches with it.
+        self._positions = max(self._positions, cache.shape.prompt + cache.shape.completion)
+        self._decoder = self._kernels.decoder(self._policy, self._positions, self._decoder)
+        self._forget_what_moved(kept)
+
+    def end_rollout(self) -> None:
+        """Let go of copies of weights that nothing reads until the next rollout: the update needs the
+        memory."""
+        is_kept = self._decoder is not None and self._decoder.is_compiled
+        if self._recordings is None and not is_kept:
+            self._decoder = None
+
+    def rest(self) -> None:
+        """Let go of the cache, the recordings and all else."""
+        self.cache = self._last_hidden_FD = self._arrangement = self._state = self._decoder = None
+        self._addresses = ()
+        if self._recordings is not None:
+            self._recordings.forget()
+
+    def rows_changed(self) -> None:
+        """Other rows decode from here on, or they lie elsewhere in the cache."""
+        self._arrangement = None
+
+    def prefill(self, families: Sequence[Family]) -> None:
+        """Run whole prompts as one packed stream; keep keys, values and the last hidden state of each."""
+        assert self.cache is not None
+        device = self._policy.device
+        lengths = [len(f.prompt) for f in families]
+        total = sum(lengths)
+        tokens, slots = [t for f in families for t in f.prompt], [f.slot for f in families]
+        if spare := -total % _PREFILL_STEP:
+            lengths, slots = [*lengths, spare], [*slots, self.cache.spare_slot]
+        starts = [0, *accumulate(lengths)][:-1]
+        segments = [StreamSegment(start=s, length=n) for s, n in zip(starts, lengths, strict=True)]
+        length_s = torch.tensor(lengths)
+        position_T = torch.arange(total + spare) - torch.tensor(starts).repeat_interleave(length_s)
+        column_T = position_T
+        if self.cache.shape.flat:
+            column_T = position_T + self.cache.shape.prompt - length_s.repeat_interleave(length_s)
+        slot_T = torch.tensor(slots).repeat_interleave(length_s)
+        layout = PrefillLayout(
+            self.cache, StreamLayout(segments, device), slot_T.to(device), column_T.to(device)
+        )
+        tokens_T = torch.tensor(tokens + [0] * spare, device=device)
+        hidden_TD = self._made_decoder.hidden(tokens_T, position_T.to(device), layout)
+        wanted = (self.cache.shape.slots + 1, hidden_TD.shape[1])
+        if self._last_hidden_FD is None or self._last_hidden_FD.shape != wanted:
+            self._last_hidden_FD = hidden_TD.new_zeros(wanted)
+        last = torch.tensor(starts, device=device) + length_s.to(device) - 1
+        self._last_hidden_FD[torch.tensor(slots, device=device)] = hidden_TD[last]
+
+    def first_tokens(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        """Draw the token behind each row's prompt: tokens and logprobs, (n, 1) each."""
+        assert self._last_hidden_FD is not None
+        device = self._last_hidden_FD.device
+        slots = torch.tensor([row.family.slot for row in rows], device=device)
+        token_n, logprob_n = self._draw(self._last_hidden_FD[slots], RowState.of(rows, device))
+        return token_n[:, None], logprob_n[:, None]
+
+    def start_rows(self, first: int, rows: Sequence[Row]) -> None:
+        """Give these rows the cache's rows from number `first` on."""
+        assert self.cache is not None
+        slots = torch.tensor([row.family.slot for row in rows], device=self._policy.device)
+        self.cache.start_rows(first, slots, max(len(row.family.prompt) for row in rows))
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy what rows of the cache hold to others, to which completions have moved."""
+        assert self.cache is not None
+        moved = [self._branches.held[target][0] for target in targets]
+        longest = max(len(row.family.prompt) for row in moved), max(len(row.tokens) for row in moved)
+        self._made_decoder.copy_rows(self.cache, sources, targets, self.cache.columns(*longest))
+
+    def stride(self) -> tuple[Tensor, Tensor]:
+        """Decode a stride of every row, and wait for nothing: tokens and logprobs, (n, k) each."""
+        rows = self._branches.rows
+        own = [len(branch[0].tokens) - 1 for branch in self._branches.held]
+        longest, shortest = max(own), min(own)
+        if self._recordings is not None:
+            return self._play(self._recordings, longest)
+        if self._arrangement is None or self._state is None:
+            self._arrangement = self._arrange(self._policy.device, self._spare(len(own)))
+            self._state = self._state_of(rows)
+        return self._stride_of(self._arrangement, self._state, longest, shortest)
+
+    def _state_of(self, rows: Sequence[Row]) -> RowState:
+        """What draws need to know of the rows, and which of them share what is computed."""
+        device, held = self._policy.device, self._branches.held
+        state = RowState.of(rows, device, self._spare(len(rows)))
+        if len(held) < len(rows):
+            sizes = [len(branch) for branch in held]
+            leads = [0, *accumulate(sizes)][:-1]
+            state.lead_b = torch.tensor(leads + [0] * self._spare(len(held)), device=device)
+            shared = [number for number, size in enumerate(sizes) for _ in range(size)]
+            state.shared_n = torch.tensor(shared + [0] * self._spare(len(rows)), device=device)
+        return state
+
+    def _stride_of(
+        self, arrangement: Families | FlatRows, state: RowState, longest_own: int, shortest_own: int
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and logprobs, (n, k) each."""
+        sampler = self._made_decoder.sampler
+        if sampler is not None:
+            fed = self._fed(arrangement, state, longest_own, shortest_own)
+            return self._until_something_happens(sampler, state, fed)
+        drawn = []
+        for i in range(self._num_tokens):
+            fed = self._fed(arrangement, state, longest_own + i, shortest_own + i)
+            drawn.append(self._draw(state.spread(self._made_decoder.hidden(*fed)), state))
+        tokens_nk, logprobs_nk = (torch.stack(parts, dim=1) for parts in zip(*drawn, strict=True))
+        return tokens_nk, logprobs_nk
+
+    def _play(self, recordings: Recordings, longest_own: int) -> tuple[Tensor, Tensor]:
+        """A stride by a recording: its sizes are a few, whatever the rows have."""
+        assert self.cache is not None
+        rows, device, shape = self._branches.rows, self._policy.device, self.cache.shape
+        active = len(rows)
+        spare = min(recorded_rows(active), shape.rows) - active
+        if self._arrangement is None:
+            self._arrangement = self._arrange(device, spare, shape)
+        columns = min(recorded_columns(longest_own + self._num_tokens), shape.completion)
+        state = RowState.of(rows, device, spare)
+        arrangement, tensors = self._arrangement, self._arrangement.tensors
+
+        def compute(*at: Tensor) -> Compute:
+            def steps() -> tuple[Tensor, Tensor]:
+                # As if one row were about to fill the columns and another were far behind.
+                rows, given = arrangement.at(at[: len(tensors)]), at[len(tensors) :]
+                state = RowState(given[0], given[1], given[2], given[3])
+                return self._stride_of(rows, state, columns - self._num_tokens, -self._num_tokens)
+
+            return steps
+
+        size = (*(n for tensor in tensors for n in tensor.shape), columns)
+        return recordings.play(self.cache.number, size, (*tensors, *state.tensors), compute)
+
+    def _forget_what_moved(self, kept: Collection[int]) -> None:
+        """Drop recordings of caches that are gone, and all where a weight lies elsewhere than before."""
+        if self._recordings is None:
+            return
+        former, now = self._addresses, (self._decoder, *(p.data_ptr() for p in self._policy.parameters()))
+        is_same = len(now) == len(former) and now[0] is former[0] and now[1:] == former[1:]
+        self._recordings.forget(kept if is_same else ())
+        self._addresses = now
+
+    def _until_something_happens(
+        self, sampler: Sampler, state: RowState, fed: tuple[Tensor, Tensor, DecodeLayout | FlatLayout]
+    ) -> tuple[Tensor, Tensor]:
+        """The same for as long as nothing happens to a row, up to the token at which something does."""
+        most = min(_MOST_IN_A_CALL, *(row.num_left for row in self._branches.rows))
+        token_kn, logprob_kn = sampler.decode(*fed, state.inputs(self._table), most)
+        state.token_n, state.count_n = token_kn[-1], state.count_n + len(token_kn)
+        return token_kn.t(), logprob_kn.t()
+
+    def _fed(
+        self, arrangement: Families | FlatRows, state: RowState, longest_own: int, shortest_own: int
+    ) -> tuple[Tensor, Tensor, DecodeLayout | FlatLayout]:
+        """The newest tokens, their positions, and how they read the cache."""
+        assert self.cache is not None
+        token_b, count_b = state.fed
+        own_b = count_b - 1
+        layout: DecodeLayout | FlatLayout
+        if isinstance(arrangement, FlatRows):
+            layout = FlatLayout(self.cache, arrangement, own_b, longest_own, shortest_own)
+        else:
+            layout = DecodeLayout(self.cache, arrangement, own_b, longest_own)
+        return token_b, arrangement.prompt_length_n + own_b, layout
+
+    def _spare(self, active: int) -> int:
+        """Rows that are computed beside so many active ones, so that few numbers of rows occur."""
+        assert self.cache is not None
+        if active <= _FEW_ROWS or self._made_decoder.is_compiled:
+            return 0
+        return min(-(-active // _ROW_STEP) * _ROW_STEP, self.cache.shape.rows) - active
+
+    def _arrange(
+        self, device: torch.device, spare: int, fixed: CacheShape | None = None
+    ) -> Families | FlatRows:
+        """How the rows read the cache; with `fixed` as large as this shape allows, whatever the rows need."""
+        leads = [branch[0] for branch in self._branches.held]
+        lengths = [len(row.family.prompt) for row in leads]
+        # A spare row sees what lies in its slot, and so has finite values.
+        length_n = torch.tensor(lengths + lengths[:1] * spare, device=device)
+        assert self.cache is not None
+        longest, shortest = (fixed.prompt, 0) if fixed else (max(lengths), min(lengths))
+        if self.cache.shape.flat:
+            return FlatRows(length_n, longest, shortest)
+        fullest = self.fullest if fixed else 0
+        slots = [row.family.slot for row in leads]
+        return Families.of(length_n, slots, longest, shortest, fixed.slots if fixed else 0, fullest)
+
+    def _draw(self, hidden_nD: Tensor, state: RowState) -> tuple[Tensor, Tensor]:
+        """The next token of some rows and its logprob, (n,) each; `state` goes on to it."""
+        sampler = self._made_decoder.sampler
+        by = state.temperature_n, state.key_n, state.count_n, self._table
+        if sampler is not None:
+            token_n, logprob_n = sampler.draw(hidden_nD, DrawInputs(*by))
+        else:
+            if state.ahead is None:
+                state.ahead = Ahead(state.key_n, state.count_n, self._table, self._num_tokens)
+            token_n, logprob_n = sample(self._made_decoder.logits(hidden_nD), *by, state.ahead)
+        state.token_n, state.count_n = token_n, state.count_n + 1
+        return token_n, logprob_n
