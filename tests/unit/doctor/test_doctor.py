@@ -76,8 +76,8 @@ def test_a_sign_that_is_over_is_told_and_no_more(make: RunMaker) -> None:
 
 def test_a_guard(make: RunMaker) -> None:
     guard = ("finding", 12, {"code": "F101", "seen": "step 13: loss is nan"})
-    shares_prompts = ("finding", 1, {"code": "F108", "seen": "format is 0 for all 64 completions"})
-    path = make.covey(12, total=40, saved=(12,), events=(shares_prompts, guard))
+    goes_on = ("finding", 1, {"code": "F108", "seen": "format is 0 for all 64 completions"})
+    path = make.covey(12, total=40, saved=(12,), events=(goes_on, guard))
     found = report(path)
     assert (found.verdict, found.exit_code) == ("stopped by guard F101", 3)
     assert codes(found) == ["F101", "F108"]

@@ -16,7 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.kernels.cpu.library import FLOAT, INT, POINTER, address, structure
+from covey.kernels.cpu.calls import (
+    NORMS,
+    PRODUCTS,
+    SPANS,
+    DrawCall,
+    Functions,
+    Layer,
+    Model,
+    PanelCopy,
+    TokenCall,
+    Weight,
+)
+from covey.kernels.cpu.library import INT, POINTER, address
 from covey.kernels.llama.weights import Linear, Llama, llama, weights_of
 from covey.kernels.protocol import Cache, CacheLayout, DrawInputs, SampledModel, Spans, StepLayout
 
@@ -26,58 +38,6 @@ _COLUMNS, _ALIGNED = 4, 64
 _PANELLED = 1 << 23
 # The vocabulary up to which a copy of the head is made, too.
 _SMALL_VOCABULARY = 512
-
-
-_Weight = structure("_Weight", **dict.fromkeys(("weight", "bias", "panels"), POINTER))
-_PanelCopy = structure("_PanelCopy", weight=POINTER, panels=POINTER, columns=INT, inner=INT)
-_PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
-_NORMS = ("before_attention", "before_mlp", "query_norm", "key_norm")
-_Layer = structure(
-    "_Layer", **dict.fromkeys(_PRODUCTS, _Weight), **dict.fromkeys((*_NORMS, "prefix", "own"), POINTER)
-)
-_Model = structure(
-    "_Model",
-    **dict.fromkeys(("layers", "width", "heads", "key_heads", "head_width", "inner"), INT),
-    **dict.fromkeys(("epsilon", "scaling"), FLOAT),
-    **dict.fromkeys(("embedding", "norm", "cosines", "sines", "layer"), POINTER),
-    **dict.fromkeys(("prefix_slots", "prefix_columns", "own_slots", "own_columns"), INT),
-)
-_SPANS = ("slot", "slot_first", "slot_count", "row", "row_first", "row_count")
-_BUFFERS = ("hidden", "heads", "attended", "gate", "up", "normed", "scores")
-# The three that decoding moves on come first.
-_GIVEN = ("token", "position", "row_count", *(name for name in _SPANS if name != "row_count"))
-_TokenCall = structure(
-    "_TokenCall",
-    number=INT,
-    **dict.fromkeys((*_GIVEN, *_BUFFERS), POINTER),
-    **dict.fromkeys(("scores_width", "threads"), INT),
-)
-_DrawCall = structure(
-    "_DrawCall",
-    **dict.fromkeys(("number", "states", "width", "vocab", "stops", "threads"), INT),
-    **dict.fromkeys(("head", "hidden", "temperature", "key", "table", "shared", "lead", "stop"), POINTER),
-    **dict.fromkeys(("position", "token", "logits", "logprob"), POINTER),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Functions:
-    """The library's functions for one precision."""
-
-    step: Any
-    draw: Any
-    decode: Any
-    copy_rows: Any
-    multiply_rows: Any
-    lay_panels: Any
-
-    @classmethod
-    def of(cls, library: ctypes.CDLL, dtype: torch.dtype) -> _Functions:
-        suffix = str(dtype).removeprefix("torch.")
-        names = ("step", "draw", "decode", "copy_rows", "multiply_rows", "lay_panels")
-        found = cls(*(getattr(library, f"{name}_{suffix}") for name in names))
-        found.decode.restype = INT
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +60,7 @@ class CompiledLlama:
     `addresses` are where the weights are.
     """
 
-    functions: _Functions
+    functions: Functions
     policy: SampledModel
     weights: Llama
     products: _Products
@@ -186,7 +146,7 @@ class CompiledLlama:
         """IndexError where the library would read or write beyond what it is given, of the next `more` tokens
         of each row, which see `longest` at most; it does not look itself."""
         num = tokens_n.shape[0]
-        if any(getattr(spans, name).shape[0] != num for name in _SPANS) or positions_n.shape[0] != num:
+        if any(getattr(spans, name).shape[0] != num for name in SPANS) or positions_n.shape[0] != num:
             raise IndexError(f"{num} tokens, and their addresses are of another number")
         if not num:
             return
@@ -228,14 +188,14 @@ class CompiledLlama:
         }
         buffers = hidden_nE.new_empty(sum(sizes.values())).split(list(sizes.values()))
         addresses = {name: part.data_ptr() for name, part in zip(sizes, buffers, strict=True)}
-        tokens = _TokenCall(
+        tokens = TokenCall(
             number=number,
             token=tokens_n.data_ptr(),
             position=positions_n.data_ptr(),
             hidden=hidden_nE.data_ptr(),
             scores_width=longest,
             threads=threads,
-            **{name: getattr(spans, name).data_ptr() for name in _SPANS},
+            **{name: getattr(spans, name).data_ptr() for name in SPANS},
             **addresses,
         )
         return tokens, buffers
@@ -256,7 +216,7 @@ class CompiledLlama:
         logits_XV = hidden_bE.new_empty(states + (threads if draws.shared_n is not None else 0), room)
         logprob_kn, token_kn = hidden_bE.new_empty(most, number), draws.key_n.new_empty(most, number)
         position_n, stop_s = draws.position_n.clone(), torch.tensor(draws.stops, dtype=torch.int64)
-        found = _DrawCall(
+        found = DrawCall(
             number=number,
             states=states,
             width=hidden_bE.shape[1],
@@ -298,19 +258,19 @@ class CompiledLlama:
         if id(cache) in self.models:
             return self.models[id(cache)][0]
         known = self.weights
-        layers = (_Layer * len(known.layers))()
+        layers = (Layer * len(known.layers))()
         width, key_heads = known.head_width, known.layers[0].heads[1].weight.shape[0] // known.head_width
         like = known.embedding.new_empty(1, key_heads, 0, width)
         prefix = own = like
         for number, (products, norms) in enumerate(zip(self.products.layers, self.norms, strict=True)):
             prefix, own = cache.tensors(number, like)
-            layers[number] = _Layer(
+            layers[number] = Layer(
                 **products,
                 **{name: address(norm) for name, norm in norms.items()},
                 prefix=prefix.data_ptr(),
                 own=own.data_ptr(),
             )
-        model = _Model(
+        model = Model(
             layers=len(known.layers),
             width=known.embedding.shape[1],
             heads=known.layers[0].heads[0].weight.shape[0] // width,
@@ -347,16 +307,16 @@ def _products(library: ctypes.CDLL, known: Llama, head: Linear) -> _Products:
             kept.append(bias)
         if is_few and known.size <= _PANELLED and rows % width == 0:
             panels = torch.empty(part.weight.shape)
-            copies.append(_PanelCopy(address(part.weight), address(panels), rows, columns))
+            copies.append(PanelCopy(address(part.weight), address(panels), rows, columns))
             kept.append(panels)
-        return _Weight(*(address(tensor) for tensor in (part.weight, bias, panels)))
+        return Weight(*(address(tensor) for tensor in (part.weight, bias, panels)))
 
     layers = [
-        {name: product(part) for name, part in zip(_PRODUCTS, layer.products, strict=True)}
+        {name: product(part) for name, part in zip(PRODUCTS, layer.products, strict=True)}
         for layer in known.layers
     ]
     last = product(head, is_few=head.weight.shape[0] <= _SMALL_VOCABULARY)
-    return _Products(tuple(layers), last, kept, (_PanelCopy * len(copies))(*copies))
+    return _Products(tuple(layers), last, kept, (PanelCopy * len(copies))(*copies))
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:
@@ -387,7 +347,7 @@ def compiled_llama(
         return None
     if any(part.weight.shape[0] % _COLUMNS for part in parts) or known.head_width % 2:
         return None
-    functions = _Functions.of(library, dtype)
+    functions = Functions.of(library, dtype)
     spec = policy.head
     cos_P1D, sin_P1D = known.rotations(known.embedding, torch.arange(num_positions))
     is_plain = spec.scale == 1.0 and spec.softcap is None
@@ -396,7 +356,7 @@ def compiled_llama(
         policy,
         known,
         _products(library, known, head),
-        tuple({name: _float(getattr(layer, name)) for name in _NORMS} for layer in known.layers),
+        tuple({name: _float(getattr(layer, name)) for name in NORMS} for layer in known.layers),
         known.norm.float(),
         cos_P1D.float().contiguous(),
         sin_P1D.float().contiguous(),
