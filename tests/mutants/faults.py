@@ -280,7 +280,7 @@ def _shifted_positions(self: Any, micro: Any) -> tuple[Any, ...]:
 
 def _leaking_rows(self: Any, micro: Any, *rest: Any) -> tuple[Any, ...]:
     whole = replace(micro.segments[0], start=0, length=int(micro.tokens_T.shape[0]), parent=None)
-    return self, replace(micro, segments=(whole,)), *rest
+    return self, replace(micro, segments=(whole,), shared=None), *rest
 
 
 def _of_text(sample: Any, trajectory: Any) -> Any:

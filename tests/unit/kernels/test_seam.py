@@ -50,8 +50,8 @@ def results(policy, stream="prefix"):
     return {"logprob": stats.logprob_N.detach(), "entropy": stats.entropy_N.detach(), **gradients}
 
 
-def sampled(policy, kernels=None, rollout=0):
-    engine = NativeEngine(policy, max_rows=5, kernels=kernels)
+def sampled(policy, kernels=None, rollout=0, engine=None):
+    engine = engine or NativeEngine(policy, max_rows=5, kernels=kernels)
     sampling = SamplingParams(temperature=0.9, max_new_tokens=14, stop_token_ids=(7, 19))
     for prompt in range(3):
         tokens = torch.randint(
@@ -105,6 +105,21 @@ def test_each_kind_computes_by_its_own_means(monkeypatch):
     recordings = Recordings(record)
     sampled(policy, GpuKernels(recordings))
     assert recordings.num_made > 0 and not recordings.failure
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recordings_outlive_a_rollout(family):
+    """They are of a decoder, which stays the same while the weights lie where they did."""
+    recordings = Recordings(record)
+    policy = policy_with(GpuKernels(), family)
+    engine = NativeEngine(policy, max_rows=5, kernels=GpuKernels(recordings))
+    sampled(policy, engine=engine)
+    made = recordings.num_made
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.05)
+    sampled(policy, engine=engine)
+    assert made > 0 and recordings.num_made == made
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])

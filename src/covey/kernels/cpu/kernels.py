@@ -69,4 +69,4 @@ class CpuKernels(TorchKernels):
             own = former if isinstance(former, CompiledLlama) else None
             compiled = compiled_llama(self.library, model, num_positions, own)
         short = compiled or llama_decoder(model, num_positions, former)
-        return short or super().decoder(model, num_positions)
+        return short or super().decoder(model, num_positions, former)

@@ -20,7 +20,8 @@ class GpuKernels(TorchKernels):
 
     def decoder(self, model: SampledModel, num_positions: int, former: Decoder | None = None) -> Decoder:
         """The Llama family in few calls, else the modules."""
-        return llama_decoder(model, num_positions, former) or super().decoder(model, num_positions)
+        short = llama_decoder(model, num_positions, former)
+        return short or super().decoder(model, num_positions, former)
 
     def recordings(self) -> Recordings | None:
         """As they were given, else new ones."""

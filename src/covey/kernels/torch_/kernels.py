@@ -46,8 +46,9 @@ class TorchKernels:
         return TorchHead(spec)
 
     def decoder(self, model: SampledModel, num_positions: int, former: Decoder | None = None) -> Decoder:
-        """The model's own modules."""
-        return ModuleDecoder(model)
+        """The model's own modules; the same object again, as recordings are of one decoder."""
+        is_same = isinstance(former, ModuleDecoder) and former.model is model
+        return former if former is not None and is_same else ModuleDecoder(model)
 
     def recordings(self) -> Recordings | None:
         """None: every step is launched anew."""
