@@ -123,13 +123,13 @@ def _named(options: Mapping[str, Any], functions: Functions) -> dict[str, Any]:
     if given is None:
         return named
     entries = list(given) if isinstance(given, list | tuple) else [given]
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if isinstance(entry, str):
             continue
         where = target_of_callable(entry)
         by_file = isinstance(where, Target) and where.file is not None
         name = f"{where.file}:{where.name}" if isinstance(where, Target) and by_file else callable_name(entry)
-        entries[place] = name
+        entries[index] = name
         functions[name] = entry
     named["reward_funcs"] = entries
     return named

@@ -84,12 +84,12 @@ def build_streams(
 ) -> list[Stream]:
     """`build_stream` for several passes at once, which costs less than one after the other."""
     trained = [[_trained(row) for row in rows] for rows in passes]
-    lay = {"padded": _padded, "packed": _packed, "prefix": _shared}[kind]
-    parts = [lay(rows, facts) for rows, facts in zip(passes, trained, strict=True)]
+    lay_out = {"padded": _padded, "packed": _packed, "prefix": _shared}[kind]
+    parts = [lay_out(rows, facts) for rows, facts in zip(passes, trained, strict=True)]
     tokens, chosen = [len(p.tokens_T) for p in parts], [sum(map(len, p.predictors)) for p in parts]
     ahead = list(accumulate(tokens, initial=0))
     predictor = np.concatenate(
-        [place + start for p, start in zip(parts, ahead, strict=False) for place in p.predictors]
+        [index + start for p, start in zip(parts, ahead, strict=False) for index in p.predictors]
     )
     # Contexts of all passes, in the order of their streams.
     context_U, context_N = np.unique(predictor, return_inverse=True)
@@ -171,23 +171,23 @@ def _shared(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
     start = 0
     for members in families.values():
         own, facts = [rows[i] for i in members], [trained[i] for i in members]
-        laid = _alone if len(members) == 1 else _together
-        token_X, position_X, places = laid(own, facts, start, segments)
+        build = _alone if len(members) == 1 else _together
+        token_X, position_X, indices = build(own, facts, start, segments)
         tokens.append(token_X)
         positions.append(position_X)
-        for i, place_L in zip(members, places, strict=True):
-            predictors[i] = place_L[trained[i].position_n - 1]
+        for i, index_L in zip(members, indices, strict=True):
+            predictors[i] = index_L[trained[i].position_n - 1]
         start += len(token_X)
     return _Parts(np.concatenate(tokens), np.concatenate(positions), segments, predictors)
 
 
-_Laid = tuple[_IntArray, _IntArray, Sequence[_IntArray]]
+_Placed = tuple[_IntArray, _IntArray, Sequence[_IntArray]]
 
 
 def _alone(
     rows: Sequence[Row], trained: Sequence[_Trained], start: int, segments: list[StreamSegment]
-) -> _Laid:
-    """The tokens and positions of a row that shares nothing, and the places of its tokens in the stream,
+) -> _Placed:
+    """The tokens and positions of a row that shares nothing, and the indices of its tokens in the stream,
     where they lie from `start` on; its segments are added."""
     prompt, needed = rows[0].prompt_length, max(trained[0].needed, rows[0].prompt_length)
     segments.append(StreamSegment(start=start, length=prompt))
@@ -200,7 +200,7 @@ def _alone(
 
 def _together(
     rows: Sequence[Row], trained: Sequence[_Trained], start: int, segments: list[StreamSegment]
-) -> _Laid:
+) -> _Placed:
     """`_alone` for rows that share a prompt; tokens that several of them have in common stand once."""
     prompt_length = rows[0].prompt_length
     needed_M = np.array([max(facts.needed, prompt_length) for facts in trained])
@@ -223,16 +223,16 @@ def _grow(
     token_ML: _IntTable, needed_M: _IntArray, prompt_length: int, start: int, segments: list[StreamSegment]
 ) -> _IntTable:
     """Add the tree of rows that share a prompt, from `start` of the stream on: a branch wherever some of them
-    part. Gives the place of each token in the stream."""
+    part. Gives the index of each token in the stream."""
     place_ML = np.zeros_like(token_ML)
     needed: list[int] = needed_M.tolist()
     waiting: list[tuple[list[int], int, int | None]] = [(list(range(len(token_ML))), 0, None)]
     while waiting:
         members, first, parent = waiting.pop()
         end = prompt_length if parent is None else _parting(token_ML, needed, members, first)
-        place_L = np.arange(start, start + end - first)
+        index_L = np.arange(start, start + end - first)
         for row in members:
-            place_ML[row, first:end] = place_L
+            place_ML[row, first:end] = index_L
         segments.append(StreamSegment(start=start, length=end - first, parent=parent))
         start += end - first
         branches: dict[int, list[int]] = {}

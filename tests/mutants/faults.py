@@ -437,7 +437,8 @@ def _spoils_prompts(change: Callable[[Prefix], None]) -> Plant:
 
 
 def _another_prompt(prefix: Prefix) -> None:
-    prefix._kept = {name: part.flip(0) for name, part in prefix._kept.items()}
+    # Keys and values in another order of tokens would give the same attention.
+    prefix._kept = {name: part.flip(-1) for name, part in prefix._kept.items()}
 
 
 LORA = {"tuner_type": "lora", "lora_rank": 4}

@@ -30,7 +30,7 @@ BFLOAT16 = {"torch_dtype": "bfloat16", "learning_rate": 1e-6}
 SPLIT = {
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 16,
-    "max_tokens_per_micro_batch": 150,
+    "max_tokens_per_micro_batch": 60,
 }
 
 

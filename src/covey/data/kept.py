@@ -40,8 +40,8 @@ class KeptCheck:
                 said = " ".join((message["content"] or "").split())
                 shown = said if len(said) <= _SHOWN else f"{said[:_SHOWN]} ..."
                 raise RowFault("lost", f"{message['role']} message {shown!r}")
-            for place, call in enumerate(message.get("tool_calls") or ()):
-                if (number, place) in lost or tool_name(call) not in text:
+            for index, call in enumerate(message.get("tool_calls") or ()):
+                if (number, index) in lost or tool_name(call) not in text:
                     raise RowFault("lost", f"call of the tool {tool_name(call)} in a turn of the assistant")
         for tool in tools:
             if tool_name(tool) not in text:

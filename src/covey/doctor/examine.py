@@ -179,8 +179,8 @@ def _falling(trend: tuple[float, float, int], history: History) -> Finding:
 
 def _rank(sighting: Sighting) -> tuple[bool, bool, int, int]:
     code = sighting.finding.code
-    place = _ORDER.index(code) if code in _ORDER else len(_ORDER)
-    return not sighting.holds, not _stops(code), place, sighting.finding.step or 0
+    order = _ORDER.index(code) if code in _ORDER else len(_ORDER)
+    return not sighting.holds, not _stops(code), order, sighting.finding.step or 0
 
 
 def _judge(

@@ -177,8 +177,8 @@ def _unread_forms(rewards: RewardSet, i: int, prompts: Sequence[Prompt], column:
     ]
     said = iter(_value(row, 0, 1.0) for row in alone.score(rows, TrainerState(max_steps=1)).rows)
     values = [[next(said) for _ in range(1 + len(_CLAIMED))] for _ in prompts]
-    for place, form in enumerate(_CLAIMED, start=1):
-        tells_apart = [r > e for row in values if (r := row[place]) is not None and (e := row[0]) is not None]
+    for index, form in enumerate(_CLAIMED, start=1):
+        tells_apart = [r > e for row in values if (r := row[index]) is not None and (e := row[0]) is not None]
         if len(tells_apart) >= _FEWEST_ROWS and 2 * sum(tells_apart) <= len(tells_apart):
             return [
                 Blind(

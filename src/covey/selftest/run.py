@@ -27,29 +27,29 @@ def selftest(
     `device` is cpu, cuda or auto; `model` a directory, or None for the built-in random model. ConfigError
     says why it cannot start; GuardStop (F120) carries what failed.
     """
-    place = _device(device)
+    target = _device(device)
     with tempfile.TemporaryDirectory(prefix="covey-selftest-") as work:
         directory = Path(work) if model is None else MODEL_DIR if model == QUICKSTART else Path(model)
         if model is None:
             write_random_model(directory)
         else:
-            refuse(directory, place, ignore_forecast=ignore_forecast)
+            refuse(directory, target, ignore_forecast=ignore_forecast)
         try:
-            rows = _table(place, directory, model, say)
+            rows = _table(target, directory, model, say)
         except torch.OutOfMemoryError as error:
             raise ConfigError([_ran_out(error)]) from error
     say("")
     say(report.verdict(rows))
     if any(row.failed for row in rows):
-        raise GuardStop(report.finding(rows, place))
+        raise GuardStop(report.finding(rows, target))
     return rows
 
 
 def _table(
-    place: torch.device, directory: Path, model: str | None, say: Callable[[str], None]
+    device: torch.device, directory: Path, model: str | None, say: Callable[[str], None]
 ) -> list[Measured]:
     """Say the header, and every check as it is done."""
-    tested = subject(place, directory, is_built_in=model is None)
+    tested = subject(device, directory, is_built_in=model is None)
     for text in report.header(tested, model or "built-in"):
         say(text)
     rows = []
