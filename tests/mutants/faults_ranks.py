@@ -162,7 +162,7 @@ HANGS = (
         HANGS_AT,
         _stuck_scores,
         WHOLE,
-        says="Rank 0 waits in gather_json",
+        says="Rank 0 waits in max",
         hangs=True,
     ),
 )
