@@ -284,7 +284,7 @@ def test_make_targets_exist(document: str) -> None:
 
 
 def test_every_carrier_has_an_example() -> None:
-    """Every type of covey.types is built, not only named, in the Python blocks of docs/architecture.md."""
+    """Every type of covey.types is built, not only named, in the Python blocks of docs/carriers.md."""
     from covey import types
 
     own = [
@@ -292,7 +292,7 @@ def test_every_carrier_has_an_example() -> None:
         for name, value in vars(types).items()
         if isinstance(value, type) and value.__module__.startswith(f"{types.__name__}.")
     ]
-    code = "\n".join(b.text for b in blocks(text_of("docs/architecture.md")) if b.language == "python")
+    code = "\n".join(b.text for b in blocks(text_of("docs/carriers.md")) if b.language == "python")
     assert len(own) > 20
     assert [name for name in own if not re.search(rf"\b{name}[(.]", code)] == []
 

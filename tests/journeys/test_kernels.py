@@ -1,4 +1,4 @@
-"""--kernels torch: the same run, computed by torch's operators alone."""
+"""--kernels torch: the same run, computed by all else by torch's operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_run_is_the_same_by_torch_alone(
     lines = {}
     for kernels in ("auto", "torch"):
         done = succeed("train", *flags(small("d.jsonl", kernels, kernels=kernels, **asked)))
-        assert ("torch's operators alone" in done.out) == (kernels == "torch")
+        assert ("all else by torch's operators" in done.out) == (kernels == "torch")
         lines[kernels] = read_lines(tmp_path / kernels / "metrics.jsonl")
     assert len(lines["auto"]) == 3
     for one, other in zip(lines["auto"], lines["torch"], strict=True):

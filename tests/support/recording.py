@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from support.syncs import place, reads
 
@@ -29,7 +29,9 @@ class _Listener(TorchDispatchMode):
         if reads(func, args, kwargs) or func is torch.ops.aten.lift_fresh.default:
             raise RuntimeError(f"{func} is not permitted while a stream is recorded ({place()})")
         out = func(*args, **kwargs)
-        self.calls.append((func, args, kwargs, out))
+        # A recording is of memory: of what a tensor's name stands for later it knows nothing.
+        given = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        self.calls.append((func, *given, out))
         return out
 
 

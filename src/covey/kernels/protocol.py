@@ -25,7 +25,7 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str:
-        """What the run says of it: torch, cpu, gpu."""
+        """torch, cpu or gpu."""
 
     @property
     def products(self) -> Products:
@@ -40,7 +40,7 @@ class Kernels(Protocol):
         """Whether plain attention and blocks of the head are computed in C."""
 
     def prepare(self, model: nn.Module) -> None:
-        """Change the modules of a model, once, when it has been loaded."""
+        """Change the modules of a model once it is loaded, and how this process gets memory."""
 
     def pad(self, micro: MicroBatch, weight_VD: Tensor, spec: HeadSpec) -> MicroBatch:
         """The same micro-batch in a size that kernels exist for; what is added has no effect."""
@@ -56,6 +56,9 @@ class Kernels(Protocol):
     def decoder(self, model: SampledModel, num_positions: int, former: Decoder | None = None) -> Decoder:
         """A step of decoding for tokens up to position `num_positions`, by the weights as they are now. A
         `former` one that still serves may be brought up to date and returned."""
+
+    def compiles(self, model: SampledModel) -> bool:
+        """Whether its decoder of this model is in C."""
 
     def recordings(self) -> Recordings | None:
         """What records strides of decoding for one engine; None where none are recorded."""

@@ -7,7 +7,6 @@ of siblings are, is projected once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,17 +37,6 @@ def head_spec(model: nn.Module) -> HeadSpec:
         scale /= float(config.logits_scaling)
     softcap = getattr(config, "final_logit_softcapping", None)
     return HeadSpec(scale=scale, softcap=None if softcap is None else float(softcap))
-
-
-def logits_of(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor | None,
-    spec: HeadSpec,
-    product: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-) -> Tensor:
-    """Float32 logits (N, V) before any temperature."""
-    return spec.bounded(product(hidden_ND, weight_VD, bias_V).float())
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def _kernels(config: Config, policy: Policy) -> str:
         attention = f"sdpa (flex does not compile here: {policy.no_flex})"
     away = ", and wait in the machine's memory" if policy.offload else ""
     norms = "; norms and gated layers: liger-kernel" if policy.has_liger else ""
-    plain = "; torch's operators alone" if policy.kernels.name == "torch" else ""
+    plain = "; all else by torch's operators" if policy.kernels.name == "torch" else ""
     rows = "".join(f"; {name}: {kernel}" for name, kernel in sdpa.kernels(policy).items())
     return f"attention: {attention}{norms}{rows}{plain}; {IN_WORDS[policy.recompute]}{away}"
 

@@ -16,6 +16,7 @@ from covey.comm import LocalComm
 from covey.config.resolve import Resolved
 from covey.data.rows import prompt_table
 from covey.data.text import load_codec
+from covey.kernels.choose import KernelsName
 from covey.models.load import choose_stream, load_policy
 from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
@@ -45,10 +46,14 @@ def _accuracy(scored: ScoredGroup) -> float:
     return scored.scores[0].total or 0.0
 
 
-def measure(directory: Path, max_new_tokens: int) -> Measured:
+def measure(directory: Path, max_new_tokens: int, kernels: KernelsName = "auto") -> Measured:
     """Sample the 512 held-out prompts from a model directory and score them, under fixed noise."""
     policy = load_policy(
-        directory, device=torch.device("cpu"), disable_dropout=True, gradient_checkpointing=False
+        directory,
+        device=torch.device("cpu"),
+        disable_dropout=True,
+        gradient_checkpointing=False,
+        kernels=kernels,
     )
     choose_stream(policy)
     policy.eval()
@@ -79,13 +84,13 @@ def quickstart(resolved: Resolved, found: Survey | None = None) -> Outcome:
     speaks = os.environ.get("RANK", "0") == "0"
     before = None
     if speaks and config.resume_from_checkpoint is None:
-        before = measure(model_dir(config), config.max_completion_length)
+        before = measure(model_dir(config), config.max_completion_length, config.kernels)
         _say(f"held-out accuracy before training: {before.accuracy:.3f} (512 prompts, one sample each)")
     started = time.perf_counter()
     outcome = train(resolved, found)
     seconds = time.perf_counter() - started
     if speaks and outcome.exit_code == 0:
-        after = measure(outcome.checkpoint, config.max_completion_length)
+        after = measure(outcome.checkpoint, config.max_completion_length, config.kernels)
         _say(_report(outcome, before, after, seconds))
     return outcome
 

@@ -109,6 +109,7 @@ def _policy(config: Config, directory: Path) -> Policy:
             disable_dropout=True,
             gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
+            kernels=config.kernels,
         )
     else:
         if not directory.is_dir():
@@ -119,6 +120,7 @@ def _policy(config: Config, directory: Path) -> Policy:
             disable_dropout=True,
             gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
+            kernels=config.kernels,
         )
         for parameter in policy.parameters():
             parameter.data = parameter.data.to(dtype)

@@ -118,8 +118,9 @@ def test_recordings_outlive_a_rollout(family):
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(1.05)
-    sampled(policy, engine=engine)
+    tokens = sampled(policy, engine=engine)[0]
     assert made > 0 and recordings.num_made == made
+    assert tokens == sampled(policy, TorchKernels())[0]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
@@ -133,8 +134,8 @@ def test_kernels_are_chosen_by_the_device_and_the_option(device):
 def test_weights_that_lie_elsewhere_are_read_there(kind, assert_close_guarded):
     """As DDP, sharding, offloading and merging rebind them, between passes and between rollouts."""
     policy = policy_with(TorchKernels() if kind == "torch" else KINDS[kind]())
-    engine_kernels = policy.kernels
-    results(policy), sampled(policy, engine_kernels)
+    engine = NativeEngine(policy, max_rows=5)
+    results(policy), sampled(policy, engine=engine)
     for parameter in policy.parameters():
         old, parameter.data = parameter.data, 1.1 * parameter.data
         old.fill_(float("nan"))
@@ -144,7 +145,7 @@ def test_weights_that_lie_elsewhere_are_read_there(kind, assert_close_guarded):
     for name, value in results(fresh).items():
         assert_close_guarded(results(policy)[name], value, rtol=5e-5)
     tokens, logprobs = sampled(fresh, rollout=1)
-    got, got_logprobs = sampled(policy, engine_kernels, rollout=1)
+    got, got_logprobs = sampled(policy, rollout=1, engine=engine)
     assert got == tokens
     assert_close_guarded(got_logprobs, logprobs, rtol=2e-5)
 

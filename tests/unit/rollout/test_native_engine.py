@@ -10,6 +10,7 @@ import torch
 
 from covey.kernels import choose
 from covey.kernels.cpu.decoder import CompiledLlama
+from covey.kernels.cpu.kernels import CpuKernels
 from covey.kernels.llama.decoder import LlamaDecoder
 from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
@@ -28,13 +29,14 @@ def quickstart_prompts(quickstart_codec):
 
 
 @pytest.fixture(autouse=True, params=["flat", "shared", "compiled flat", "compiled shared"])
-def layout(request, monkeypatch):
+def layout(request, monkeypatch, quickstart_policy):
     """Every test runs with prompts copied to their rows and with prompts read where they are, in torch and in
     C."""
     if "shared" in request.param:
         monkeypatch.setattr(caches, "_FLAT_PROMPT", 0)
     if "compiled" not in request.param:
         monkeypatch.setattr(choose, "open_library", lambda: None)
+        monkeypatch.setattr(quickstart_policy, "_kernels", CpuKernels(None))
     return request.param
 
 

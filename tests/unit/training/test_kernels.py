@@ -96,11 +96,11 @@ def test_the_line_says_why() -> None:
     config = from_dict({"model": "m", "dataset": "d", "reward_funcs": ["accuracy"]}).config
     assert _kernels(config, policy) == "attention: sdpa, in C where it is plain; activations are kept"
     policy.kernels = TorchKernels()
-    assert _kernels(config, policy) == "attention: sdpa; torch's operators alone; activations are kept"
+    assert _kernels(config, policy) == "attention: sdpa; all else by torch's operators; activations are kept"
     policy.attention, policy.has_liger = "flash_attn", True
     policy.keep_activations("full")
     assert _kernels(config, policy) == (
-        "attention: flash_attn; norms and gated layers: liger-kernel; torch's operators alone; "
+        "attention: flash_attn; norms and gated layers: liger-kernel; all else by torch's operators; "
         "activations are computed again, layer by layer"
     )
     policy.use_stream("padded")

@@ -1,6 +1,6 @@
 /* A block of a large model's head, some contexts by a part of the vocabulary: from the products of hidden states and
    weights what they add to a softmax, and the loss's derivative by them, each in one pass over memory. What
-   `covey.models.head_blocks` does in torch. Products are float32, or with BFLOAT16 defined bfloat16; all else is
+   `covey.kernels.torch_.head` does in torch. Products are float32, or with BFLOAT16 defined bfloat16; all else is
    float32. */
 
 #include <float.h>

@@ -147,7 +147,7 @@ class CompiledLlama:
         of each row, which see `longest` at most; it does not look itself."""
         num = tokens_n.shape[0]
         if any(getattr(spans, name).shape[0] != num for name in SPANS) or positions_n.shape[0] != num:
-            raise IndexError(f"{num} tokens, and their addresses are of another number")
+            raise IndexError(f"{num} tokens, and their spans are of another number")
         if not num:
             return
         own_n, prompt_n = spans.row_first + spans.row_count, spans.slot_first + spans.slot_count

@@ -62,7 +62,7 @@ class CompiledHead:
 
 
 class CompiledSoftmax:
-    """As `TorchSoftmax`; products are as they were afterwards."""
+    """As `TorchSoftmax`; products are left as they are."""
 
     def __init__(
         self, library: ctypes.CDLL, tokens: HeadTokens, spec: HeadSpec, rows: slice, logit_N: Tensor

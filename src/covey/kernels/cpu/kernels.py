@@ -62,6 +62,10 @@ class CpuKernels(TorchKernels):
             return CompiledHead(self.library, spec)
         return super().head(weight_VD, bias_V, spec)
 
+    def compiles(self, model: SampledModel) -> bool:
+        """Models of the Llama family, where there is a library."""
+        return self.library is not None and compiled_llama(self.library, model, 1) is not None
+
     def decoder(self, model: SampledModel, num_positions: int, former: Decoder | None = None) -> Decoder:
         """The Llama family in C, else in few calls, else the modules."""
         compiled = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from covey.kernels.gpu.recordings import Recordings
 from covey.kernels.llama.decoder import llama_decoder
 from covey.kernels.protocol import Decoder, SampledModel
@@ -17,6 +19,10 @@ class GpuKernels(TorchKernels):
 
     def __init__(self, recordings: Recordings | None = None) -> None:
         self._recordings = recordings
+
+    def __deepcopy__(self, memo: Any) -> GpuKernels:
+        """Graphs cannot be copied, and are of an engine, not of a policy."""
+        return self
 
     def decoder(self, model: SampledModel, num_positions: int, former: Decoder | None = None) -> Decoder:
         """The Llama family in few calls, else the modules."""

@@ -122,8 +122,7 @@ def llama_decoder(
     policy: SampledModel, num_positions: int, former: Decoder | None = None
 ) -> LlamaDecoder | None:
     """The decoder of a policy whose model `llama` recognises, for positions up to `num_positions`; None
-    for any other. A `former` one of the same weights is brought up to date and kept at
-    its place."""
+    for any other. A `former` one of the same weights is brought up to date and returned."""
     known = llama(policy.model, adapted=True)
     if known is None:
         return None

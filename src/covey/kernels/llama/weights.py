@@ -92,13 +92,9 @@ class LlamaLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama:
-    """A model's weights as they are now; made anew when others take their place.
-
-    `padding` is the token whose embedding gets no gradient as an input, as in transformers' own module.
-    """
+    """A model's weights as they are now."""
 
     embedding: Tensor
-    padding: int | None
     layers: tuple[LlamaLayer, ...]
     norm: Tensor
     epsilon: float
@@ -145,7 +141,6 @@ def llama(model: nn.Module, *, adapted: bool = False) -> Llama | None:
     attention = backbone.layers[0].self_attn
     found = Llama(
         embedding=backbone.embed_tokens.weight,
-        padding=backbone.embed_tokens.padding_idx,
         layers=tuple(layer for layer in layers if layer is not None),
         norm=backbone.norm.weight,
         epsilon=config.rms_norm_eps,

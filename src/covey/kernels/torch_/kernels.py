@@ -50,6 +50,10 @@ class TorchKernels:
         is_same = isinstance(former, ModuleDecoder) and former.model is model
         return former if former is not None and is_same else ModuleDecoder(model)
 
+    def compiles(self, model: SampledModel) -> bool:
+        """No."""
+        return False
+
     def recordings(self) -> Recordings | None:
         """None: every step is launched anew."""
         return None
