@@ -12,7 +12,7 @@ rows, rewards, group size, batch, lengths, loss (dapo, beta 0, clip range 0.2 an
 and seed, in turns, each in a process and an environment of its own. Figures are medians over the runs that
 the tables count, each with a seed of its own; cases whose steps take long run less often. Another machine
 gives other seconds: `make bench` runs every case and part and writes this page anew. What was not run for it
-is not on it."""
+is not on it. What a GPU measured stands in [gpu.md](gpu.md#measured-on-an-h100)."""
 
 _TABLE = """\
 ## Seconds, throughput, memory

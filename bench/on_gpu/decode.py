@@ -93,6 +93,8 @@ def _shape(lines: Lines, shape: Shape, plan: Plan, bandwidth: float) -> None:
             needs_s=8,
         )
         gc.collect()
+    if shape == plan.shapes[-1]:
+        lines.case(f"{shape.name}, new prompt lengths", lambda: _new_lengths(made[0], shape), needs_s=8)
     if shape in (QWEN_15B, TINY):
         lines.case(
             f"{shape.name}, 64 rows up to {plan.ragged}", lambda: _ragged(made[0], shape, plan), needs_s=25
@@ -131,6 +133,14 @@ def _rate(policy: Policy, shape: Shape, batch: int, plan: Plan, bandwidth: float
         figures={**rate, "share_of_floor": floor_s / step_s, **figures},
         predicted={} if predicted is None else {"tokens_per_s": predicted},
     )
+
+
+def _new_lengths(policy: Policy, shape: Shape) -> Found:
+    """Prompts of a length that occurs for the first time: a kernel that is made for each shows itself."""
+    engine = recorded_engine(policy, recordings(), max_rows=8)
+    times = [sample(engine, requests([257 + n], [1] * SIBLINGS, shape.vocabulary, n))[1] for n in range(9)]
+    # The first one makes the cache, and records.
+    return Found(figures={"ms_a_length": 1e3 * statistics.median(times[1:])})
 
 
 def _ragged(policy: Policy, shape: Shape, plan: Plan) -> Found:

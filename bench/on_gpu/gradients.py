@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from covey.models.layouts import AttentionKind
+from covey.models.liger import use_liger, wants_liger
 from covey.models.policy import Policy
 from covey.plan.recompute import Recompute
 from covey.selftest.compare import Result, by_plain_logits, by_policy, relative
@@ -36,7 +37,7 @@ def compare(lines: Lines, family: str, *, thorough: bool) -> None:
     """Write a line for every way: first those of float32, where nothing is compiled."""
     compared = Compared(family, small=lines.small)
     for dtype in (torch.float32, torch.bfloat16) if thorough else (torch.bfloat16,):
-        for way in ways(dtype, thorough=thorough):
+        for way in ways(dtype, thorough=thorough, has_liger=compared.has_liger):
             lines.case(
                 f"{family} {_name(dtype)} {way}",
                 lambda d=dtype, w=way: compared.finding(d, w),  # type: ignore[misc]
@@ -52,13 +53,16 @@ class Way:
     stream: StreamKind
     recompute: Recompute = "none"
     in_passes: bool = False
+    liger: bool = False
 
     def __str__(self) -> str:
-        again = "" if self.recompute == "none" else f" {self.recompute}"
-        return f"{self.attention} {self.stream}{again}{' passes' if self.in_passes else ''}"
+        words = [self.attention, self.stream]
+        words += [] if self.recompute == "none" else [self.recompute]
+        words += ["passes"] if self.in_passes else []
+        return " ".join([*words, *(["liger"] if self.liger else [])])
 
 
-def ways(dtype: torch.dtype, *, thorough: bool) -> Iterator[Way]:
+def ways(dtype: torch.dtype, *, thorough: bool, has_liger: bool) -> Iterator[Way]:
     """What a run may compute in; float32 only where nothing is compiled for it, which takes seconds each."""
     kinds: list[AttentionKind] = ["sdpa"]
     if device().type == "cuda" and dtype == torch.bfloat16:
@@ -77,6 +81,9 @@ def ways(dtype: torch.dtype, *, thorough: bool) -> Iterator[Way]:
     if thorough and dtype == torch.float32:
         yield Way(attention="eager", stream="prefix")
         yield Way(attention="eager", stream="packed")
+    if dtype == torch.bfloat16 and has_liger:
+        # Last, for it stays in the model.
+        yield Way(attention=best, stream="prefix", liger=True)
 
 
 class Compared:
@@ -87,6 +94,7 @@ class Compared:
         torch.backends.cuda.matmul.allow_tf32 = False
         self.rows = _rows(small)
         self.policy = Policy(random_family(family), stream="padded")
+        self.has_liger = wants_liger("auto", self.policy.model, device())
         self.exact = by_policy(self.policy, self.rows)
         plain = by_plain_logits(self.policy.model, self.rows)
         self.head = self._far(self.exact, plain)
@@ -100,6 +108,8 @@ class Compared:
         self.policy.attention = way.attention
         self.policy.use_stream(way.stream)
         self.policy.keep_activations(way.recompute)
+        if way.liger:
+            use_liger(self.policy.model)
         value, gradient = self._far(by_policy(self.policy, self.rows, in_passes=way.in_passes), self.exact)
         self.policy.keep_activations("none")
         passed = value <= limits[0] and gradient <= limits[1]

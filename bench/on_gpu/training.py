@@ -13,9 +13,11 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from covey.algorithm.losses import LossOutput
+from covey.kernels.choose import choose_kernels
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import OptimizerConfig
 from covey.models.layouts import automatic
+from covey.models.liger import use_liger, wants_liger
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from covey.plan.recompute import Recompute
@@ -96,6 +98,22 @@ def _shape(lines: Lines, shape: Shape, plan: Plan, peak: float, profiles: Path) 
                 f"{shape.name} {tokens} {stream}",
                 lambda: _rate(made[0], shape, tokens, stream, plan, peak),  # noqa: B023 - called at once
                 needs_s=10,
+            )
+    fewest, policy = min(plan.tokens), made[0].policy
+    policy.kernels = choose_kernels("torch", device().type)
+    lines.case(
+        f"{shape.name} {fewest} packed, head by torch",
+        lambda: _rate(made[0], shape, fewest, "packed", plan, peak),
+        needs_s=5,
+    )
+    policy.kernels = choose_kernels("auto", device().type)
+    if wants_liger("auto", policy.model, device()):
+        use_liger(policy.model)
+        for tokens in plan.tokens:
+            lines.case(
+                f"{shape.name} {tokens} packed, liger",
+                lambda: _rate(made[0], shape, tokens, "packed", plan, peak),  # noqa: B023 - called at once
+                needs_s=5,
             )
     lines.case(
         f"{shape.name} profile of a step", lambda: _profiled_step(made[0], shape, plan, profiles), needs_s=8

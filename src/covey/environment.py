@@ -11,6 +11,9 @@ KEPT_KERNELS = 64
 # machine that has other work, a reward's process say, then slows a small model by tens of times. A short spin
 # costs a few percent on an idle one.
 _LOOKS = 2000
+# torch takes cuDNN's attention first on newer GPUs, which builds a plan for every shape that it meets: half a
+# second for each new length of prompts. Its other kernels take any shape.
+_CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 # The names of torch's settings of its allocator, new and old.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -19,6 +22,7 @@ def settle() -> None:
     """Set what the user has not set; to be called before torch is imported."""
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KEPT_KERNELS))
     os.environ.setdefault("GOMP_SPINCOUNT", str(_LOOKS))
+    os.environ.setdefault(_CUDNN_LAST, "1")
     # A GPU's memory in segments that grow: rollout and update ask for blocks of other sizes, and fixed
     # segments of the one would be lost to the other. torch reads the first name, else the second.
     if not any(name in os.environ for name in _ALLOCATOR):

@@ -205,7 +205,7 @@ def test_nothing_outside_the_seam_knows_which_kernels_there_are() -> None:
     The engine plays recordings, an attention of transformers may go on from what torch computes, and the
     head copies blocks: what they import is torch's alone.
     """
-    plain = ("protocol", "choose", "products", "upload", "torch_.", "gpu.recordings")
+    plain = ("protocol", "choose", "compiler", "products", "upload", "torch_.", "gpu.recordings")
     for file in FILES:
         if part_of(file) == "kernels":
             continue

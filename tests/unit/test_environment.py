@@ -1,4 +1,4 @@
-"""What covey sets in the environment for the libraries of a CPU run."""
+"""What covey sets in the environment for torch and its libraries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from covey.environment import KEPT_KERNELS, settle
 
-NAMES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "GOMP_SPINCOUNT")
+NAMES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "GOMP_SPINCOUNT", "TORCH_CUDNN_SDPA_DEPRIORITIZED")
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def as_before(monkeypatch):
 
 def test_what_the_user_has_set_stays():
     settle()
-    assert [os.environ[name] for name in NAMES] == ["7", "7"]
+    assert [os.environ[name] for name in NAMES] == ["7", "7", "7"]
 
 
 def test_what_is_not_set_is_set(monkeypatch):
@@ -27,6 +27,7 @@ def test_what_is_not_set_is_set(monkeypatch):
         monkeypatch.delenv(name)
     settle()
     assert os.environ[NAMES[0]] == str(KEPT_KERNELS) and int(os.environ[NAMES[1]]) > 0
+    assert os.environ[NAMES[2]] == "1"
 
 
 @pytest.mark.parametrize("theirs", ["", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
+from covey.kernels.compiler import has_compiler
 from covey.kernels.protocol import Kernels, Layout
 from covey.kernels.torch_.attention import attend_eager
 from covey.kernels.torch_.stream import MaskedRows
@@ -16,9 +16,6 @@ from covey.models.prefix import Prefix
 from covey.types import StreamSegment
 
 AttentionKind = Literal["sdpa", "flex", "flash_attn", "eager"]
-
-# Compute capability of the oldest GPU that torch's compiler writes flex attention for with bfloat16.
-_FLEX_SINCE = (8, 0)
 
 
 def stream_layout(
@@ -49,6 +46,4 @@ def stream_layout(
 
 def automatic(device: torch.device) -> AttentionKind:
     """What `auto` tries first: flex attention where torch compiles it for the device, else masked rows."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return "sdpa"
-    return "flex" if torch.cuda.get_device_capability(device) >= _FLEX_SINCE else "sdpa"
+    return "flex" if has_compiler(device) else "sdpa"
