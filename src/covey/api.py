@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,55 +14,63 @@ from covey.environment import settle
 if TYPE_CHECKING:
     from covey.config.resolve import Resolved
     from covey.training.export import ExportResult
+    from covey.training.facts.objects import Objects
     from covey.training.run import Outcome
     from covey.training.standalone import Evaluated
-
-Functions = dict[str, Callable[..., Any]]
 
 
 def train(**options: Any) -> Outcome:
     """Train with the options of `covey train`, by the same names; returns where the run ended.
 
-    `reward_funcs` may hold functions beside names. Raises ConfigError with every problem of the options
-    before anything is written.
+    Objects may stand in the place of names: functions in `reward_funcs`; a model of transformers as `model`,
+    with its `tokenizer`; lists of dicts and data sets of `datasets` as `dataset` and `val_dataset`. Such a
+    model is trained itself: it holds the trained weights afterwards. Raises ConfigError with every problem of
+    the options before anything is written.
     """
     settle()
-    resolved, functions = _resolve(options)
-    _refuse_processes(resolved)
-    from covey.training.facts import survey
-    from covey.training.process import world_size
-    from covey.training.run import train as run
+    with _resolved(options) as (resolved, objects):
+        _refuse_processes(resolved)
+        from covey.training.facts import survey
+        from covey.training.process import world_size
+        from covey.training.run import train as run
 
-    with survey(resolved.config, world_size(), functions=functions) as surveyed:
-        return run(resolved, surveyed)
+        with survey(resolved.config, world_size(), objects=objects) as surveyed:
+            return run(resolved, surveyed)
 
 
 def plan(**options: Any) -> dict[str, Any]:
     """What `covey plan --json` prints for these options, as a dict; reads no weights and asks no network."""
-    resolved, functions = _resolve(options)
     from covey.plan.batch import batch_plan
     from covey.plan.checks import refuse_faults
     from covey.plan.report import report_json
     from covey.training.facts import survey
 
-    with survey(resolved.config, 1, offline=True, functions=functions) as surveyed:
+    with (
+        _resolved(options, offline=True) as (resolved, objects),
+        survey(resolved.config, 1, offline=True, objects=objects) as surveyed,
+    ):
         notes = refuse_faults(resolved, surveyed.facts)
         batch = batch_plan(resolved.config, 1, surveyed.facts.num_prompts)
         return report_json(resolved.config, surveyed.facts, batch, notes)
 
 
-def evaluate(model_or_checkpoint: str | Path, **options: Any) -> Evaluated:
-    """What `covey eval` does: sample and score `val_dataset` with a model, or as the checkpoint's run did."""
+def evaluate(model_or_checkpoint: Any, **options: Any) -> Evaluated:
+    """What `covey eval` does: sample and score `val_dataset` with a model, or as the checkpoint's run did.
+
+    Objects may stand beside names as in `train`; a model that is an object is left as it was.
+    """
     settle()
     from covey.config.evaluation import eval_options
     from covey.config.take import take_mapping
+    from covey.training.facts.objects import named_objects
 
-    functions: Functions = {}
-    layer = take_mapping(_named(options, functions), "argument")
-    resolved = eval_options(str(model_or_checkpoint), layer.typed, layer.problems)
-    from covey.training.standalone import evaluate_checked
+    with named_objects({**options, "model": model_or_checkpoint}, offline=False) as (named, objects):
+        model = str(named.pop("model"))
+        layer = take_mapping(named, "argument")
+        resolved = eval_options(model, layer.typed, [*layer.problems, *objects.problems])
+        from covey.training.standalone import evaluate_checked
 
-    return evaluate_checked(resolved, Path(model_or_checkpoint), functions)
+        return evaluate_checked(resolved, Path(model), objects)
 
 
 def export(
@@ -80,13 +89,17 @@ def export(
     return run(source, target, merge=merge, base=None if base is None else Path(base))
 
 
-def _resolve(options: Mapping[str, Any]) -> tuple[Resolved, Functions]:
+@contextmanager
+def _resolved(options: Mapping[str, Any], *, offline: bool = False) -> Iterator[tuple[Resolved, Objects]]:
     from covey.config.resolve import from_dict
     from covey.plan.check_launch import launch_problems, num_ranks
+    from covey.training.facts.objects import frozen_problems, named_objects
 
-    functions: Functions = {}
-    resolved = from_dict(_named(options, functions), num_ranks(os.environ))
-    return replace(resolved, problems=(*resolved.problems, *launch_problems(os.environ))), functions
+    with named_objects(options, offline=offline) as (named, objects):
+        resolved = from_dict(named, num_ranks(os.environ))
+        more = (*launch_problems(os.environ), *objects.problems)
+        more += tuple(frozen_problems(resolved.config, objects.model))
+        yield replace(resolved, problems=(*resolved.problems, *more)), objects
 
 
 def _refuse_processes(resolved: Resolved) -> None:
@@ -109,27 +122,3 @@ def _refuse_processes(resolved: Resolved) -> None:
         Fix(text="one process", edits={"nproc_per_node": 1}),
     )
     raise ConfigError([fault])
-
-
-def _named(options: Mapping[str, Any], functions: Functions) -> dict[str, Any]:
-    """The options with a name for each reward that is given as a function, which goes to `functions`.
-
-    A function that a file holds is named by file, so that config.yaml can be used again.
-    """
-    from covey.rewards.targets import Target, callable_name, target_of_callable
-
-    named = dict(options)
-    given = named.get("reward_funcs")
-    if given is None:
-        return named
-    entries = list(given) if isinstance(given, list | tuple) else [given]
-    for index, entry in enumerate(entries):
-        if isinstance(entry, str):
-            continue
-        where = target_of_callable(entry)
-        by_file = isinstance(where, Target) and where.file is not None
-        name = f"{where.file}:{where.name}" if isinstance(where, Target) and by_file else callable_name(entry)
-        entries[index] = name
-        functions[name] = entry
-    named["reward_funcs"] = entries
-    return named

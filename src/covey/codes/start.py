@@ -39,6 +39,18 @@ START: tuple[tuple[str, str, str], ...] = (
         "there is no run.",
     ),
     (
+        "E376",
+        "Object of a program that is not here",
+        "The model or the rows were an object of a Python program. config.yaml holds their name and checksum "
+        "alone, so only a program can give them.",
+    ),
+    (
+        "E377",
+        "Object that cannot be used",
+        "covey trains the object itself. Its checkpoints have to be loaded as the same model, with a "
+        "tokenizer, and its rows have to be readable.",
+    ),
+    (
         "W151",
         "Tensors that are not loaded",
         "The model that config.json describes has no place for them, so they take no part in the training.",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from covey.config.file import read_file
 from covey.config.layers import merge
+from covey.config.objects import is_live
 from covey.config.resolve import Resolved, resolve
 from covey.config.take import Typed
 from covey.types import Fix, Problem
@@ -32,7 +33,8 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
     if is_checkpoint(directory) and not directory.is_dir():
         model = str(directory.absolute())  # RUN/checkpoint-N looks like the id of a model on a hub
     options["model"] = Typed(_base_of(directory) or model, _GIVEN)
-    if "dataset" not in options and "val_dataset" in options:
+    needs_data = "dataset" not in options or _are_gone(options["dataset"], typed)
+    if needs_data and "val_dataset" in options:
         # The facts of a run are learnt from its data; here that is what is evaluated on.
         options["dataset"] = Typed(options["val_dataset"].value[:1], "val_dataset")
     if "output_dir" not in typed:
@@ -45,6 +47,11 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
     if options.get("eval_strategy", Typed("no", "")).value == "no":
         options["eval_strategy"] = Typed("steps", "covey eval")
     return resolve(options, 1, all_problems)
+
+
+def _are_gone(dataset: Typed, typed: Mapping[str, Typed]) -> bool:
+    """Whether a run was given its rows as objects, which its configuration has the names of."""
+    return "dataset" not in typed and any(is_live(text) for text in dataset.value)
 
 
 def _nothing_to_evaluate_on() -> Problem:

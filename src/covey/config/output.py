@@ -6,6 +6,8 @@ import os
 import re
 from itertools import count
 
+from covey.config.objects import live_kind
+
 _ROOT = "runs"
 _DIGITS = 3
 
@@ -33,8 +35,8 @@ def first_free(stem: str) -> str:
 
 
 def _stem(model: str, dataset: list[str]) -> str:
-    first = os.path.splitext(_clean(dataset[0]))[0] if dataset else "dataset"
-    name = _clean(model) or "model"
+    first = os.path.splitext(_clean(live_kind(dataset[0])))[0] if dataset else "dataset"
+    name = _clean(live_kind(model)) or "model"
     return name if name == first else f"{name}-{first}"
 
 

@@ -64,10 +64,10 @@ def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool
     for name in _OBJECTS:
         path = directory / name
         try:
-            is_object = not path.is_file() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+            is_live = not path.is_file() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
         except ValueError as error:
             return ModelProblem(kind="bad_config", words=f"{path} is no JSON: {error}")
-        if not is_object:
+        if not is_live:
             return ModelProblem(kind="bad_config", words=f"{path} is no JSON object")
     config = read_json(directory / "config.json")
     fault = _model_type_problem(directory, config) or architecture_problem(directory, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from covey.config.objects import is_live
 from covey.data import jsonl, modelscope, tables
 from covey.data.errors import DataError
+from covey.data.live import LiveRows
 
 _FILE_SUFFIXES = (*jsonl.SUFFIXES, *tables.FORMATS)
 _TEXTS = (".jsonl", ".gz", ".json", ".csv")
@@ -28,11 +30,12 @@ class DataSource:
 
     `parse_source("hf::openai/gsm8k:main@test#100")` is `DataSource(text=…, hub="hf", path="openai/gsm8k",
     subset="main", split="test", limit=100)`. `hub` is `any` for an id without a prefix, which `--use_hf`
-    sends to one hub or the other; `name` is what was typed before a `=`.
+    sends to one hub or the other; `object` stands for rows that a program holds, which `path` names; `name`
+    is what was typed before a `=`.
     """
 
     text: str
-    hub: Literal["local", "hf", "ms", "any"]
+    hub: Literal["local", "hf", "ms", "any", "object"]
     path: str
     subset: str | None = None
     split: str | None = None
@@ -59,6 +62,8 @@ def parse_source(text: str) -> DataSource:
     match = _NAMED.fullmatch(text)
     if match and not _exists(text):
         name, rest = match.groups()
+    if is_live(rest):
+        return DataSource(text=text, hub="object", path=rest, name=name)
     for hub in ("hf", "ms"):
         if rest.startswith(f"{hub}::"):
             return _on_hub(text, rest.removeprefix(f"{hub}::"), hub, name)
@@ -78,7 +83,7 @@ def eval_name(source: DataSource) -> str:
 
     `eval_name(parse_source("data/gsm8k test.jsonl"))` is `gsm8k_test`.
     """
-    last = os.path.basename(source.path.rstrip("/"))
+    last = "rows" if source.hub == "object" else os.path.basename(source.path.rstrip("/"))
     if source.hub == "local":
         suffix = next((s for s in _FILE_SUFFIXES if last.endswith(s)), "")
         last = last.removesuffix(suffix)
@@ -106,15 +111,22 @@ def load_source(
 
 
 def stream_rows(
-    sources: Sequence[DataSource], *, use_hf: bool, offline: bool = False
+    sources: Sequence[DataSource],
+    *,
+    use_hf: bool,
+    offline: bool = False,
+    live: Mapping[str, LiveRows] | None = None,
 ) -> Callable[[], Iterator[dict[str, Any]]]:
     """A function that begins to read the sources, one after the other, anew at each call.
 
-    `#N` ends a source after its first N rows.
+    `#N` ends a source after its first N rows; `live` are the objects among the sources by their names.
     """
 
     def rows() -> Iterator[dict[str, Any]]:
         for source in sources:
+            if source.hub == "object":
+                yield from (live or {})[source.path].read()
+                continue
             yield from islice(_stream(source, use_hf=use_hf, offline=offline), source.limit)
 
     return rows

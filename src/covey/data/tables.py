@@ -111,6 +111,18 @@ def stream_hub(
     return _rows(name, lambda d: _load(d, **_named(name, subset, split), streaming=True), subset, split)
 
 
+def of_frame(frame: Any) -> Dataset:
+    """A DataFrame of pandas as a table, in which an empty cell is None and no number."""
+    import datasets
+
+    return datasets.Dataset.from_pandas(frame, preserve_index=False)
+
+
+def stream_live(dataset: Any) -> Iterator[dict[str, Any]]:
+    """Rows of an IterableDataset from its beginning."""
+    return _rows("dataset", lambda _: dataset)
+
+
 def _cached(name: str, subset: str | None, split: str | None, silence: str) -> Dataset:
     """The table that `datasets` made of it once, else the files that lie in the hub's cache."""
 

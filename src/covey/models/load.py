@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 import transformers
 from safetensors import SafetensorError
+from torch import nn
 
 from covey.errors import CheckpointError, ConfigError
 from covey.kernels.choose import KernelsName, choose_kernels
@@ -25,7 +26,7 @@ from covey.types import Fix
 
 
 def load_policy(
-    directory: Path,
+    source: Path | nn.Module,
     *,
     device: torch.device,
     disable_dropout: bool,
@@ -33,16 +34,17 @@ def load_policy(
     trust_remote_code: bool = False,
     kernels: KernelsName = "auto",
 ) -> Policy:
-    """The model of a directory in float32, on padded rows; `choose_stream` says what else it can do.
+    """The model of a directory in float32, on padded rows; `choose_stream` says what else it can do. A model
+    that is loaded already is taken itself.
 
     A backend that computes in a lower dtype casts the weights once it has their float32 masters.
     """
-    policy = _read(directory, trust_remote_code)
+    policy = _read(source, trust_remote_code)
     return _ready(policy, device, disable_dropout, gradient_checkpointing, kernels)
 
 
 def load_adapted(
-    directory: Path,
+    source: Path | nn.Module,
     lora: LoraSettings,
     *,
     adapter: Path | None,
@@ -54,9 +56,9 @@ def load_adapted(
     trust_remote_code: bool = False,
     kernels: KernelsName = "auto",
 ) -> Policy:
-    """The model of a directory, frozen in `compute_dtype`, with a new adapter on it, or with the saved one of
-    the directory `adapter`."""
-    policy = _read(directory, trust_remote_code)
+    """The model of a directory, or one that is loaded already, frozen in `compute_dtype`, with a new adapter
+    on it, or with the saved one of the directory `adapter`."""
+    policy = _read(source, trust_remote_code)
     add_adapter(policy, lora, seed=seed, compute_dtype=compute_dtype)
     if adapter is not None:
         load_adapter(policy, adapter)
@@ -91,11 +93,15 @@ def base_directory(adapter: Path, base: Path) -> Path:
     return base
 
 
-def _read(directory: Path, trust_remote_code: bool) -> Policy:
-    """The model of a directory in float32; ConfigError (E372) where its files do not hold all of it.
+def _read(source: Path | nn.Module, trust_remote_code: bool) -> Policy:
+    """A model in float32; of a directory ConfigError (E372) where its files do not hold all of it.
 
     What transformers does not find it starts from random numbers, and says so in its log alone.
     """
+    if isinstance(source, nn.Module):
+        for parameter in source.parameters():
+            parameter.data = parameter.data.float()
+        return Policy(source, stream="padded")
     logging = transformers.utils.logging
     logging.disable_progress_bar()
     before = logging.get_verbosity()
@@ -103,7 +109,7 @@ def _read(directory: Path, trust_remote_code: bool) -> Policy:
     auto: Any = transformers.AutoModelForCausalLM
     try:
         model, report = auto.from_pretrained(
-            directory,
+            source,
             dtype=torch.float32,
             use_safetensors=True,
             local_files_only=True,
@@ -114,13 +120,13 @@ def _read(directory: Path, trust_remote_code: bool) -> Policy:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
-        raise _unfit(directory, f"transformers cannot load it: {type(error).__name__}: {error}") from error
+        raise _unfit(source, f"transformers cannot load it: {type(error).__name__}: {error}") from error
     finally:
         logging.set_verbosity(before)
     name = type(model).__name__
     words = unfit_words(name, report["missing_keys"], sorted(report["mismatched_keys"]))
     if words is not None:
-        raise _unfit(directory, words)
+        raise _unfit(source, words)
     return Policy(model, stream="padded")
 
 
@@ -197,16 +203,16 @@ _TEXT_FILES = (
 )
 
 
-def save_policy(policy: Policy, source: Path, target: Path) -> None:
+def save_policy(policy: Policy, source: Path, target: Path, *, base: str | None = None) -> None:
     """Save the model so that `from_pretrained` loads it, with the tokenizer files of `source` beside it.
 
     Weights are saved in the dtype that they are held in for computing. Of a policy with an adapter the
-    adapter alone is saved, for peft to load; it names `source` as its base.
+    adapter alone is saved, for peft to load; it names `source` as its base, or `base`.
     """
     if policy.adapter is None:
         policy.model.save_pretrained(target)  # type: ignore[operator]
     else:
-        save_adapter(policy, target, base=str(source.absolute()))
+        save_adapter(policy, target, base=base or str(source.absolute()))
     copy_text_files(source, target)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from covey.config.objects import is_live
 from covey.config.schema import Config
 from covey.plan.check_template import template_problems
 from covey.plan.facts import Facts, ModelFault
@@ -230,6 +231,8 @@ def _unused(config: Config, facts: Facts) -> list[Problem]:
 
 def _remote_code(config: Config, facts: Facts) -> list[Problem]:
     if not config.trust_remote_code or _COMMIT.fullmatch(config.model_revision or ""):
+        return []
+    if is_live(config.model):
         return []
     is_here = facts.model_dir is not None and os.path.normpath(config.model) == facts.model_dir
     if is_here or config.model.startswith(("/", "./", "../", "~")) or config.model == "quickstart":

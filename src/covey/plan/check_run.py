@@ -10,6 +10,7 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.plan.batch import plan_of
+from covey.plan.check_objects import SAME_OBJECTS, changed_objects, is_start_alone
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts, ResumeFacts, RunOwner
 from covey.plan.problem import START_ANYWAY, problem, warning
@@ -265,7 +266,9 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
     if not changed:
         return passed
     listed = ", ".join(f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in changed)
-    fixes = [Fix(text="as the run was", edits={name: old for name, old, _ in changed})]
+    typed = {name: old for name, old, _ in changed if not changed_objects(old)}
+    fixes = [Fix(text="as the run was", edits=typed)] if typed else []
+    fixes += [SAME_OBJECTS] if len(typed) < len(changed) else []
     cause = "The command was edited, or a default follows another option."
     if is_final:
         cause = "The checkpoint has the state of what it was made with, and nothing to start the other from."
@@ -325,7 +328,7 @@ def protected_changes(
         free |= _LENGTH
     if _same_steps(config, old):
         free |= _SPLIT
-    return tuple(change for change in changes if change[0] not in free)
+    return tuple(c for c in changes if c[0] not in free and not is_start_alone(config, c))
 
 
 def _same_steps(config: Config, old: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from covey.plan.check_eval import eval_problems
 from covey.plan.check_layout import layout_problems
 from covey.plan.check_memory import memory_problems
 from covey.plan.check_model import model_problems
+from covey.plan.check_objects import object_problems
 from covey.plan.check_pass_rates import pass_rate_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
@@ -38,6 +39,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     """
     layout = [*layout_problems(facts), *batch_of_file_problems(config, facts, typed)]
     problems = [
+        *object_problems(config, facts),
         *model_problems(config, facts),
         *kernel_problems(config, facts),
         *version_problems(config, facts),

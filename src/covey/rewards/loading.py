@@ -118,13 +118,13 @@ def built(reward_class: Callable[..., Any], options: Mapping[str, Any]) -> Any:
 def callee_of(reward: Any, options: Mapping[str, Any]) -> tuple[Callee, bool]:
     """How a function, or an object of a class, is called; and whether it is an object, ms-swift's form."""
     name = callable_name(reward)
-    is_object = not inspect.isroutine(reward)
+    is_live = not inspect.isroutine(reward)
     if inspect.isclass(reward):
         reward = built(reward, options)
     if not callable(reward):
         raise Unloadable("not_callable", f"{name} is no function, nor an object that can be called")
     try:
-        return Callee(reward), is_object
+        return Callee(reward), is_live
     except TypeError as error:
         raise Unloadable("signature", f"{name} {error}") from error
 

@@ -27,7 +27,7 @@ class Loaded:
 
     number: int
     wants: Wants
-    is_object: bool
+    is_live: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class Pool:
         wants = Wants(
             names=tuple(named["names"]), demands=tuple(named["demands"]), takes_all=named["takes_all"]
         )
-        return Loaded(number=number, wants=wants, is_object=reply["is_object"])
+        return Loaded(number=number, wants=wants, is_live=reply["is_live"])
 
     def _call(self, request: str, limit_s: float) -> Reply:
         try:

@@ -121,7 +121,7 @@ def _in_worker(target: Target, pool: Pool) -> ResolvedReward | RewardFault:
     return ResolvedReward(
         plain=target.metric,
         source=target.source if target.module or target.file else None,
-        kind="object" if loaded.is_object else "function",
+        kind="object" if loaded.is_live else "function",
         wants=loaded.wants,
         ask=ask,
         calls=pool.plan.workers,
@@ -138,13 +138,13 @@ def _built_in_in_worker(target: Target, pool: Pool) -> ResolvedReward | RewardFa
 def _here(function: Callable[..., Any], why: str, pool: Pool) -> ResolvedReward | RewardFault:
     name = callable_name(function)
     try:
-        callee, is_object = callee_of(function, pool.plan.options)
+        callee, is_live = callee_of(function, pool.plan.options)
     except Unloadable as fault:
         return RewardFault(reward=name, kind=fault.kind, words=str(fault))
     return ResolvedReward(
         plain=name,
         source=getattr(function, "__module__", None),
-        kind="object" if is_object else "function",
+        kind="object" if is_live else "function",
         wants=callee.wants,
         ask=_ask_here(callee),
         calls=int(callee.is_async),

@@ -6,7 +6,7 @@ has its time limit, `limit_s`:
     {"do": "open", "path": […], "plugins": ["p.py"], "options": {…}}
         {"orms": ["name"], "faults": [["p.py", "why it cannot be imported"]]}
     {"do": "load", "target": {…}}
-        {"wants": {…}, "is_object": false, "is_async": false}, or {"kind": "missing", "words": "…"}
+        {"wants": {…}, "is_live": false, "is_async": false}, or {"kind": "missing", "words": "…"}
     {"do": "call", "reward": 0, "count": 8, "state": {…}, "arguments": {…}}
         a `covey.rewards.callee.Reply`
 
@@ -68,11 +68,11 @@ class Worker:
     def _load(self, target: Target) -> dict[str, Any]:
         assert self._loader is not None
         try:
-            callee, is_object = self._loader.load(target)
+            callee, is_live = self._loader.load(target)
         except Unloadable as fault:
             return {"kind": fault.kind, "words": str(fault)}
         self._callees.append(callee)
-        return {"wants": asdict(callee.wants), "is_object": is_object, "is_async": callee.is_async}
+        return {"wants": asdict(callee.wants), "is_live": is_live, "is_async": callee.is_async}
 
 
 def main() -> None:

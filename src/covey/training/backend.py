@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from covey.comm import Comm
 from covey.config.schema import Config
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
+from covey.models.live import LiveModel, take_weights
 from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
 from covey.plan.facts import Facts
@@ -24,15 +27,30 @@ from covey.training.facts.model import lora_settings
 
 
 def backend_for(
-    config: Config, facts: Facts, device: torch.device, comm: Comm, *, reference: bool
+    config: Config,
+    facts: Facts,
+    device: torch.device,
+    comm: Comm,
+    *,
+    reference: bool,
+    live: LiveModel | None = None,
 ) -> Backend:
-    """The policy of a run or of the checkpoint that it resumes from, its reference and its optimizer."""
+    """The policy of a run or of the checkpoint that it resumes from, its reference and its optimizer.
+
+    Of a `live` model the policy is that object; its reference is a copy of it as it was given.
+    """
     resume = None if facts.resume is None else Path(facts.resume.path)
     dtype = settings.compute_dtype(config, device)
     lora = lora_settings(config)
+    start: Path | nn.Module = model_dir(config) if live is None else live.model
+    # A policy with an adapter is its own reference: the same weights with the adapter off.
+    has_copy = reference and lora is None
+    first = copy.deepcopy(start) if has_copy else start
     if lora is None:
+        if live is not None and resume is not None:
+            take_weights(live.model, resume, trust_remote_code=config.trust_remote_code)
         policy = load_policy(
-            resume or model_dir(config),
+            start if live is not None else resume or start,
             device=device,
             disable_dropout=config.disable_dropout,
             gradient_checkpointing=False,
@@ -41,7 +59,7 @@ def backend_for(
         )
     else:
         policy = load_adapted(
-            model_dir(config),
+            start,
             lora,
             adapter=resume,
             seed=config.seed,
@@ -55,8 +73,7 @@ def backend_for(
     choose_liger(policy, config.use_liger_kernel)
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
     optimizer = settings.optimizer(config)
-    # A policy with an adapter is its own reference: the same weights with the adapter off.
-    frozen = _reference(config, device) if reference and lora is None else None
+    frozen = _reference(first, config, device) if has_copy else None
     moving = settings.moving_reference(config, policy, frozen, dtype) if reference else None
     if frozen is not None:
         _ready(frozen, config, dtype)
@@ -64,10 +81,10 @@ def backend_for(
     return kind(policy, optimizer, compute_dtype=dtype, reference=frozen, moving=moving)
 
 
-def _reference(config: Config, device: torch.device) -> Policy:
+def _reference(first: Path | nn.Module, config: Config, device: torch.device) -> Policy:
     """A frozen copy of the model that the run started from, a resumed run too."""
     policy = load_policy(
-        model_dir(config),
+        first,
         device=device,
         disable_dropout=True,
         gradient_checkpointing=False,

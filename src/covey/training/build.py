@@ -25,7 +25,6 @@ from covey.models.policy import Policy
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
 from covey.plan.check_steps import step_refusals
-from covey.plan.facts import Facts
 from covey.plan.report import report_json
 from covey.rewards.registry import build
 from covey.telemetry.console import Console
@@ -73,7 +72,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     plan = batch_plan(config, comm.world, facts.num_prompts)
     needs = settings.needs(config, plan.steps_per_rollout)
     device = own_device()
-    backend = backend_for(config, facts, device, comm, reference=needs.reference)
+    backend = backend_for(config, facts, device, comm, reference=needs.reference, live=found.live)
     policy = backend.policy
     choose_stream(policy, config.attn_impl)
     engine = engine_for(config, facts, policy)
@@ -114,7 +113,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         guards=health.guards,
         rules=health.rules,
         saver=Saver(
-            plan=_save_plan(config, facts, policy, health.guards),
+            plan=_save_plan(config, found, policy, health.guards),
             output_dir=Path(config.output_dir),
             registry=registry,
             best=best,
@@ -215,9 +214,11 @@ def _recorder(config: Config, files: RunFiles | None, total_steps: int, lock: Lo
     )
 
 
-def _save_plan(config: Config, facts: Facts, policy: Policy, guards: Guards) -> SavePlan:
-    origin = model_dir(config)
-    measured = {"pass_rates": facts.pass_rates.digest} if facts.pass_rates is not None else {}
+def _save_plan(config: Config, found: Survey, policy: Policy, guards: Guards) -> SavePlan:
+    live, pass_rates = found.live, found.facts.pass_rates
+    origin = model_dir(config) if live is None else live.directory
+    base = None if live is None else live.name
+    measured = {"pass_rates": pass_rates.digest} if pass_rates is not None else {}
     return SavePlan(
         every=config.save_steps,
         total_limit=config.save_total_limit,
@@ -225,7 +226,7 @@ def _save_plan(config: Config, facts: Facts, policy: Policy, guards: Guards) -> 
         model_only=config.save_only_model,
         keep_best=config.load_best_model_at_end,
         check=guards.check_before_save,
-        write_model=lambda target: save_policy(policy, origin, target),
+        write_model=lambda target: save_policy(policy, origin, target, base=base),
         meta={"model": config.model, **measured},
     )
 

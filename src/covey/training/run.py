@@ -11,6 +11,7 @@ from pathlib import Path
 from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.errors import CoveyError, GuardStop
+from covey.models.live import fold_adapter, lent
 from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
@@ -22,6 +23,7 @@ from covey.training.build import build_job
 from covey.training.facts import Survey, fetch_model, survey
 from covey.training.job import Job
 from covey.training.loop import run
+from covey.training.objects import refuse_other_objects
 from covey.training.owning import owned
 from covey.training.process import (
     SIGNAL_CODES,
@@ -60,10 +62,15 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
         fetch_model(resolved.config)
         output = Path(resolved.config.output_dir)
         comm = stack.enter_context(ranks(world, output))
+        refuse_other_objects(resolved.config, comm)
         lock = stack.enter_context(owned(resolved.config, found.facts, comm))
         others = stack.enter_context(together(comm, output, lock))
+        if found.live is not None:
+            stack.enter_context(lent(found.live.model))
         job = build_job(resolved, found, comm, lock)
         stack.callback(job.backend.close)
+        if found.live is not None:
+            stack.callback(fold_adapter, job.backend.policy)
         others.signals = job.signals
         recorder = job.recorder
         if recorder.console is not None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from covey.comm import LocalComm
 from covey.config.evaluation import has_own_output, is_checkpoint
+from covey.config.objects import live_kind
 from covey.config.output import first_free
 from covey.config.resolve import Resolved
 from covey.config.schema import Config
 from covey.data.pass_rates import FILE as PASS_RATES
 from covey.data.pass_rates import lines_of
 from covey.models.adapter_shapes import ADAPTER_CONFIG, adapter_settings
+from covey.models.live import LiveModel, lent
 from covey.models.load import base_directory, choose_stream, load_adapted, load_policy
 from covey.models.lora import merged
 from covey.models.policy import Policy
@@ -27,7 +29,7 @@ from covey.training.backend import engine_for
 from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir
 from covey.training.facts.evaluation import survey_checked
-from covey.training.facts.rewards import Functions
+from covey.training.facts.objects import Objects
 from covey.training.process import own_device
 from covey.training.scoring import Scoring
 from covey.training.settings import compute_dtype, reward_weights, sampling
@@ -44,17 +46,19 @@ class Evaluated:
     output_dir: Path
 
 
-def evaluate_checked(resolved: Resolved, directory: Path, functions: Functions) -> Evaluated:
-    """The same with facts of its own; ConfigError carries what is wrong."""
-    with survey_checked(resolved, functions) as found:
-        return evaluate(resolved, found, directory)
+def evaluate_checked(resolved: Resolved, directory: Path, objects: Objects) -> Evaluated:
+    """The same with facts of its own; ConfigError carries what is wrong. A live model is left as it was."""
+    with survey_checked(resolved, objects) as found:
+        live = found.live
+        with lent(live.model, keep_weights=True) if live is not None else nullcontext():
+            return evaluate(resolved, found, directory)
 
 
 def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     """Sample and score every set with the model or adapter of `directory`, as a run would."""
     config = resolved.config
     assert found.codec is not None and found.rewards is not None
-    policy = _policy(config, directory)
+    policy = _policy(config, directory, found.live)
     choose_stream(policy)
 
     @contextmanager
@@ -91,10 +95,10 @@ def _output_dir(resolved: Resolved, directory: Path) -> Path:
         return Path(resolved.config.output_dir)
     if is_checkpoint(directory):
         return directory.parent / "evaluations" / directory.name
-    return Path(first_free(str(Path("runs") / f"eval-{directory.resolve().name}")))
+    return Path(first_free(str(Path("runs") / f"eval-{live_kind(directory.resolve().name)}")))
 
 
-def _policy(config: Config, directory: Path) -> Policy:
+def _policy(config: Config, directory: Path, live: LiveModel | None) -> Policy:
     device = own_device()
     dtype = compute_dtype(config, device)
     if (directory / ADAPTER_CONFIG).is_file():
@@ -114,8 +118,9 @@ def _policy(config: Config, directory: Path) -> Policy:
     else:
         if not directory.is_dir():
             fetch_model(config)
+        named = directory if directory.is_dir() else None
         policy = load_policy(
-            directory if directory.is_dir() else model_dir(config),
+            live.model if live is not None else named or model_dir(config),
             device=device,
             disable_dropout=True,
             gradient_checkpointing=False,

@@ -25,6 +25,7 @@ class Facts:
     tokens.
 
     num_processes          training processes over all machines
+    objects                names of the live objects that the program has given
     num_rows               rows of the data files
     num_prompts            rows that are used: those with a prompt that is not too long
     num_prompts_too_long   rows left out because their prompt is too long
@@ -101,6 +102,7 @@ class Facts:
     """
 
     num_processes: int = 1
+    objects: tuple[str, ...] = ()
     num_rows: int | None = None
     num_prompts: int | None = None
     num_prompts_too_long: int | None = None

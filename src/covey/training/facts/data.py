@@ -13,6 +13,7 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.data.errors import DataError, TemplateError
+from covey.data.live import LiveRows
 from covey.data.mix import mix, rename_columns, split_rows
 from covey.data.prompt import system_text
 from covey.data.rows import PromptOptions, PromptTable, prompt_table
@@ -33,6 +34,7 @@ _PATIENCE_S = 1.0
 _SAMPLED = 1000
 
 Rows = Sequence[Mapping[str, Any]]
+Live = Mapping[str, LiveRows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +58,19 @@ class _Unusable(Exception):
         self.facts = facts
 
 
-def with_data(facts: Facts, config: Config, codec: TextCodec | None, *, offline: bool) -> tuple[Facts, Data]:
-    """The facts with those of the data, and what was read."""
+def with_data(
+    facts: Facts, config: Config, codec: TextCodec | None, *, offline: bool, live: Live | None = None
+) -> tuple[Facts, Data]:
+    """The facts with those of the data, and what was read; `live` are rows that the program holds, by
+    name."""
     try:
-        sources = _sources(facts, config.dataset)
-        held = _sources(facts, config.val_dataset)
+        sources = _sources(facts, config.dataset, live or {})
+        held = _sources(facts, config.val_dataset, live or {})
         if config.streaming:
-            return _streamed(facts, config, codec, sources, held, offline=offline)
-        facts, tables = _load(facts, config, sources, offline=offline)
+            return _streamed(facts, config, codec, sources, held, live or {}, offline=offline)
+        facts, tables = _load(facts, config, sources, live or {}, offline=offline)
         facts, rows, kept_out = _one_table(facts, config, tables)
-        facts, sets = _eval_rows(facts, config, held, kept_out, offline=offline)
+        facts, sets = _eval_rows(facts, config, held, kept_out, live or {}, offline=offline)
         facts = with_columns(facts, config, rows, sets)
         if codec is None or facts.missing_columns:
             return facts, Data()
@@ -74,7 +79,7 @@ def with_data(facts: Facts, config: Config, codec: TextCodec | None, *, offline:
         return unusable.facts, Data()
 
 
-def _sources(facts: Facts, texts: Sequence[str]) -> list[DataSource | str]:
+def _sources(facts: Facts, texts: Sequence[str], live: Live) -> list[DataSource | str]:
     """Each argument taken apart; the built-in task stays the word that it is."""
     parsed: list[DataSource | str] = []
     for text in texts:
@@ -88,6 +93,8 @@ def _sources(facts: Facts, texts: Sequence[str]) -> list[DataSource | str]:
     )
     if missing:
         raise _Unusable(replace(facts, dataset_missing=missing))
+    if any(isinstance(s, DataSource) and s.hub == "object" and s.path not in live for s in parsed):
+        raise _Unusable(facts)  # which is said of the objects themselves
     return parsed
 
 
@@ -98,7 +105,7 @@ def _first(rows: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
 
 
 def _load(
-    facts: Facts, config: Config, sources: Sequence[DataSource | str], *, offline: bool
+    facts: Facts, config: Config, sources: Sequence[DataSource | str], live: Live, *, offline: bool
 ) -> tuple[Facts, list[list[dict[str, Any]]]]:
     tables: list[list[dict[str, Any]]] = []
     unreadable: list[UnreadableFile] = []
@@ -106,6 +113,9 @@ def _load(
     for source in sources:
         if not isinstance(source, DataSource):
             tables.append(_first(task.training_rows(), source))
+            continue
+        if source.hub == "object":
+            tables.append(_named(_table_of(facts, source, live), source, config.task_column))
             continue
         try:
             loaded = load_source(
@@ -125,6 +135,14 @@ def _load(
     if unreadable:
         raise _Unusable(replace(facts, dataset_unreadable=tuple(unreadable)))
     return replace(facts, data_notes=tuple(notes)), tables
+
+
+def _table_of(facts: Facts, source: DataSource, live: Live) -> list[dict[str, Any]]:
+    """The rows of an object, which has to hold them all; what is said of a stream is said of the objects."""
+    rows = live[source.path].rows
+    if rows is None:
+        raise _Unusable(facts)
+    return rows
 
 
 def _named(rows: list[dict[str, Any]], source: DataSource, column: str | None) -> list[dict[str, Any]]:
@@ -149,7 +167,13 @@ def _one_table(
 
 
 def _eval_rows(
-    facts: Facts, config: Config, sources: Sequence[DataSource | str], kept_out: Rows, *, offline: bool
+    facts: Facts,
+    config: Config,
+    sources: Sequence[DataSource | str],
+    kept_out: Rows,
+    live: Live,
+    *,
+    offline: bool,
 ) -> tuple[Facts, list[tuple[str, Rows]]]:
     """The named sets to evaluate on: those of val_dataset, and what was split off."""
     sets: list[tuple[str, Rows]] = []
@@ -159,7 +183,7 @@ def _eval_rows(
         if not isinstance(source, DataSource):
             sets.append((QUICKSTART, _first(task.held_out_rows(), source)))
             continue
-        facts, (rows,) = _load(facts, config, [source], offline=offline)
+        facts, (rows,) = _load(facts, config, [source], live, offline=offline)
         renamed: Rows = rows
         if config.columns:
             there = {name for row in rows for name in row}
@@ -270,6 +294,7 @@ def _streamed(
     codec: TextCodec | None,
     sources: Sequence[DataSource | str],
     held: Sequence[DataSource | str],
+    live: Live,
     *,
     offline: bool,
 ) -> tuple[Facts, Data]:
@@ -277,13 +302,13 @@ def _streamed(
     real = [s for s in sources if isinstance(s, DataSource)]
     if len(real) < len(sources):
         raise _Unusable(replace(facts, data_problem="the built-in task is no stream: leave out --streaming"))
-    facts, sets = _eval_rows(facts, config, held, (), offline=offline)
+    facts, sets = _eval_rows(facts, config, held, (), live, offline=offline)
     if codec is None:
         return facts, Data()
     limit = longest_allowed(facts, config)
     try:
         stream = PromptStream(
-            stream_rows(real, use_hf=config.use_hf, offline=offline),
+            stream_rows(real, use_hf=config.use_hf, offline=offline, live=live),
             codec,
             max_length=limit,
             options=prompt_options(config),

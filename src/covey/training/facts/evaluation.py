@@ -5,7 +5,7 @@ from __future__ import annotations
 from covey.config.resolve import Resolved
 from covey.errors import ConfigError
 from covey.plan.checks import checks
-from covey.training.facts.rewards import Functions
+from covey.training.facts.objects import NO_OBJECTS, Objects
 from covey.training.facts.survey import Survey, survey
 from covey.types import Severity
 
@@ -13,10 +13,10 @@ from covey.types import Severity
 _OF_TRAINING = ("E110", "E2", "E4")
 
 
-def survey_checked(resolved: Resolved, functions: Functions | None = None) -> Survey:
+def survey_checked(resolved: Resolved, objects: Objects = NO_OBJECTS) -> Survey:
     """Look at model, data and rewards; ConfigError carries what is wrong with them, and closes what was
     opened."""
-    found = survey(resolved.config, 1, functions=functions)
+    found = survey(resolved.config, 1, objects=objects)
     problems = [*resolved.problems, *checks(resolved.config, found.facts)]
     faults = [p for p in problems if p.severity is Severity.ERROR and not p.code.startswith(_OF_TRAINING)]
     if faults:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from covey.config.objects import is_live
 from covey.config.schema import Config
 from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import model_context, model_problem, read_json, vocabulary_of
 from covey.data.text import TextCodec, load_codec, prompt_problem, stop_tokens_in_words
 from covey.errors import ConfigError
-from covey.models.adapter_shapes import LoraSettings, facts_of, read_shapes
+from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes
 from covey.models.config_shapes import FAMILIES, shapes_of_config
 from covey.models.fit import fit_of
 from covey.plan.checks import checks
@@ -22,6 +24,9 @@ from covey.training.facts.memory import model_sizes
 from covey.training.facts.reward_models import fetch_reward_models
 from covey.training.facts.sizes import checkpoint_sizes
 from covey.weight_files import stored_tensors
+
+if TYPE_CHECKING:
+    from covey.models.live import LiveModel
 
 QUICKSTART = "quickstart"
 
@@ -57,7 +62,7 @@ def model_dir(config: Config) -> Path:
 def fetch_model(config: Config) -> None:
     """Bring the weights of a hub's models to this machine; ConfigError says why they cannot be had."""
     fetch_reward_models(config)
-    if config.model == QUICKSTART:
+    if config.model == QUICKSTART or is_live(config.model):
         return
     try:
         fetch_weights(config.model, revision=config.model_revision, use_hf=config.use_hf)
@@ -84,13 +89,18 @@ def _adapter_settings(config: Config) -> LoraSettings:
     )
 
 
-def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, TextCodec | None]:
+def with_model(
+    facts: Facts, config: Config, *, offline: bool, live: LiveModel | None = None
+) -> tuple[Facts, TextCodec | None]:
     """The facts with those of the model, and its tokenizer where it could be read.
 
-    Where the layout of another machine is planned, config.json stands for weights that are not here.
+    Where the layout of another machine is planned, config.json stands for weights that are not here. A `live`
+    model is what the configuration names; its weights are in memory that is not free any more.
     """
-    if not config.model:
+    if not config.model or (live is None and is_live(config.model)):
         return facts, None
+    if live is not None:
+        return _with_live(facts, config, live)
     try:
         directory, is_whole = _located(config, offline=offline)
     except ModelError as error:
@@ -100,14 +110,9 @@ def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, T
         fault = _FAULTS.get(problem.kind, "missing")
         facts = replace(facts, model_problem=str(problem), model_fault=fault)
         return _with_codec(facts, config, directory)
-    facts = replace(
-        facts,
-        model_dir=str(directory),
-        model_type=read_json(directory / "config.json").get("model_type"),
-        model_context=model_context(directory),
-    )
+    facts = _with_config(replace(facts, model_dir=str(directory)), directory)
     try:
-        facts = _with_sizes(facts, config, directory)
+        facts = _with_sizes(facts, config, directory, read_shapes(directory))
         if is_whole and problem is None and facts.layout is None:
             facts = _with_fit(facts, directory)
         if facts.layout is not None and facts.num_parameters is None:
@@ -118,6 +123,25 @@ def with_model(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, T
         words = f"a .safetensors file of {directory} is damaged: {error}"
         facts = replace(facts, model_problem=words, model_fault="missing")
     return _with_codec(facts, config, directory)
+
+
+def _with_live(facts: Facts, config: Config, live: LiveModel) -> tuple[Facts, TextCodec | None]:
+    directory = live.directory
+    problem = model_problem(directory, with_weights=False)
+    if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
+        words = str(problem).replace(str(directory), config.model)
+        facts = replace(facts, model_problem=words, model_fault=_FAULTS.get(problem.kind, "missing"))
+    else:
+        facts = _with_sizes(_with_config(facts, directory), config, directory, live.shapes)
+        held = live.bytes_on("cuda" if facts.cuda else "cpu")
+        if facts.free_memory_bytes is not None:
+            facts = replace(facts, free_memory_bytes=facts.free_memory_bytes + held)
+    return _with_codec(facts, config, directory)
+
+
+def _with_config(facts: Facts, directory: Path) -> Facts:
+    described = read_json(directory / "config.json")
+    return replace(facts, model_type=described.get("model_type"), model_context=model_context(directory))
 
 
 def _with_fit(facts: Facts, directory: Path) -> Facts:
@@ -192,8 +216,7 @@ def _unused_sampling(config: Config, directory: Path) -> tuple[tuple[str, float]
     )
 
 
-def _with_sizes(facts: Facts, config: Config, directory: Path) -> Facts:
-    shapes = read_shapes(directory)
+def _with_sizes(facts: Facts, config: Config, directory: Path, shapes: ModelShapes) -> Facts:
     if facts.layout is not None and model_problem(directory) is not None:
         shapes = shapes_of_config(read_json(directory / "config.json")) or shapes
     if not shapes.tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from covey.config.schema import Config
 from covey.data.rows import PromptTable
@@ -14,19 +15,25 @@ from covey.plan.layout import Layout
 from covey.rewards.reward_set import RewardSet
 from covey.training.facts.data import Data, with_data
 from covey.training.facts.model import stand_in_codec, with_model
+from covey.training.facts.objects import NO_OBJECTS, Objects
 from covey.training.facts.pace import with_pace
-from covey.training.facts.rewards import Functions, with_rewards
+from covey.training.facts.rewards import with_rewards
 from covey.training.facts.run import elsewhere, run_facts, with_replay
+
+if TYPE_CHECKING:
+    from covey.models.live import LiveModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """The facts, and what was read to learn them; a part is None where it could not be had.
 
-    Prompts come as a table, or as a stream. The rewards have processes of their own: `close` ends them.
+    `live` is the model where a program has given the object. Prompts come as a table, or as a stream. The
+    rewards have processes of their own: `close` ends them.
     """
 
     facts: Facts
+    live: LiveModel | None = None
     codec: TextCodec | None = None
     prompts: PromptTable | None = None
     stream: PromptStream | None = None
@@ -52,30 +59,32 @@ def survey(
     num_processes: int,
     *,
     offline: bool = False,
-    functions: Functions | None = None,
+    objects: Objects = NO_OBJECTS,
     layout: Layout | None = None,
 ) -> Survey:
     """Look at machine, model, data and rewards; a part that cannot be read leaves its facts unknown.
 
     With `offline` it is for a plan alone: no hub is asked, and earlier runs are looked at for the time, which
-    ranks of one run might see differently. `functions` are rewards that are no name but a function of this
-    process. `layout` is a machine that takes the place of this one.
+    ranks of one run might see differently. `objects` are what the configuration names and this process
+    holds. `layout` is a machine that takes the place of this one.
     """
     facts = run_facts(config, num_processes)
     if layout is not None:
         facts = elsewhere(facts, layout)
     if offline:
         facts = with_pace(facts, config)
-    facts, codec = with_model(facts, config, offline=offline)
+    facts = replace(facts, objects=objects.names)
+    facts, codec = with_model(facts, config, offline=offline, live=objects.model)
     if config.replay_rollouts is not None:
-        return Survey(facts=with_replay(facts, config, num_processes), codec=codec)
+        return Survey(facts=with_replay(facts, config, num_processes), live=objects.model, codec=codec)
     if codec is None:
-        facts, data = _with_data_alone(facts, config, offline=offline)
+        facts, data = _with_data_alone(facts, config, objects, offline=offline)
     else:
-        facts, data = with_data(facts, config, codec, offline=offline)
-    facts, rewards = with_rewards(facts, config, data.sample, functions or {}, offline=offline)
+        facts, data = with_data(facts, config, codec, offline=offline, live=objects.rows)
+    facts, rewards = with_rewards(facts, config, data.sample, objects.functions, offline=offline)
     return Survey(
         facts=facts,
+        live=objects.model,
         codec=codec,
         prompts=data.prompts,
         stream=data.stream,
@@ -84,13 +93,14 @@ def survey(
     )
 
 
-def _with_data_alone(facts: Facts, config: Config, *, offline: bool) -> tuple[Facts, Data]:
+def _with_data_alone(facts: Facts, config: Config, objects: Objects, *, offline: bool) -> tuple[Facts, Data]:
     """The facts of the data where the model has no tokenizer or no template that could be used: the built-in
     one takes its place, and nothing is said of lengths and of what prompts look like."""
     facts, stand_in = stand_in_codec(facts, config)
     given = facts
     unlimited = config.model_copy(update={"max_length": None})
-    facts, data = with_data(replace(facts, model_context=None), unlimited, stand_in, offline=offline)
+    unknown = replace(facts, model_context=None)
+    facts, data = with_data(unknown, unlimited, stand_in, offline=offline, live=objects.rows)
     facts = replace(
         facts,
         model_context=given.model_context,

@@ -1,0 +1,68 @@
+"""Rows that a program holds: a list of dicts, a table or stream of `datasets`, a DataFrame of pandas."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from covey.config.objects import STREAM, object_name
+from covey.data import tables
+from covey.data.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRows:
+    """Rows under the name that a configuration has for them: all of them, or None for a stream, which `read`
+    begins anew at each call."""
+
+    name: str
+    rows: list[dict[str, Any]] | None
+    read: Callable[[], Iterator[dict[str, Any]]]
+
+
+def live_rows(value: Any) -> LiveRows:
+    """The rows of an object; DataError says why it holds none."""
+    if _is_of("datasets", "IterableDataset", value):
+        name = object_name(type(value).__name__, STREAM)
+        return LiveRows(name=name, rows=None, read=lambda: tables.stream_live(value))
+    rows = _all_rows(value)
+    name = object_name(f"{len(rows)} row{'' if len(rows) == 1 else 's'}", _checksum(rows))
+    return LiveRows(name=name, rows=rows, read=lambda: iter(rows))
+
+
+def _all_rows(value: Any) -> list[dict[str, Any]]:
+    if _is_of("datasets", "DatasetDict", value) or _is_of("datasets", "IterableDatasetDict", value):
+        splits = ", ".join(map(str, value))
+        raise DataError(f"is a {type(value).__name__} with the splits {splits}; one of them is a data set")
+    if _is_of("pandas", "DataFrame", value):
+        value = tables.of_frame(value)
+    if _is_of("datasets", "Dataset", value):
+        return tables.rows_of(value, None)
+    if not isinstance(value, list | tuple):
+        raise DataError(f"is a {type(value).__name__}, which holds no rows that covey reads")
+    for number, row in enumerate(value):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"is a list with a {type(row).__name__} at position {number}, where a dict stands"
+            )
+        odd = next((key for key in row if not isinstance(key, str)), None)
+        if odd is not None:
+            raise DataError(f"has a row at position {number} with the column {odd!r}, which is no text")
+    return [dict(row) for row in value]
+
+
+def _is_of(module: str, name: str, value: Any) -> bool:
+    """Whether a value is of a class of a library; who has one has imported the library."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _checksum(rows: Iterable[Mapping[str, Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=4)
+    for row in rows:
+        digest.update(json.dumps(row, default=repr, skipkeys=True).encode() + b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,324 @@
+"""A model that a program holds: what stands against training it, its files, and how covey borrows it.
+
+Its config, tokenizer and template are written to a directory, so that everything which reads those of a model
+reads them there. Its weights stay in the object, which is trained itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from covey.config.objects import UNUSABLE, object_name
+from covey.data.errors import ModelError
+from covey.data.hub import locate_model
+from covey.errors import CheckpointError
+from covey.models.adapter_shapes import ModelShapes
+from covey.models.load import copy_text_files, load_policy
+from covey.models.lora import merge_into_base
+from covey.models.policy import Policy
+
+# Elements of each tensor that the checksum is of.
+_SAMPLED = 1 << 12
+# Attributes of modules that covey sets, beside rates of dropout, whose names have the word.
+_SET = frozenset({"training", "p", "forward", "gradient_checkpointing", "_gradient_checkpointing_func"})
+_SET_BY_PEFT = frozenset({"peft_config", "_hf_peft_config_loaded"})
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveModel:
+    """A model under the name that a configuration has for it; `directory` holds its config, tokenizer and
+    template, `frozen` names the tensors that need no gradient."""
+
+    name: str
+    model: Any
+    directory: Path
+    shapes: ModelShapes
+    frozen: tuple[str, ...]
+
+    def bytes_on(self, device: str) -> int:
+        """Bytes that its weights take on a kind of device, as `cpu` or `cuda`."""
+        return sum(p.nbytes for p in self.model.parameters() if p.device.type == device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What stands against an object: the argument, what was seen, and what to do."""
+
+    option: str
+    seen: str
+    advice: str
+
+
+def live_model(
+    model: nn.Module, tokenizer: Any, directory: Path, *, offline: bool
+) -> tuple[str, LiveModel | None, list[Fault]]:
+    """The name of a model, the model with its files written to `directory`, and what stands against it; None
+    where anything does."""
+    kind = type(model).__name__
+    faults = [Fault(option="model", seen=seen, advice=advice) for seen, advice in _of_model(model)]
+    on_meta = any(p.is_meta for p in model.parameters())
+    name = object_name(kind, UNUSABLE if on_meta else _checksum(model))
+    if faults:
+        return name, None, faults
+    faults += _write_config(model, directory)
+    faults += _write_tokenizer(model, tokenizer, directory, offline=offline)
+    if faults:
+        return name, None, faults
+    live = LiveModel(
+        name=name,
+        model=model,
+        directory=directory,
+        shapes=_shapes(model),
+        frozen=tuple(n for n, p in model.named_parameters() if not p.requires_grad),
+    )
+    return name, live, []
+
+
+@contextmanager
+def lent(model: Any, *, keep_weights: bool = False) -> Iterator[None]:
+    """Within it covey changes how the model computes; behind it the model computes as before, with the
+    weights that it has then, or with those of before where they are to be kept.
+
+    Gradients that the model holds are cleared. Modules that an adapter has put in the place of others go;
+    what is left of a module trained whole is copied into the first one.
+    """
+    model.zero_grad(set_to_none=True)
+    parts = [(m, type(m), _settings(m), dict(m._modules)) for m in model.modules()]
+    weights = [(p, p.requires_grad, p.data if keep_weights else None) for p in model.parameters()]
+    attention = model.config._attn_implementation
+    device = next(model.parameters()).device
+    try:
+        yield
+    finally:
+        for part in parts:
+            _put_back(*part)
+        for parameter, needs_gradient, data in weights:
+            parameter.requires_grad_(needs_gradient)
+            if data is not None:
+                parameter.data = data
+        if keep_weights:
+            model.to(device)
+        model.zero_grad(set_to_none=True)
+        model.set_attn_implementation(attention)
+
+
+def fold_adapter(policy: Policy) -> None:
+    """Add the update of a policy's adapter to the weights of its model, for good."""
+    if policy.adapter is not None:
+        with torch.no_grad():
+            merge_into_base(policy)
+
+
+def take_weights(model: Any, directory: Path, *, trust_remote_code: bool) -> None:
+    """Give a model the weights of a checkpoint, in float32 and on the CPU."""
+    saved = load_policy(
+        directory,
+        device=torch.device("cpu"),
+        disable_dropout=False,
+        gradient_checkpointing=False,
+        trust_remote_code=trust_remote_code,
+        kernels="torch",
+    )
+    held = dict(saved.model.named_parameters())
+    own = dict(model.named_parameters())
+    if {n: p.shape for n, p in held.items()} != {n: p.shape for n, p in own.items()}:
+        raise CheckpointError(
+            f"{directory} holds another model than the {type(model).__name__} that is given"
+        )
+    for name, parameter in own.items():
+        parameter.data = held[name].data
+
+
+def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """What stands against a model, and what to do; the first of its kind where the rest follows from it."""
+    kind = type(model).__name__
+    names = [n for n, _ in model.named_parameters()]
+    if type(model).__module__.startswith("peft.") or any(".lora_" in n or ".base_layer." in n for n in names):
+        yield (
+            f"model is a {kind} with adapters of peft on it.",
+            "give the model without adapters and tuner_type='lora': covey puts its own on; "
+            "`model.merge_and_unload()` gives a model that has what an adapter has learnt",
+        )
+        return
+    if not isinstance(model, transformers.PreTrainedModel):
+        yield (
+            f"model is a {kind}, and covey trains models of transformers.",
+            "a PreTrainedModel, as AutoModelForCausalLM.from_pretrained gives it, or a directory or id",
+        )
+        return
+    places = sorted({str(p.device) for p in model.parameters()})
+    if len(places) > 1 or "meta" in places:
+        yield (
+            f"model is a {kind} whose weights lie on {', '.join(places)}.",
+            "load it without device_map: covey moves the whole model to the device that it trains on",
+        )
+        return
+    loaded = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    usual: Any = loaded.get(type(model.config), None)
+    if usual is not None and type(model) is not usual:
+        yield (
+            f"model is a {kind}, and AutoModelForCausalLM loads its config as a {usual.__name__}; its "
+            "checkpoints would be of another model.",
+            f"a {usual.__name__}",
+        )
+        return
+    yield from _against_config(model)
+    yield from _rounded(model)
+
+
+def _against_config(model: Any) -> Iterator[tuple[str, str]]:
+    """Where the model is not the one that its config describes, and its checkpoint would not be it either."""
+    tied = _is_tied(model)
+    said = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+    if tied != said:
+        is_one = "one tensor" if tied else "two tensors"
+        yield (
+            f"model.config.tie_word_embeddings is {said}, and head and embedding of the model are {is_one}.",
+            "set the config to what the model is, or `model.tie_weights()`",
+        )
+        return
+    with torch.device("meta"):
+        described = type(model)(copy.deepcopy(model.config))
+    own = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    asked = {n: tuple(p.shape) for n, p in described.named_parameters()}
+    odd = sorted(n for n in own.keys() | asked.keys() if own.get(n) != asked.get(n))
+    if odd:
+        shown = [f"{n} is {_shape(own.get(n))}, by the config {_shape(asked.get(n))}" for n in odd[:_SHOWN]]
+        more = f"; and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        yield (
+            f"{len(odd)} tensors of the model are not those of model.config: {'; '.join(shown)}{more}.",
+            "change a model by the methods of transformers, as resize_token_embeddings, which change its "
+            "config too",
+        )
+
+
+def _rounded(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Where numbers that no checkpoint holds have been rounded, as the frequencies of positions."""
+    for path, module in model.named_modules():
+        for name in sorted(module._non_persistent_buffers_set):
+            buffer = getattr(module, name, None)
+            if buffer is not None and buffer.is_floating_point() and buffer.dtype != torch.float32:
+                dtype = str(buffer.dtype).removeprefix("torch.")
+                yield (
+                    f"the buffer {path}.{name} of the model is {dtype}; a model that is loaded from a "
+                    "checkpoint has it in float32.",
+                    "load the model with dtype=torch.float32, and do not cast it by model.half() or "
+                    "model.bfloat16(): torch_dtype says what is computed in",
+                )
+                return
+
+
+def _write_config(model: Any, directory: Path) -> list[Fault]:
+    described = copy.deepcopy(model.config)
+    described.architectures = [type(model).__name__]
+
+    def write() -> None:
+        described.save_pretrained(directory)
+        if model.can_generate() and model.generation_config is not None:
+            model.generation_config.save_pretrained(directory)
+
+    seen = _refusal(write)
+    advice = "mend model.config or model.generation_config until `model.save_pretrained(DIR)` works"
+    words = f"transformers does not save the configuration of the model: {seen}"
+    return [] if seen is None else [Fault(option="model", seen=words, advice=advice)]
+
+
+def _write_tokenizer(model: Any, tokenizer: Any, directory: Path, *, offline: bool) -> list[Fault]:
+    if isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
+        if not tokenizer.is_fast:
+            seen = f"tokenizer is a {type(tokenizer).__name__}, which has no tokenizer.json."
+            advice = "a fast tokenizer, as AutoTokenizer.from_pretrained gives it"
+            return [Fault(option="tokenizer", seen=seen, advice=advice)]
+        refusal = _refusal(lambda: tokenizer.save_pretrained(directory))
+        words = f"transformers does not save the tokenizer: {refusal}"
+        advice = "mend it until `tokenizer.save_pretrained(DIR)` works"
+        return [] if refusal is None else [Fault(option="tokenizer", seen=words, advice=advice)]
+    advice = "tokenizer=AutoTokenizer.from_pretrained(DIR_OR_ID)"
+    if not isinstance(tokenizer, str | Path | None):
+        seen = f"tokenizer is a {type(tokenizer).__name__}, and covey takes a tokenizer of transformers."
+        return [Fault(option="tokenizer", seen=seen, advice=advice)]
+    source = str(tokenizer or model.name_or_path or "")
+    if not source:
+        seen = "model is an object, its name_or_path is empty, and tokenizer is not given."
+        return [Fault(option="tokenizer", seen=seen, advice=advice)]
+    try:
+        found = locate_model(source, offline=offline).directory
+    except ModelError as error:
+        seen = f"the tokenizer of the model is not given, and cannot be had from its name_or_path: {error}."
+        return [Fault(option="tokenizer", seen=seen, advice=advice)]
+    if not (found / "tokenizer.json").is_file():
+        seen = (
+            f"tokenizer is not given, and {source}, where the model was loaded from, has no tokenizer.json."
+        )
+        return [Fault(option="tokenizer", seen=seen, advice=advice)]
+    copy_text_files(found, directory)
+    return []
+
+
+def _refusal(write: Callable[[], object]) -> str | None:
+    try:
+        write()
+    # What a config or tokenizer that was changed by hand raises depends on what is wrong with it.
+    except Exception as error:  # noqa: BLE001
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return None
+
+
+def _shapes(model: Any) -> ModelShapes:
+    tensors = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    vocab_size = model.config.get_text_config().vocab_size
+    return ModelShapes(tensors=tensors, vocab_size=vocab_size, tied=_is_tied(model))
+
+
+def _is_tied(model: Any) -> bool:
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    return head is not None and head.weight is embedding.weight
+
+
+def _checksum(model: nn.Module) -> str:
+    """Of a part of every tensor as float32, so that the dtype in which a model was loaded is no matter."""
+    digest = hashlib.blake2b(digest_size=4)
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().reshape(-1)
+        part = flat[:: max(1, flat.numel() // _SAMPLED)].float().cpu().contiguous()
+        digest.update(f"{name} {tuple(parameter.shape)} ".encode())
+        digest.update(part.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    return {n: v for n, v in vars(module).items() if _is_set(n)}
+
+
+def _is_set(name: str) -> bool:
+    return name in _SET or name in _SET_BY_PEFT or "dropout" in name
+
+
+def _put_back(
+    module: nn.Module, kind: type[nn.Module], settings: dict[str, Any], children: dict[str, Any]
+) -> None:
+    for name, child in children.items():
+        now = module._modules.get(name)
+        if now is not child and isinstance(child, nn.Module) and isinstance(now, type(child)):
+            child.load_state_dict(now.state_dict())
+        module._modules[name] = child
+    module.__class__ = kind
+    own = vars(module)
+    for name in [n for n in own if _is_set(n) and n not in settings]:
+        del own[name]
+    own.update(settings)
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "not there" if shape is None else "x".join(map(str, shape))

@@ -1,0 +1,81 @@
+"""Live objects that a configuration names and nobody has given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.config.objects import bare_name, is_live, is_stream, live_kind
+from covey.config.schema import Config
+from covey.plan.facts import Facts
+from covey.plan.problem import problem
+from covey.types import Fix, Problem
+
+_SAVED = {
+    "model": "save it, by `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`: --model DIR",
+    "dataset": "save the rows, one JSON object on each line: --dataset FILE.jsonl",
+    "val_dataset": "save the rows, one JSON object on each line: --val_dataset FILE.jsonl",
+}
+
+
+def object_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return a problem for each object that the program is to give and that is not there, and for each stream
+    where a table is needed."""
+    named = {"model": [config.model], "dataset": config.dataset, "val_dataset": config.val_dataset}
+    return [*_missing(named, facts), *_streams(config)]
+
+
+def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
+    return [
+        problem(
+            "E376",
+            option,
+            f"{option} is {text}, which is not here.",
+            "",
+            Fix(text=f"in the program that made it: `covey.train({option}=OBJECT, ...)`"),
+            Fix(text=_SAVED[option]),
+        )
+        for option, texts in named.items()
+        for text in dict.fromkeys(texts)
+        if is_live(text) and bare_name(text) not in facts.objects
+    ]
+
+
+def _streams(config: Config) -> list[Problem]:
+    table = Fix(text="all of its rows as a table: `Dataset.from_list(list(STREAM))`")
+    stream = Fix(text="read rows as they are needed", edits={"streaming": True})
+    named = {} if config.streaming else {"dataset": config.dataset}
+    return [
+        problem(
+            "E377",
+            option,
+            f"{option} is {text}, which is read as it goes, and "
+            + ("streaming is false." if option == "dataset" else "a set to evaluate on is read whole."),
+            "",
+            *((stream, table) if option == "dataset" else (table,)),
+        )
+        for option, texts in {**named, "val_dataset": config.val_dataset}.items()
+        for text in texts
+        if is_stream(text)
+    ]
+
+
+def is_start_alone(config: Config, change: tuple[str, Any, Any]) -> bool:
+    """Return whether a change is that of a live model whose weights a resume replaces and nothing else reads:
+    the run trains all weights, and no KL term compares them with the first ones."""
+    name, old, new = change
+    is_model = name == "model" and is_live(str(old)) and is_live(str(new))
+    has_reference = config.beta or config.beta_end
+    return is_model and config.tuner_type == "full" and not has_reference and live_kind(old) == live_kind(new)
+
+
+def changed_objects(old: Any) -> bool:
+    """Return whether the old value of an option names an object, which no command can give."""
+    texts = old if isinstance(old, list | tuple) else [old]
+    return any(isinstance(text, str) and is_live(text) for text in texts)
+
+
+SAME_OBJECTS = Fix(
+    text="give the same objects as at the start; the checksum is of the weights of a model, or of the rows"
+)
+"""What to do where a resumed run is given other objects."""

@@ -1,0 +1,193 @@
+"""Live objects among the options of a Python program: rewards, a model with its tokenizer, rows.
+
+Each gets a name that takes its place in the configuration, and is handed to the survey under it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.config.names import look_up, normalise
+from covey.config.objects import UNUSABLE, object_name
+from covey.config.schema import Config
+from covey.data.errors import DataError
+from covey.data.live import LiveRows, live_rows
+from covey.plan.problem import problem
+from covey.training.facts.rewards import Functions
+from covey.types import Fix, Problem
+
+if TYPE_CHECKING:
+    from covey.models.live import LiveModel
+
+# Names of TRL's trainer that its command does not have.
+_OF_TRAINERS = {"train_dataset": "dataset", "eval_dataset": "val_dataset", "processing_class": "tokenizer"}
+_ROWS = "a list of dicts, a Dataset of the library datasets, or a file, directory or id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objects:
+    """The objects that a program gave, by the names that the configuration has for them.
+
+    `names` are those of all, `problems` say what stands against some of them.
+    """
+
+    functions: Functions = field(default_factory=dict)
+    model: LiveModel | None = None
+    rows: Mapping[str, LiveRows] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+NO_OBJECTS = Objects()
+"""Of a command, which has words alone."""
+
+
+@contextmanager
+def named_objects(options: Mapping[str, Any], *, offline: bool) -> Iterator[tuple[dict[str, Any], Objects]]:
+    """The options with names in the place of objects, and the objects, whose files last as long as this."""
+    taking = _Taking()
+    values = {_known(name, options): value for name, value in options.items()}
+    tokenizer = values.pop("tokenizer", None)
+    for name, value in values.items():
+        match look_up(name).option:
+            case "reward_funcs":
+                values[name] = taking.rewards(value)
+            case "dataset" | "val_dataset" as option:
+                values[name] = taking.sources(option, value)
+    key = next((name for name in values if look_up(name).option == "model"), "model")
+    is_live = _is_module(values.get(key))
+    with tempfile.TemporaryDirectory(prefix="covey-") if is_live else nullcontext("") as directory:
+        if is_live:
+            values[key] = taking.model(values[key], tokenizer, Path(directory), offline=offline)
+        elif tokenizer is not None:
+            taking.refuse_tokenizer(values.get(key))
+        yield values, taking.objects()
+
+
+def _known(name: str, options: Mapping[str, Any]) -> str:
+    """The name, or what it means where TRL's trainer alone has it and the other is not given too."""
+    known = _OF_TRAINERS.get(normalise(name), name)
+    return name if known in options else known
+
+
+def frozen_problems(config: Config, live: LiveModel | None) -> list[Problem]:
+    """What stands against training all weights of a model of which some need no gradient."""
+    if live is None or not live.frozen or config.tuner_type != "full":
+        return []
+    more = f" and {len(live.frozen) - 3} more" if len(live.frozen) > 3 else ""
+    return [
+        problem(
+            "E377",
+            "model",
+            f"Tensors of the model have requires_grad False: {', '.join(live.frozen[:3])}{more}.",
+            "",
+            Fix(text="train all weights: `model.requires_grad_(True)`"),
+            Fix(text="train adapters beside frozen weights", edits={"tuner_type": "lora"}),
+        )
+    ]
+
+
+class _Taking:
+    """Objects, as they are found among the options."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Any] = {}
+        self._model: LiveModel | None = None
+        self._rows: dict[str, LiveRows] = {}
+        self._names: list[str] = []
+        self._problems: list[Problem] = []
+
+    def objects(self) -> Objects:
+        return Objects(
+            functions=self._functions,
+            model=self._model,
+            rows=self._rows,
+            names=tuple(self._names),
+            problems=tuple(self._problems),
+        )
+
+    def rewards(self, given: Any) -> Any:
+        """The rewards with a name for each function; one that a file holds is named by file, so that
+        config.yaml can be used again."""
+        from covey.rewards.targets import Target, callable_name, target_of_callable
+
+        if given is None:
+            return None
+        entries = list(given) if isinstance(given, list | tuple) else [given]
+        for index, entry in enumerate(entries):
+            if isinstance(entry, str):
+                continue
+            where = target_of_callable(entry)
+            by_file = isinstance(where, Target) and where.file is not None
+            name = (
+                f"{where.file}:{where.name}"
+                if isinstance(where, Target) and by_file
+                else callable_name(entry)
+            )
+            entries[index] = name
+            self._functions[name] = entry
+        return entries
+
+    def sources(self, option: str, given: Any) -> Any:
+        """The sources with a name for each object. A list of dicts is one source, a list of others several;
+        of a dict the keys name the sources."""
+        if isinstance(given, str | Path | None) or _is_words(given):
+            return given
+        if type(given) is dict:
+            return [f"{name}={self._source(option, value)}" for name, value in given.items()]
+        is_several = isinstance(given, list | tuple) and not all(isinstance(row, Mapping) for row in given)
+        return [self._source(option, value) for value in (given if is_several else [given])]
+
+    def _source(self, option: str, value: Any) -> str:
+        if isinstance(value, str | Path):
+            return str(value)
+        try:
+            rows = live_rows(value)
+        except DataError as error:
+            self._problems.append(problem("E377", option, f"{option} {error}.", "", Fix(text=_ROWS)))
+            self._names.append(object_name(type(value).__name__, UNUSABLE))
+            return self._names[-1]
+        name = rows.name
+        if rows.rows is None and name in self._rows:
+            # Streams have no checksum to tell them apart by.
+            name = object_name(f"{type(value).__name__} {len(self._rows) + 1}", "stream")
+        self._rows[name] = rows
+        self._names.append(name)
+        return name
+
+    def model(self, model: Any, tokenizer: Any, directory: Path, *, offline: bool) -> str:
+        from covey.models.live import live_model
+
+        name, self._model, faults = live_model(model, tokenizer, directory, offline=offline)
+        self._names.append(name)
+        self._problems += [problem("E377", f.option, f.seen, "", Fix(text=f.advice)) for f in faults]
+        return name
+
+    def refuse_tokenizer(self, model: Any) -> None:
+        seen = f"tokenizer is given, and model is the name {model}: its tokenizer is read from its directory."
+        self._problems.append(
+            problem(
+                "E377",
+                "tokenizer",
+                seen,
+                "",
+                Fix(text="leave tokenizer out"),
+                Fix(text="give the model as an object too: AutoModelForCausalLM.from_pretrained(MODEL)"),
+            )
+        )
+
+
+def _is_module(value: Any) -> bool:
+    """Whether a value is a module of torch; who has one has imported torch."""
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)
+    return module is not None and isinstance(value, module)
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(entry, str | Path) for entry in value)

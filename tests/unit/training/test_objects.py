@@ -1,0 +1,169 @@
+"""Objects in the place of names: `plan` shows what `train` would do with them, and what it would refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pytest
+import torch
+import transformers
+
+import covey
+from covey.comm import LocalComm
+from covey.config import from_dict
+from covey.errors import ConfigError
+from covey.quickstart.task import MODEL_DIR
+from covey.training.objects import refuse_other_objects
+from support.verbs import alone
+
+ROWS = [{"question": f"What is {n}+1?", "solution": str(n + 1)} for n in range(16)]
+TABLE = datasets.Dataset.from_list(ROWS)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    alone(monkeypatch, tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
+
+
+def loaded() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(MODEL_DIR)
+
+
+def stream() -> datasets.IterableDataset:
+    def numbered() -> Iterator[dict[str, Any]]:
+        yield from ROWS
+
+    return datasets.IterableDataset.from_generator(numbered)
+
+
+def planned(**options: Any) -> dict[str, Any]:
+    data = {} if "train_dataset" in options else {"dataset": "train.jsonl"}
+    fixed = {"reward_funcs": "accuracy", "max_completion_length": 8, "learning_rate": 1e-4}
+    return covey.plan(**{"model": "quickstart", **data, **fixed, **options})
+
+
+def refused(**options: Any) -> list[tuple[str, str]]:
+    """(code, option) of all that a plan is refused for; nothing is written."""
+    there = sorted(Path().iterdir())
+    with pytest.raises(ConfigError) as error:
+        planned(**options)
+    assert sorted(Path().iterdir()) == there
+    return [(p.code, p.option) for p in error.value.problems if p.severity.name == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    "given", [ROWS, TABLE, pandas.DataFrame(ROWS), [ROWS[:4], TABLE.select(range(4, 16))], {"sums": TABLE}]
+)
+@pytest.mark.parametrize("name", ["dataset", "train_dataset"])
+def test_rows(given: Any, name: str) -> None:
+    plan, named = planned(**{name: given}), planned()
+    assert plan["facts"]["num_prompts"] == 16 and plan["batch"] == named["batch"]
+    assert all("object " in text for text in plan["options"]["dataset"])
+
+
+def test_rows_beside_names() -> None:
+    plan = planned(
+        dataset=["train.jsonl#4", TABLE, "quickstart#3"], eval_dataset={"held": ROWS, "file": "train.jsonl"}
+    )
+    assert plan["facts"]["num_prompts"] == 4 + 16 + 3
+    assert plan["facts"]["eval_sets"] == [
+        {"name": "held", "num_prompts": 16},
+        {"name": "file", "num_prompts": 16},
+    ]
+    # The name of a set is the task of its rows, as in front of a file.
+    plan = planned(dataset={"sums": ROWS, "more": TABLE}, task_column="kind")
+    assert plan["facts"]["tasks"] == {"sums": 16, "more": 16}
+
+
+def test_a_stream() -> None:
+    plan = planned(dataset=stream(), streaming=True, max_steps=2)
+    assert plan["options"]["dataset"] == ["object IterableDataset (stream)"]
+    assert plan["facts"]["columns"] == ["question", "solution"]
+    # A table is a stream too.
+    assert planned(dataset=TABLE, streaming=True, max_steps=2)["batch"]["total_steps"] == 2
+
+
+def test_a_model(tokenizer: Any) -> None:
+    plan, named = planned(model=loaded(), processing_class=tokenizer), planned()
+    (line,) = [line for line in plan["lines"] if line.startswith("model ")]
+    assert line.startswith("model     object Qwen2ForCausalLM (checksum ") and "0.83 M parameters" in line
+    same = ("num_parameters", "model_sizes", "model_context", "stop_tokens", "first_prompt", "longest_prompt")
+    assert {n: plan["facts"][n] for n in same} == {n: named["facts"][n] for n in same}
+    # Without a tokenizer it is that of where the model was loaded from.
+    assert planned(model=loaded())["facts"]["stop_tokens"] == named["facts"]["stop_tokens"]
+
+
+def test_a_template_set_on_the_tokenizer() -> None:
+    own = transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
+    own.chat_template = "Q: {{ messages[0]['content'] }}\nA:"
+    assert planned(model=loaded(), tokenizer=own)["facts"]["first_prompt"] == "Q: What is 0+1?\nA:"
+
+
+def test_frozen_weights(tokenizer: Any) -> None:
+    model = loaded()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    assert refused(model=model, tokenizer=tokenizer) == [("E377", "model")]
+    assert planned(model=model, tokenizer=tokenizer, tuner_type="lora")["facts"]["num_trained"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problems"),
+    [
+        ({"tokenizer": "TOKENIZER"}, [("E377", "tokenizer")]),
+        ({"dataset": 7}, [("E377", "dataset")]),
+        ({"dataset": datasets.DatasetDict({"train": TABLE})}, [("E377", "dataset")]),
+        ({"dataset": stream()}, [("E377", "dataset")]),
+        ({"val_dataset": stream()}, [("E377", "val_dataset")]),
+        ({"dataset": [{"text": "a"}]}, [("E303", "dataset"), ("E303", "dataset")]),
+        ({"dataset": "object 3 rows (checksum 00000000)"}, [("E376", "dataset")]),
+        ({"model": "object MyModel (checksum 00000000)"}, [("E376", "model")]),
+        ({"dataset": TABLE, "train_dataset": TABLE}, [("E101", "train_dataset")]),
+        # All at once.
+        (
+            {
+                "model": torch.nn.Linear(2, 2),
+                "dataset": [ROWS, "text"],
+                "val_dataset": 7,
+                "num_generations": 1,
+            },
+            [("E377", "val_dataset"), ("E377", "model"), ("E201", "num_generations")],
+        ),
+    ],
+)
+def test_refused(options: dict[str, Any], problems: list[tuple[str, str]], tokenizer: Any) -> None:
+    given = {name: tokenizer if value == "TOKENIZER" else value for name, value in options.items()}
+    assert refused(**given) == problems
+
+
+class Ranks(LocalComm):
+    """Two ranks, of which the other one has other names."""
+
+    world = 2
+
+    def __init__(self, **other: Any) -> None:
+        self._other = other
+
+    def gather_json(self, value: Any) -> list[Any]:
+        return [value, {**value, **self._other}]
+
+
+def test_ranks_with_other_objects() -> None:
+    names = [f"object Qwen2ForCausalLM (checksum {n}{n}000000)" for n in (1, 2)]
+    config = from_dict({"model": names[0], "dataset": "train.jsonl", "reward_funcs": "accuracy"}).config
+    refuse_other_objects(config, Ranks())
+    with pytest.raises(ConfigError) as error:
+        refuse_other_objects(config, Ranks(model=[names[1]]))
+    (problem,) = error.value.problems
+    assert problem.code == "E377" and all(name in problem.seen for name in names)
