@@ -19,8 +19,6 @@ import transformers
 from torch import nn
 
 from covey.config.objects import UNUSABLE, object_name
-from covey.data.errors import ModelError
-from covey.data.hub import locate_model
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import ModelShapes
 from covey.models.load import copy_text_files, load_policy
@@ -33,6 +31,7 @@ _SAMPLED = 1 << 12
 _SET = frozenset({"training", "p", "forward", "gradient_checkpointing", "_gradient_checkpointing_func"})
 _SET_BY_PEFT = frozenset({"peft_config", "_hf_peft_config_loaded"})
 _SHOWN = 3
+_TOKENIZER = "tokenizer=AutoTokenizer.from_pretrained(DIR_OR_ID)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +60,17 @@ class Fault:
 
 
 def live_model(
-    model: nn.Module, tokenizer: Any, directory: Path, *, offline: bool
+    model: nn.Module, tokenizer: Any, directory: Path
 ) -> tuple[str, LiveModel | None, list[Fault]]:
     """The name of a model, the model with its files written to `directory`, and what stands against it; None
-    where anything does."""
+    where anything does. A path in the place of its tokenizer is that of a directory with its files; None says
+    that there is none, which is the caller's to say."""
     kind = type(model).__name__
     faults = [Fault(option="model", seen=seen, advice=advice) for seen, advice in _of_model(model)]
     on_meta = any(p.is_meta for p in model.parameters())
     name = object_name(kind, UNUSABLE if on_meta else _checksum(model))
-    if faults:
-        return name, None, faults
-    faults += _write_config(model, directory)
-    faults += _write_tokenizer(model, tokenizer, directory, offline=offline)
+    faults += [] if faults else _write_config(model, directory)
+    faults += _write_tokenizer(tokenizer, directory)
     if faults:
         return name, None, faults
     live = LiveModel(
@@ -234,36 +232,22 @@ def _write_config(model: Any, directory: Path) -> list[Fault]:
     return [] if seen is None else [Fault(option="model", seen=words, advice=advice)]
 
 
-def _write_tokenizer(model: Any, tokenizer: Any, directory: Path, *, offline: bool) -> list[Fault]:
-    if isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
-        if not tokenizer.is_fast:
-            seen = f"tokenizer is a {type(tokenizer).__name__}, which has no tokenizer.json."
-            advice = "a fast tokenizer, as AutoTokenizer.from_pretrained gives it"
-            return [Fault(option="tokenizer", seen=seen, advice=advice)]
-        refusal = _refusal(lambda: tokenizer.save_pretrained(directory))
-        words = f"transformers does not save the tokenizer: {refusal}"
-        advice = "mend it until `tokenizer.save_pretrained(DIR)` works"
-        return [] if refusal is None else [Fault(option="tokenizer", seen=words, advice=advice)]
-    advice = "tokenizer=AutoTokenizer.from_pretrained(DIR_OR_ID)"
-    if not isinstance(tokenizer, str | Path | None):
-        seen = f"tokenizer is a {type(tokenizer).__name__}, and covey takes a tokenizer of transformers."
-        return [Fault(option="tokenizer", seen=seen, advice=advice)]
-    source = str(tokenizer or model.name_or_path or "")
-    if not source:
-        seen = "model is an object, its name_or_path is empty, and tokenizer is not given."
-        return [Fault(option="tokenizer", seen=seen, advice=advice)]
-    try:
-        found = locate_model(source, offline=offline).directory
-    except ModelError as error:
-        seen = f"the tokenizer of the model is not given, and cannot be had from its name_or_path: {error}."
-        return [Fault(option="tokenizer", seen=seen, advice=advice)]
-    if not (found / "tokenizer.json").is_file():
+def _write_tokenizer(tokenizer: Any, directory: Path) -> list[Fault]:
+    if tokenizer is None:
+        return []
+    if isinstance(tokenizer, Path):
+        copy_text_files(tokenizer, directory)
+        return []
+    kind = type(tokenizer).__name__
+    if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase) or not tokenizer.is_fast:
         seen = (
-            f"tokenizer is not given, and {source}, where the model was loaded from, has no tokenizer.json."
+            f"tokenizer is a {kind}, and covey takes a tokenizer of transformers that has a tokenizer.json."
         )
-        return [Fault(option="tokenizer", seen=seen, advice=advice)]
-    copy_text_files(found, directory)
-    return []
+        return [Fault(option="tokenizer", seen=seen, advice=_TOKENIZER)]
+    refusal = _refusal(lambda: tokenizer.save_pretrained(directory))
+    words = f"transformers does not save the tokenizer: {refusal}"
+    advice = "mend it until `tokenizer.save_pretrained(DIR)` works"
+    return [] if refusal is None else [Fault(option="tokenizer", seen=words, advice=advice)]
 
 
 def _refusal(write: Callable[[], object]) -> str | None:

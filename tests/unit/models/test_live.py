@@ -75,38 +75,29 @@ def _renamed(model: Model) -> Model:
     ],
 )
 def test_refused(spoil: Callable[[Model], Model], words: str, tmp_path: Path) -> None:
-    _, live, faults = live_model(spoil(loaded()), tokenizer(), tmp_path, offline=True)
+    _, live, faults = live_model(spoil(loaded()), tokenizer(), tmp_path)
     assert live is None
     assert [fault.option for fault in faults] == ["model"] and words in faults[0].seen, faults
 
 
-@pytest.mark.parametrize(
-    ("given", "name_or_path", "words"),
-    [
-        (None, "", "its name_or_path is empty"),
-        (None, "nobody/nothing", "cannot be had from its name_or_path: nobody/nothing"),
-        (7, "", "tokenizer is a int"),
-    ],
-)
-def test_without_a_tokenizer(given: Any, name_or_path: str, words: str, tmp_path: Path) -> None:
-    model = loaded()
-    model.name_or_path = name_or_path
-    model.config._name_or_path = name_or_path
-    _, live, faults = live_model(model, given, tmp_path, offline=True)
-    assert live is None
-    assert [fault.option for fault in faults] == ["tokenizer"] and words in faults[0].seen, faults
+def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
+    _, live, faults = live_model(_untied(loaded()), 7, tmp_path)
+    assert live is None and [fault.option for fault in faults] == ["model", "tokenizer"]
+    assert "tokenizer is a int" in faults[1].seen
 
 
-def test_tokenizer_of_where_it_was_loaded_from(tmp_path: Path) -> None:
-    _, live, _ = live_model(loaded(), None, tmp_path, offline=True)
-    assert live is not None
+def test_files(tmp_path: Path) -> None:
+    """What a checkpoint is given beside the weights."""
+    _, live, _ = live_model(loaded(), MODEL_DIR, tmp_path)
+    assert live is not None and live.bytes_on("cuda") == 0 < live.bytes_on("cpu")
     assert (tmp_path / "tokenizer.json").read_bytes() == (MODEL_DIR / "tokenizer.json").read_bytes()
-    assert (tmp_path / "chat_template.jinja").is_file() and (tmp_path / "config.json").is_file()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"chat_template.jinja", "config.json", "generation_config.json"} <= names
 
 
 def test_names_tell_weights_and_no_dtypes(tmp_path: Path) -> None:
     def name(model: Model) -> str:
-        return live_model(model, tokenizer(), tmp_path, offline=True)[0]
+        return live_model(model, tokenizer(), tmp_path)[0]
 
     first = name(loaded())
     assert first.startswith("object Qwen2ForCausalLM (checksum ")

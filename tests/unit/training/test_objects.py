@@ -51,7 +51,8 @@ def stream() -> datasets.IterableDataset:
 def planned(**options: Any) -> dict[str, Any]:
     data = {} if "train_dataset" in options else {"dataset": "train.jsonl"}
     fixed = {"reward_funcs": "accuracy", "max_completion_length": 8, "learning_rate": 1e-4}
-    return covey.plan(**{"model": "quickstart", **data, **fixed, **options})
+    plan = covey.plan(**{"model": "quickstart", **data, **fixed, **options})
+    return dict(json.loads(json.dumps(plan)))
 
 
 def refused(**options: Any) -> list[tuple[str, str]]:
@@ -105,6 +106,24 @@ def test_a_model(tokenizer: Any) -> None:
     assert planned(model=loaded())["facts"]["stop_tokens"] == named["facts"]["stop_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("named", "given", "words"),
+    [
+        ("", None, "does not say where it was loaded from"),
+        ("nobody/nothing", None, "nobody/nothing is not, or not whole, in the cache"),
+        ("", "bare", "bare has no tokenizer.json"),
+    ],
+)
+def test_without_a_tokenizer(named: str, given: str | None, words: str) -> None:
+    model = loaded()
+    model.name_or_path = named
+    Path("bare").mkdir()
+    with pytest.raises(ConfigError) as error:
+        planned(model=model, tokenizer=given)
+    (problem,) = error.value.problems
+    assert (problem.code, problem.option) == ("E377", "tokenizer") and words in problem.seen, problem.seen
+
+
 def test_a_template_set_on_the_tokenizer() -> None:
     own = transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
     own.chat_template = "Q: {{ messages[0]['content'] }}\nA:"
@@ -134,6 +153,7 @@ def test_frozen_weights(tokenizer: Any) -> None:
         (
             {
                 "model": torch.nn.Linear(2, 2),
+                "tokenizer": "TOKENIZER",
                 "dataset": [ROWS, "text"],
                 "val_dataset": 7,
                 "num_generations": 1,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from covey.config.names import look_up, normalise
 from covey.config.objects import UNUSABLE, object_name
 from covey.config.schema import Config
-from covey.data.errors import DataError
+from covey.data.errors import DataError, ModelError
+from covey.data.hub import locate_model
 from covey.data.live import LiveRows, live_rows
 from covey.plan.problem import problem
 from covey.training.facts.rewards import Functions
@@ -164,10 +165,31 @@ class _Taking:
     def model(self, model: Any, tokenizer: Any, directory: Path, *, offline: bool) -> str:
         from covey.models.live import live_model
 
-        name, self._model, faults = live_model(model, tokenizer, directory, offline=offline)
+        if isinstance(tokenizer, str | Path | None):
+            tokenizer = self._files_of_tokenizer(model, tokenizer, offline=offline)
+        name, live, faults = live_model(model, tokenizer, directory)
+        self._model = None if tokenizer is None else live
         self._names.append(name)
         self._problems += [problem("E377", f.option, f.seen, "", Fix(text=f.advice)) for f in faults]
         return name
+
+    def _files_of_tokenizer(self, model: Any, named: str | Path | None, *, offline: bool) -> Path | None:
+        """Where the tokenizer lies that is named, or with which the model was loaded; None where there is
+        none."""
+        source = str(named or getattr(model, "name_or_path", ""))
+        whose = f"tokenizer is {source}" if named else "tokenizer is not given"
+        try:
+            found = locate_model(source, offline=offline).directory if source else None
+        except ModelError as error:
+            seen = f"{whose}, and that of the model cannot be read: {error}."
+        else:
+            if found is not None and (found / "tokenizer.json").is_file():
+                return found
+            seen = f"{whose}, and the model does not say where it was loaded from."
+            seen = f"{whose}, and {source} has no tokenizer.json." if source else seen
+        advice = "tokenizer=AutoTokenizer.from_pretrained(DIR_OR_ID)"
+        self._problems.append(problem("E377", "tokenizer", seen, "", Fix(text=advice)))
+        return None
 
     def refuse_tokenizer(self, model: Any) -> None:
         seen = f"tokenizer is given, and model is the name {model}: its tokenizer is read from its directory."
