@@ -23,7 +23,7 @@ REPOSITORY = ROOT.parent.parent
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
     ("types", "chinese"),
-    ("errors", "codes", "exits", "activity", "environment", "weight_files"),
+    ("errors", "codes", "exits", "activity", "environment", "weight_files", "options"),
     ("comm", "config"),
     ("plan", "algorithm", "kernels", "token_streams"),
     ("models", "data", "rewards", "quickstart"),
@@ -47,6 +47,7 @@ TORCH_FREE = (
     "activity",
     "environment",
     "weight_files",
+    "options",
     "config",
     "plan",
     "data",

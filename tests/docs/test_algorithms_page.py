@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from covey.config.reference import FOREIGN, markdown
-from covey.config.schema import OPTIONS, group_of
+from covey.config.reference import markdown
 from covey.config.values import kind_of
+from covey.options.schema import FACTS, OPTIONS, group_of
 from covey.training.settings import SCHEDULED_OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
@@ -47,8 +47,8 @@ def defaults_here() -> dict[str, str]:
 def test_every_option_stands_once_with_its_defaults() -> None:
     here = defaults_here()
     for name in NAMES:
-        trl, swift = FOREIGN[name]
-        assert section_of(name)[name][:3] == [here[name], trl, swift], name
+        expected = [here[name], FACTS[name].trl, FACTS[name].swift]
+        assert section_of(name)[name][:3] == expected, name
 
 
 def test_every_value_stands_in_the_section_of_its_option() -> None:

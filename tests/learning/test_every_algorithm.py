@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from covey.config.schema import Config
 from covey.config.values import kind_of
+from covey.options.schema import Config
 from support.learning import BOUND, CONTROL, CURVES, course, end, first_above, start
 
 RUNS = [(section, name, options) for section, curves in CURVES.items() for name, options in curves.items()]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.config import from_dict
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.checks import checks
 from covey.plan.facts import Facts, ModelSizes, ResumeFacts
 from covey.plan.problem import START_ANYWAY

@@ -8,8 +8,8 @@ from typing import Any
 from covey.cli.layout import TAKEN
 from covey.config.foreign import PLAN_WORDS
 from covey.config.names import ALIASES
-from covey.config.schema import GROUPS, OPTIONS, REQUIRED, default_of, doc_of, group_of, rule_of
 from covey.config.values import kind_of
+from covey.options.schema import GROUPS, OPTIONS, REQUIRED, default_of, doc_of, group_of, rule_of
 from covey.plan.words import flags, wrapped
 
 _USAGE: Mapping[str, str] = {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from covey.config.schema import default_of
+from covey.options.schema import default_of
 
 PER_DEVICE = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
@@ -183,3 +183,8 @@ def follows(name: str, options: Mapping[str, Any]) -> bool:
     others = {n: v for n, v in options.items() if n != name}
     typed = {n: v for n, v in others.items() if n not in rule.inputs or v != default_of(n)}
     return options[name] in (rule.derive(others)[0], rule.derive(typed)[0])
+
+
+def is_usual(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the value of `name` among resolved options is the one that it has when nobody types it."""
+    return follows(name, options) if name in RULES else bool(options[name] == default_of(name))

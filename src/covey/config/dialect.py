@@ -7,23 +7,10 @@ from typing import Any
 
 from covey.codes import CODES
 from covey.config.take import Typed
+from covey.options.schema import FACTS
 from covey.types import Problem, Severity
 
-MS_SWIFT: Mapping[str, Any] = {
-    "tuner_type": "lora",
-    "lora_rank": 8,
-    "lora_alpha": 32.0,
-    "loss_type": "grpo",
-    "beta": 0.04,
-    "use_bias_correction_kl": False,
-    "epsilon": 0.2,
-    "temperature": 0.9,
-    "max_completion_length": 512,
-    "lr_scheduler_type": "cosine",
-    "weight_decay": 0.1,
-    "adam_beta2": 0.95,
-    "num_train_epochs": 3.0,
-}
+MS_SWIFT: Mapping[str, Any] = {name: facts.rlhf for name, facts in FACTS.items() if facts.is_of_rlhf}
 """Defaults of `swift rlhf --rlhf_type grpo` (4.6) that `covey rlhf` shares; what is typed overrides them."""
 
 LEARNING_RATE: Mapping[str, float] = {"lora": 1e-4, "full": 1e-5}

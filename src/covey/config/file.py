@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from covey.config.names import look_up, nearest_group, normalise
-from covey.config.schema import GROUPS
 from covey.config.take import Layer
+from covey.options.schema import GROUPS
 from covey.types import Fix, Problem
 
 

@@ -17,17 +17,10 @@ from covey.config.layers import merge
 from covey.config.names import SWITCHES, look_up, normalise
 from covey.config.take import Layer, Typed, stray
 from covey.config.values import kind_of
+from covey.options.schema import FACTS
 from covey.types import Problem
 
 __all__ = ["Parsed", "Typed", "parse"]
-
-# What an option means that stands without a value.
-_ALONE = {
-    "resume_from_checkpoint": "latest",
-    "log_completions": "true",
-    "gradient_checkpointing": "true",
-    "use_liger_kernel": "true",
-}
 
 # What a flag looks like, with its value behind the equals sign. Words such as -1, ---, -.5e3 or "- be brief"
 # are values.
@@ -117,8 +110,8 @@ def _take_flag(layer: Layer, flag: _Flag) -> None:
     switch = kind.base == "bool" or known.typed in SWITCHES
     if switch and (not words or words[0].lower().endswith((".yaml", ".yml"))):
         words = ["true", *words]
-    elif not words and known.option in _ALONE:
-        words = [_ALONE[known.option]]
+    elif not words and (alone := FACTS[known.option].alone) is not None:
+        words = [alone]
     if len(words) > 1:
         layer.problems.append(stray(words[1:], f"--{known.typed}"))
     layer.take(flag.name, words[0] if words else [], source)

@@ -18,8 +18,8 @@ from covey.config.derive import (
     RULES,
     follows,
 )
-from covey.config.schema import default_of
 from covey.config.take import Typed
+from covey.options.schema import default_of
 
 
 def merge(below: Mapping[str, Typed], flags: Mapping[str, Typed]) -> dict[str, Typed]:

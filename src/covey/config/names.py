@@ -7,62 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from covey.config.foreign import MOOT, REFUSED, REFUSED_PREFIXES, Moot
-from covey.config.schema import GROUPS, OPTIONS
+from covey.options.schema import FACTS, GROUPS, OPTIONS
 
-ALIASES: Mapping[str, str] = {
-    "model_name_or_path": "model",
-    "model_id_or_path": "model",
-    "dtype": "torch_dtype",
-    "bf16": "torch_dtype",
-    "attn_implementation": "attn_impl",
-    "dataset_name": "dataset",
-    "shuffle_dataset": "dataset_shuffle",
-    "max_prompt_length": "max_length",
-    "max_new_tokens": "max_completion_length",
-    "response_length": "max_completion_length",
-    "overlong_filter": "mask_truncated_completions",
-    "off_policy_mask_threshold": "off_policy_sequence_mask_delta",
-    "sapo_temperature_pos": "tau_pos",
-    "sapo_temperature_neg": "tau_neg",
-    "vllm_importance_sampling_cap": "vllm_importance_sampling_clip_max",
-    "train_type": "tuner_type",
-    "sft_type": "tuner_type",
-    "use_peft": "tuner_type",
-    "lora_r": "lora_rank",
-    "lora_target_modules": "target_modules",
-    "lora_modules_to_save": "modules_to_save",
-    "dataset_seed": "data_seed",
-    "early_stop_interval": "early_stopping_patience",
-    "max_epochs": "num_train_epochs",
-    "revision": "model_revision",
-    "reward_functions": "reward_funcs",
-    "reward_model_name_or_path": "reward_model",
-}
+ALIASES: Mapping[str, str] = {alias: name for name, facts in FACTS.items() for alias in facts.names}
 """Names that mean one of our options; `bf16` and `use_peft` take true or false, see `switch_value`."""
 
-HINTS: Mapping[str, str] = {
-    "lr": "learning_rate",
-    "batch_size": "per_device_train_batch_size",
-    "micro_batch_size": "per_device_train_batch_size",
-    "train_batch_size": "per_device_train_batch_size",
-    "grad_accum": "gradient_accumulation_steps",
-    "group_size": "num_generations",
-    "n": "num_generations",
-    "max_tokens": "max_completion_length",
-    "max_response_length": "max_completion_length",
-    "epochs": "num_train_epochs",
-    "steps": "max_steps",
-    "kl_coef": "beta",
-    "rewards": "reward_funcs",
-    "data": "dataset",
-    "train_files": "dataset",
-    "out": "output_dir",
-    "resume": "resume_from_checkpoint",
-    "nproc": "nproc_per_node",
-    "num_processes": "nproc_per_node",
-    "clip_ratio": "epsilon",
-    "kl_loss_type": "kl_estimator",
-}
+HINTS: Mapping[str, str] = {hint: name for name, facts in FACTS.items() for hint in facts.hints}
 """What a name of other tools most likely means; offered as a suggestion, never taken."""
 
 
@@ -122,7 +72,9 @@ def nearest(word: str, words: list[str] | tuple[str, ...], cutoff: float = 0.6) 
     return plain[matches[0]] if matches else None
 
 
-SWITCHES: Mapping[str, tuple[str, str]] = {"bf16": ("bfloat16", "float32"), "use_peft": ("lora", "full")}
+SWITCHES: Mapping[str, tuple[str, str]] = {
+    name: words for facts in FACTS.values() for name, words in facts.switches.items()
+}
 """Names that take true or false and mean a word of an option."""
 
 

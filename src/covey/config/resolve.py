@@ -18,9 +18,9 @@ from covey.config.derive import (
 )
 from covey.config.dialect import SOURCE, dialect_note, ms_swift_typed
 from covey.config.output import default_output_dir
-from covey.config.schema import OPTIONS, REQUIRED, Config, default_of
 from covey.config.take import Typed, take_mapping
 from covey.errors import ConfigError
+from covey.options.schema import OPTIONS, REQUIRED, Config, default_of
 from covey.types import Fix, Problem
 
 _ABSENT: dict[str, Any] = {"model": "", "dataset": [], "reward_funcs": []}

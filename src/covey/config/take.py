@@ -10,8 +10,8 @@ from typing import Any
 from covey.codes import CODES
 from covey.config.foreign import PLAN_WORDS, Moot
 from covey.config.names import Name, look_up, nearest, normalise, switch_value
-from covey.config.schema import default_of
 from covey.config.values import UnfitError, coerce, kind_of
+from covey.options.schema import default_of
 from covey.types import Fix, Problem, Severity
 
 

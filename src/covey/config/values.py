@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from covey.config.schema import Config, default_of
+from covey.options.schema import FACTS, Config, default_of
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
@@ -23,48 +23,7 @@ NONE_WORDS = frozenset({"none", "null", "~"})
 
 _HINTS: Mapping[str, Any] = get_type_hints(Config)
 
-SPELLINGS: Mapping[str, Mapping[str, Any]] = {
-    "torch_dtype": {
-        "bf16": "bfloat16",
-        "torch.bfloat16": "bfloat16",
-        "fp32": "float32",
-        "float": "float32",
-        "torch.float32": "float32",
-        "fp16": "float16",
-        "half": "float16",
-        "torch.float16": "float16",
-    },
-    "attn_impl": {
-        "flash_attention_2": "flash_attn",
-        "flash_attention_3": "flash_attn",
-        "flex_attention": "flex",
-        "none": "auto",
-    },
-    "use_liger_kernel": {
-        "yes": "true",
-        "on": "true",
-        "1": "true",
-        "no": "false",
-        "off": "false",
-        "0": "false",
-    },
-    "gradient_checkpointing": {
-        "yes": "true",
-        "on": "true",
-        "1": "true",
-        "full": "true",
-        "no": "false",
-        "off": "false",
-        "0": "false",
-        "none": "false",
-    },
-    "eval_strategy": {"false": "no", "none": "no", "epochs": "epoch"},
-    "log_completions": {"true": 8, "false": 0},
-    "report_to": {"null": "none", "false": "none"},
-    "scale_rewards": {"true": "group", "false": "none"},
-    "resume_from_checkpoint": {"true": "latest", "latest": "latest", "auto": "auto", "false": None},
-    "rollout_log": {"true": "all", "all": "all", "false": "none", "none": "none"},
-}
+SPELLINGS: Mapping[str, Mapping[str, Any]] = {name: f.words for name, f in FACTS.items() if f.words}
 """Other words for a value, as TRL, ms-swift and torch write them; case is ignored."""
 
 Base = Literal["bool", "int", "float", "str", "choice", "rollout_log", "json"]

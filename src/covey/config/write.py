@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from covey.config.resolve import Resolved
-from covey.config.schema import GROUPS, OPTIONS, group_of
+from covey.options.schema import GROUPS, OPTIONS, group_of
 
 _HEAD = "# The resolved configuration of a run. `covey train THIS_FILE` reads it again; flags override it.\n"
 # What YAML takes for something else in quoted text.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts, ModelSizes
 from covey.plan.recompute import Recompute
 from covey.plan.shape import tokens_per_pass

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from covey.config.schema import Config
 from covey.errors import ConfigError
+from covey.options.schema import Config
 from covey.plan.check_batch import batch_problems
 from covey.plan.shape import Shape, counted, shape_of
 

@@ -4,39 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from covey.config.derive import EPSILON_HIGH
-from covey.config.schema import Config, default_of
+from covey.options.algorithm import CLIPPED
+from covey.options.schema import Config, default_of
+from covey.plan.check_effect import unread
 from covey.plan.problem import problem, warning
 from covey.types import Fix, Problem
 
 _TOKEN_MEANS = ("bnpo", "dr_grpo", "dapo", "cispo", "fipo")
-_CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "fipo")
-# Options that only some losses read.
-_OWN: dict[str, tuple[str, ...]] = {
-    "tau_pos": ("sapo",),
-    "tau_neg": ("sapo",),
-    "vespo_k_pos": ("vespo",),
-    "vespo_lambda_pos": ("vespo",),
-    "vespo_k_neg": ("vespo",),
-    "vespo_lambda_neg": ("vespo",),
-    "real_tau": ("real",),
-    "fipo_decay_rate": ("fipo",),
-    "fipo_clip_range": ("fipo",),
-    "fipo_clip_high_only": ("fipo",),
-    "fipo_safety_threshold": ("fipo",),
-    "epsilon_high": (*_CLIPPED, "cispo"),
-    "epsilon": _CLIPPED,
-    "epsilon_end": _CLIPPED,
-}
-_OF_ADAPTIVE = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
-# What a correction reads, by the option that says which one there is.
-_OF_CORRECTIONS = {
-    "rollout_importance_sampling_mode": ("rollout_importance_sampling_threshold",),
-    "vllm_importance_sampling_mode": (
-        *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
-    ),
-}
-_CHANGING = ("temperature", "beta", "epsilon", "entropy_coef")
 
 
 def algorithm_problems(config: Config, num_processes: int, typed: Collection[str]) -> list[Problem]:
@@ -65,7 +39,7 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
                 Fix(text="the cap of ScaleRL, the default here", edits={"epsilon_high": 5.0}),
             )
         )
-    if config.delta is not None and config.loss_type not in _CLIPPED:
+    if config.delta is not None and config.loss_type not in CLIPPED:
         problems.append(
             _pointless(
                 "delta",
@@ -245,7 +219,7 @@ def _levels(config: Config) -> list[Problem]:
 
 
 def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
-    names = [n for n in typed if n in _OWN and _differs(config, n) and config.loss_type not in _OWN[n]]
+    names: list[str] = []
     if config.importance_sampling_level != "token" and config.loss_type in ("vespo", "real"):
         names.append("importance_sampling_level")
     if config.loss_type == "real":
@@ -257,20 +231,8 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
         }
         names += [n for n, is_set in masks.items() if is_set]
     why = dict.fromkeys(names, f"loss_type {config.loss_type} does not read it")
-    if not config.use_adaptive_entropy:
-        why |= {n: "use_adaptive_entropy is off" for n in _OF_ADAPTIVE if n in typed and _differs(config, n)}
-    if "max_resample_times" in typed and not config.dynamic_sample and _differs(config, "max_resample_times"):
-        why["max_resample_times"] = "dynamic_sample is off"
-    for name in _CHANGING:
-        schedule = f"{name}_schedule"
-        if schedule in typed and getattr(config, f"{name}_end") is None and _differs(config, schedule):
-            why[schedule] = f"{name}_end is not set"
-    for mode, bounds in _OF_CORRECTIONS.items():
-        if getattr(config, mode) is None:
-            why |= {n: f"{mode} is not set" for n in bounds if n in typed and _differs(config, n)}
-    if not config.sync_ref_model:
-        names = [n for n in ("ref_model_sync_steps", "ref_model_mixup_alpha") if n in typed]
-        why |= {n: "sync_ref_model is off" for n in names if _differs(config, n)}
+    for name, read_if in unread(config, typed).items():
+        why[name] = read_if.why_not(getattr(config, read_if.option))
     if "kl_in_reward" in typed and config.kl_in_reward and not (config.beta or config.beta_end):
         why["kl_in_reward"] = "beta is 0"
     return [
@@ -283,12 +245,6 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
         )
         for name, reason in sorted(why.items())
     ]
-
-
-def _differs(config: Config, name: str) -> bool:
-    if name == "epsilon_high":
-        return config.epsilon_high not in (EPSILON_HIGH, config.epsilon)
-    return bool(getattr(config, name) != default_of(name))
 
 
 def _pointless(option: str, seen: str, *fixes: Fix) -> Problem:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from covey.config.names import nearest
-from covey.config.schema import Config, default_of
+from covey.options.schema import Config, default_of
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.plan.problem import problem, warning
 from covey.types import Fix, Problem

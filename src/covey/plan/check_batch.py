@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from covey.codes import CODES
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.fixes import batch_fixes
 from covey.plan.shape import COUNTS, Shape, counted, faults, in_range, shape_of
 from covey.types import Fix, Problem

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.check_rows import left_words, row_problems
 from covey.plan.facts import Facts, UnreadableFile
 from covey.plan.problem import problem, warning

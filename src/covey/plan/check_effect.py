@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from covey.config.derive import RULES
-from covey.config.schema import Config, default_of
+from covey.config.derive import is_usual
+from covey.options.declare import ReadIf
+from covey.options.schema import FACTS, Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.words import flags
 from covey.types import Fix, Problem
 
-_OF_ADAPTERS = (
-    *("lora_rank", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save"),
-    *("use_rslora", "use_dora"),
-)
-_OF_EVALUATION = ("eval_steps", "eval_on_start", "num_generations_eval", "eval_temperature")
+# Conditions of which E115 or W108 is said below.
+_OF_THEIR_OWN = ("tuner_type", "eval_strategy")
 _OF_MESSAGES = ("system", "chat_template", "chat_template_kwargs")
 
 
@@ -24,23 +22,41 @@ def effect_problems(config: Config, facts: Facts, typed: Collection[str]) -> lis
     return [
         *_adapters(config, typed),
         *_dropout(config, typed),
-        *_evaluation(config, _changed(config, _OF_EVALUATION, typed)),
+        *_evaluation(config, _changed(config, _read_with("eval_strategy"), typed)),
         *_messages(config, facts),
         *_tables(config, typed),
         *_rewards(config, facts, typed),
     ]
 
 
+def unread(config: Config, typed: Collection[str]) -> dict[str, ReadIf]:
+    """Options that were typed with another value than they have untyped, and the condition under which they
+    would be read; adapters and evaluations have words of their own."""
+    values = config.model_dump()
+    found = {}
+    for name in typed:
+        read_if = FACTS[name].read_if
+        if read_if is None or read_if.option in _OF_THEIR_OWN or read_if.holds(values[read_if.option]):
+            continue
+        if not is_usual(name, values):
+            found[name] = read_if
+    return found
+
+
+def _read_with(option: str) -> list[str]:
+    """The options that are read only under some value of another."""
+    return [n for n, facts in FACTS.items() if facts.read_if is not None and facts.read_if.option == option]
+
+
 def _changed(config: Config, names: Sequence[str], typed: Collection[str]) -> list[str]:
     """The options that were typed with another value than they have untyped, as in a whole config.yaml."""
     values = config.model_dump()
-    usual = {n: RULES[n].derive(values)[0] if n in RULES else default_of(n) for n in names}
-    return [n for n in names if n in typed and values[n] != usual[n]]
+    return [n for n in names if n in typed and not is_usual(n, values)]
 
 
 def _adapters(config: Config, typed: Collection[str]) -> list[Problem]:
     is_full_typed = "tuner_type" in typed
-    names = [n for n in _OF_ADAPTERS if n in typed]
+    names = [n for n in _read_with("tuner_type") if n in typed]
     if is_full_typed:
         names = _changed(config, names, typed)
     if not names or config.tuner_type != "full":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from covey.config.names import nearest
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem
 from covey.types import Fix, Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import islice
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.ladder import SHORTEST, Edits, computed_again, ladder_fixes, smaller_passes

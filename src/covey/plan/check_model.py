@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from covey.config.objects import is_live
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.check_template import template_problems
 from covey.plan.facts import Facts, ModelFault
 from covey.plan.problem import problem, warning

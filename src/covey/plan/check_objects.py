@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.config.objects import bare_name, is_live, is_stream, live_kind
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem
 from covey.types import Fix, Problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts, PassRateFacts
 from covey.plan.problem import problem, warning
 from covey.plan.shape import counted

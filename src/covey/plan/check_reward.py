@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey.config.names import nearest
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.check_apart import context_warnings, judge_problems, reward_model_problems
 from covey.plan.facts import BlindReward, Facts, FaultyReward, GoldFacts, RewardFault
 from covey.plan.problem import problem, warning

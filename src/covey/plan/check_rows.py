@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts, LeftOut, MissingColumn
 from covey.plan.problem import problem, warning
 from covey.plan.reasons import REASONS, REFUSED

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from covey.config.schema import Config
+from covey.options.schema import FACTS, Config
 from covey.plan.batch import plan_of
 from covey.plan.check_objects import SAME_OBJECTS, changed_objects, is_start_alone
 from covey.plan.disk import disk_plan, size
@@ -17,53 +17,8 @@ from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import counted, faults, shape_of
 from covey.types import Fix, Problem
 
-FREE_ON_RESUME: frozenset[str] = frozenset(
-    {
-        "activation_offloading",
-        "allow_changes",
-        "early_stopping_patience",
-        "eval_on_start",
-        "eval_steps",
-        "eval_strategy",
-        "eval_temperature",
-        "gradient_checkpointing",
-        "greater_is_better",
-        "ignore_memory_forecast",
-        "keep_trainer_state",
-        "load_best_model_at_end",
-        "log_completions",
-        "logging_steps",
-        "max_bad_gold",
-        "max_minutes",
-        "metric_for_best_model",
-        "num_generations_eval",
-        "output_dir",
-        "overwrite_output_dir",
-        "report_to",
-        "resume_from_checkpoint",
-        "reward_timeout_s",
-        "reward_trial",
-        "reward_workers",
-        "rollout_log",
-        "rollout_log_max_gb",
-        "run_name",
-        "save_only_model",
-        "save_steps",
-        "save_total_limit",
-        "stop_after_steps",
-        "unsafe_exec",
-        "use_hf",
-        "val_dataset",
-    }
-)
-"""Options that alter no sample, gradient or learning rate."""
-
-_LENGTH = frozenset({"max_steps", "num_train_epochs"})
 # What a checkpoint has a state of its own for, or none.
 _OWN_STATE = ("sync_ref_model", "use_adaptive_entropy")
-_SPLIT = frozenset(
-    {"nproc_per_node", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"}
-)
 
 
 def run_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -323,12 +278,12 @@ def protected_changes(
     into processes and forward passes may while steps and rollouts keep their numbers of completions.
     """
     old = {name: value for name, value, _ in changes}
-    free = set(FREE_ON_RESUME)
+    may_change = {"free"}
     if config.lr_scheduler_type in ("constant", "constant_with_warmup") and config.warmup_ratio == 0:
-        free |= _LENGTH
+        may_change.add("length")
     if _same_steps(config, old):
-        free |= _SPLIT
-    return tuple(c for c in changes if c[0] not in free and not is_start_alone(config, c))
+        may_change.add("split")
+    return tuple(c for c in changes if FACTS[c[0]].resume not in may_change and not is_start_alone(config, c))
 
 
 def _same_steps(config: Config, old: Mapping[str, Any]) -> bool:

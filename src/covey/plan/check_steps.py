@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from covey.config.schema import Config, default_of
+from covey.options.schema import Config, default_of
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.types import Fix, Problem

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.config.names import nearest
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.shape import counted

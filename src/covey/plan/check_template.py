@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.types import Fix, Problem

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from covey.config.resolve import Resolved
-from covey.config.schema import Config
 from covey.errors import ConfigError
+from covey.options.schema import Config
 from covey.plan.check_algorithm import algorithm_problems
 from covey.plan.check_batch import batch_problems
 from covey.plan.check_code import code_problems

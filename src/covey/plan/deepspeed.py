@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
 from covey.plan.layout import STAGES, DeepSpeedFile, Offload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts
 
 _SPARE = 1

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to

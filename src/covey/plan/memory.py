@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from covey.config.schema import Config
 from covey.environment import KEPT_KERNELS
+from covey.options.schema import Config
 from covey.plan.activations import CLOSED_FORM, FLOAT, Training, pass_sizes
 from covey.plan.disk import size
 from covey.plan.facts import Facts, RewardModelFacts

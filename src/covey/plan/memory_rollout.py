@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.activations import (
     CACHE_SHARE,
     FLAT_PROMPT,

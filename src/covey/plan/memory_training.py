@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.activations import (
     FLOAT,
     PassSize,

@@ -14,21 +14,12 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
-from covey.config.schema import Config
+from covey.options.schema import FACTS, Config
 from covey.plan.batch import BatchPlan
 from covey.plan.facts import Facts, Measured
 from covey.plan.shape import Shape, counted
 
-SAME_WORK = (
-    *("model", "model_revision", "torch_dtype", "attn_impl", "kernels", "use_liger_kernel"),
-    *("gradient_checkpointing", "activation_offloading"),
-    *("tuner_type", "lora_rank", "target_modules", "modules_to_save", "use_dora"),
-    *("dataset", "columns", "system", "max_length", "truncation_strategy"),
-    *("apply_chat_template", "chat_template", "enable_thinking", "chat_template_kwargs"),
-    *("reward_funcs", "reward_model", "external_plugins", "judge_base_url", "judge_model"),
-    *("num_generations", "num_iterations", "max_completion_length", "temperature", "engine"),
-    *("dynamic_sample", "max_resample_times", "replay_buffer_size", "replay_rollouts"),
-)
+SAME_WORK = tuple(name for name, facts in FACTS.items() if facts.sets_pace)
 """Options that a completion's time follows from; a reference (`beta` above 0) is looked at beside them."""
 
 FARTHEST = 4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.check_pass_rates import histogram
 from covey.plan.disk import disk_plan, size

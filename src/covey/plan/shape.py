@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.types import Fix, Problem

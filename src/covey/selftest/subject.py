@@ -20,7 +20,6 @@ from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
-from covey.config.schema import Config
 from covey.data.model_files import model_problem
 from covey.errors import ConfigError
 from covey.learner.annotate import annotate_and_credit
@@ -30,6 +29,7 @@ from covey.models.adapter_shapes import LoraSettings, read_shapes
 from covey.models.layouts import AttentionKind
 from covey.models.load import choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
+from covey.options.schema import Config
 from covey.plan.problem import START_ANYWAY, problem
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine

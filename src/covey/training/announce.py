@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from covey.config.schema import Config
 from covey.models import sdpa
 from covey.models.policy import Policy
+from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.disk import size
 from covey.plan.facts import Facts

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from covey.comm import Comm
-from covey.config.schema import Config
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
 from covey.models.live import LiveModel, take_weights
 from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
+from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.memory import engine_rests, recompute_of
 from covey.rollout.engine import Engine

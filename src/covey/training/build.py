@@ -12,7 +12,6 @@ from covey.checkpoint.read import read_states
 from covey.checkpoint.registry import Registry, Stateful
 from covey.comm import Comm
 from covey.config.resolve import Resolved
-from covey.config.schema import Config
 from covey.config.write import to_yaml
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
@@ -22,6 +21,7 @@ from covey.learner.reference import MovingReference
 from covey.models.dropout import dropouts
 from covey.models.load import choose_stream, save_policy
 from covey.models.policy import Policy
+from covey.options.schema import Config
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
 from covey.plan.check_steps import step_refusals

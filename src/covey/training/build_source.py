@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey.comm import Comm
-from covey.config.schema import Config
 from covey.data.order import Order
 from covey.data.pass_rates import levels
 from covey.learner.backends.base import Backend
+from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.rewards.registry import metric_names
 from covey.rollout.collect import CollectPlan

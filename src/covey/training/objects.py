@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from covey.comm import Comm
-from covey.config.schema import Config
 from covey.errors import ConfigError
+from covey.options.schema import Config
 from covey.plan.problem import problem
 from covey.types import Fix
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from covey.comm import Comm
-from covey.config.schema import Config
 from covey.errors import ConfigError
+from covey.options.schema import Config
 from covey.plan.check_run import output_dir_problems
 from covey.plan.facts import Facts, RunOwner
 from covey.telemetry.owner import LOCK, Lock, take

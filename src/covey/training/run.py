@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from covey.config.resolve import Resolved
-from covey.config.schema import Config
 from covey.errors import CoveyError, GuardStop
 from covey.models.live import fold_adapter, lent
+from covey.options.schema import Config
 from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts

@@ -16,12 +16,12 @@ from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan
 from covey.comm import Comm
 from covey.config.resolve import Resolved
-from covey.config.schema import Config
 from covey.data.text import TextCodec
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.schedule import Schedule
 from covey.models.policy import Policy
+from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.shape import tokens_per_pass
 from covey.training.evaluate import EvalTimes

@@ -14,7 +14,6 @@ from covey.config.evaluation import has_own_output, is_checkpoint
 from covey.config.objects import live_kind
 from covey.config.output import first_free
 from covey.config.resolve import Resolved
-from covey.config.schema import Config
 from covey.data.pass_rates import FILE as PASS_RATES
 from covey.data.pass_rates import lines_of
 from covey.models.adapter_shapes import ADAPTER_CONFIG, adapter_settings
@@ -22,6 +21,7 @@ from covey.models.live import LiveModel, lent
 from covey.models.load import base_directory, choose_stream, load_adapted, load_policy
 from covey.models.lora import merged
 from covey.models.policy import Policy
+from covey.options.schema import Config
 from covey.rollout.collect import CollectPlan
 from covey.rollout.records import records_of
 from covey.telemetry.jsonl import encode, write_text

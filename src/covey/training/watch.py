@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from covey.config.schema import Config
 from covey.exits import leave_stuck
 from covey.health.record import fields_of
 from covey.health.watchdog import Watchdog, Watched, allowances, flush_output
+from covey.options.schema import Config
 from covey.plan.words import coded, flags, sentence
 from covey.telemetry.files import RunFiles
 from covey.training.job import Job

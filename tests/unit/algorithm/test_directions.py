@@ -19,8 +19,8 @@ from covey.algorithm.losses import LossInputs, LossOutput, policy_loss
 from covey.batching.credit import CreditConfig, row_credits
 from covey.batching.pack import pack
 from covey.config import from_dict
-from covey.config.schema import OPTIONS, group_of
 from covey.learner.optimizer import Masters
+from covey.options.schema import OPTIONS, group_of
 from covey.training import settings
 from covey.training.objective import EntropyBonus, Objective
 from covey.types import Denominators

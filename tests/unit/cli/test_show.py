@@ -9,7 +9,7 @@ from covey.config.dialect import MS_SWIFT
 from covey.config.foreign import PLAN_WORDS
 from covey.config.names import ALIASES
 from covey.config.quickstart import QUICKSTART
-from covey.config.schema import OPTIONS
+from covey.options.schema import OPTIONS
 from covey.plan.words import flags
 from covey.types import Fix, Problem, Severity
 

@@ -4,7 +4,7 @@ import pytest
 
 from covey.config import parse, resolve
 from covey.config.dialect import dialect_note, ms_swift_typed
-from covey.config.schema import Config
+from covey.options.schema import Config
 
 WORDS = "--model m --dataset a.jsonl --reward_funcs accuracy --output_dir o "
 

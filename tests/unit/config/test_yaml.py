@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.config import from_dict, parse, resolve, to_yaml
-from covey.config.schema import GROUPS, OPTIONS
 from covey.config.values import Kind, kind_of
+from covey.options.schema import GROUPS, OPTIONS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
     lambda s: s.strip() != ""

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from covey.config import from_dict
-from covey.config.schema import Config
 from covey.errors import ConfigError
+from covey.options.schema import Config
 from covey.plan.batch import batch_plan
 
 B, A, S, G = (

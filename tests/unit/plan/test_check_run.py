@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from covey.config.schema import OPTIONS
-from covey.plan.check_run import FREE_ON_RESUME, protected_changes
+from covey.plan.check_run import protected_changes
 from covey.plan.disk import disk_plan
 from covey.plan.facts import ResumeFacts
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
@@ -143,10 +142,6 @@ def test_a_disk_of_just_the_size_is_enough() -> None:
 
 def resume_changes(*changes: tuple[str, Any, Any], **options: Any) -> set[str]:
     return {name for name, _, _ in protected_changes(config(**options), changes)}
-
-
-def test_options_free_on_resume_are_options() -> None:
-    assert set(OPTIONS) >= FREE_ON_RESUME
 
 
 def test_what_may_change_on_resume() -> None:

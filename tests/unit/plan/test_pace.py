@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from covey.config.schema import OPTIONS
 from covey.plan.batch import batch_plan
 from covey.plan.facts import Facts, Measured, ResumeFacts
-from covey.plan.pace import SAME_WORK, Pace, is_near, is_same_work, measured, pace
+from covey.plan.pace import Pace, is_near, is_same_work, measured, pace
 from covey.plan.report import report_json, report_lines
 from support.checks import GOOD, config, facts
 from support.layouts import EIGHT
@@ -129,10 +128,6 @@ def test_another_machine(changes: dict[str, Any]) -> None:
 )
 def test_the_same_work(options: dict[str, Any]) -> None:
     assert is_same_work(config(**options), GOOD, plan_json())
-
-
-def test_each_of_its_names_is_an_option() -> None:
-    assert set(SAME_WORK) <= set(OPTIONS) and len(set(SAME_WORK)) == len(SAME_WORK)
 
 
 def test_time_in_words() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from covey.config.schema import OPTIONS
+from covey.options.schema import OPTIONS
 from covey.plan.batch import batch_plan
 from covey.plan.facts import EvalSet, Facts, GoldFacts, LeftOut
 from covey.plan.report import report_json, report_lines

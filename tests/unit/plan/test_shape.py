@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from covey.config.resolve import from_dict
-from covey.config.schema import Config
+from covey.options.schema import Config
 from covey.plan.shape import tokens_per_pass
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.config import parse
-from covey.config.schema import OPTIONS, default_of
+from covey.options.schema import OPTIONS, default_of
 from covey.plan.words import columns, flags, note_lines, wrapped
 from covey.types import Fix, Problem, Severity
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from covey.config.schema import OPTIONS, group_of
+from covey.options.schema import OPTIONS, group_of
 from covey.plan.facts import Facts
 from covey.rewards.protocol import Scored, TrainerState
 from covey.rewards.registry import build, score_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.config.schema import OPTIONS as CONFIG
+from covey.options.schema import OPTIONS as CONFIG
 from covey.rewards.builtin import BUILT_IN, JUDGE_OPTIONS
 from covey.rewards.formats import format_reward, think_format_reward
 from covey.rewards.registry import available, build, metric_names, options_read, score_rows, total

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from covey.config.resolve import from_dict
-from covey.config.schema import Config
 from covey.data.hub import ModelFiles
+from covey.options.schema import Config
 from covey.plan.checks import checks
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.quickstart.task import MODEL_DIR

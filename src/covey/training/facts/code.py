@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from covey.config.schema import Config
 from covey.data.rows import PromptTable
+from covey.options.schema import Config
 from covey.plan.facts import Facts, GoldFacts, SandboxFacts
 from covey.rewards.code_tests import check_tests
 from covey.rewards.sandbox.layers import LAYERS, Unisolated, isolate

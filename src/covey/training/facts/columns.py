@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.config.schema import Config
 from covey.data.forms import GOLDS, PROMPT_COLUMNS, RESPONSES, are_pairs, names_a_prompt, read_row
 from covey.data.mix import rename_columns
+from covey.options.schema import Config
 from covey.plan.facts import Facts, MissingColumn
 from covey.rewards.builtin import BuiltIn, built_in_of
 from covey.rewards.golds import check_golds

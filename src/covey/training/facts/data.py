@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from covey.config.schema import Config
 from covey.data.errors import DataError, TemplateError
 from covey.data.live import LiveRows
 from covey.data.mix import mix, rename_columns, split_rows
@@ -20,6 +19,7 @@ from covey.data.rows import PromptOptions, PromptTable, prompt_table
 from covey.data.sources import DataSource, eval_name, load_source, parse_source, stream_rows
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
+from covey.options.schema import Config
 from covey.plan.check_rows import left_words
 from covey.plan.facts import EvalSet, Facts, LeftOut, UnreadableFile
 from covey.plan.reasons import REFUSED

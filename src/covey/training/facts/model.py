@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey.config.objects import is_live
-from covey.config.schema import Config
 from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import model_context, model_problem, read_json, vocabulary_of
@@ -17,6 +16,7 @@ from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes
 from covey.models.config_shapes import FAMILIES, shapes_of_config
 from covey.models.fit import fit_of
+from covey.options.schema import Config
 from covey.plan.checks import checks
 from covey.plan.facts import Facts, ModelFault, TargetFacts
 from covey.quickstart import task

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from covey.config.names import look_up, normalise
 from covey.config.objects import UNUSABLE, object_name
-from covey.config.schema import Config
 from covey.data.errors import DataError, ModelError
 from covey.data.hub import locate_model
 from covey.data.live import LiveRows, live_rows
+from covey.options.schema import Config
 from covey.plan.problem import problem
 from covey.training.facts.rewards import Functions
 from covey.types import Fix, Problem

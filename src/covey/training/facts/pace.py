@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from covey.config.schema import Config
 from covey.errors import CoveyError
+from covey.options.schema import Config
 from covey.plan.facts import Facts, Measured
 from covey.plan.pace import is_near, is_same_work, measured
 from covey.plan.shape import shape_of

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from covey.config.schema import Config
 from covey.data.errors import DataError, nearest
 from covey.data.jsonl import iter_jsonl
 from covey.data.pass_rates import FILE, NUM_BINS, Tally, bin_of, checksum, digest, rate_of, tallies_of, tally
 from covey.data.rows import PromptTable
 from covey.errors import CoveyError
+from covey.options.schema import Config
 from covey.plan.facts import PassRateFacts
 from covey.rollout.records import score_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts

@@ -7,13 +7,13 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from covey.config.schema import Config
 from covey.data.errors import ModelError
 from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import classifier_problem, model_context, read_json
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import read_shapes
 from covey.models.fit import CLASSIFIER, fit_of
+from covey.options.schema import Config
 from covey.plan.check_apart import judge_problems, reward_model_problems
 from covey.plan.facts import Facts, JudgeFacts, RewardModelFacts
 from covey.rewards.apart import ModelEntry

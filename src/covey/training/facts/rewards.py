@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.config.schema import Config
 from covey.data.rows import PromptTable
+from covey.options.schema import Config
 from covey.plan.facts import BlindReward, Facts, FaultyReward, GoldFacts
 from covey.plan.facts import RewardFault as Kind
 from covey.plan.task_rewards import asked

@@ -15,8 +15,8 @@ from typing import Any
 from covey.checkpoint.manifest import Manifest
 from covey.checkpoint.read import Skipped, find_latest, verify
 from covey.config.file import read_file
-from covey.config.schema import Config
 from covey.errors import CheckpointError
+from covey.options.schema import Config
 from covey.plan.facts import Facts, OutputDirState, ResumeFacts
 from covey.plan.layout import Layout
 from covey.plan.versions import TRIED

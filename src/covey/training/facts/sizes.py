@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.config.schema import Config
 from covey.models.adapter_shapes import LoraFacts, ModelShapes
+from covey.options.schema import Config
 
 _ADAM_BYTES = 8
 _FLOAT_BYTES = 4

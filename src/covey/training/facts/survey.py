@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from covey.config.schema import Config
 from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
+from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.layout import Layout
 from covey.rewards.reward_set import RewardSet

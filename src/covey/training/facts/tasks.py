@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from covey.config.schema import Config
 from covey.data.rows import PromptTable, task_of
+from covey.options.schema import Config
 from covey.plan.check_tasks import MOST_TASKS
 from covey.plan.facts import Facts, LeftOut
 from covey.plan.task_rewards import called

@@ -1,0 +1,1 @@
+"""The options of a run, each declared once."""

@@ -1,0 +1,392 @@
+"""How completions are compared and learnt from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from covey.options.declare import Options, only_if_set, only_with, option
+
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "fipo")
+"""Losses that clip the ratio."""
+
+
+class AlgorithmOptions(Options):
+    """Algorithm."""
+
+    loss_type: Literal[
+        "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "real", "fipo"
+    ] = option(
+        "dapo",
+        "The loss. grpo, bnpo, dr_grpo, dapo, luspo and fipo clip the ratio; cispo weighs log probabilities "
+        "with the capped ratio; sapo has a soft gate, vespo a smooth weight of the sequence; real tells the "
+        "completions of a group apart. grpo and sapo average over each completion first, luspo sums over it, "
+        "dr_grpo divides by completions x max_completion_length, the others by the tokens of the step.",
+        trl="dapo",
+        swift="grpo",
+        rlhf="grpo",
+    )
+    importance_sampling_level: Literal["token", "sequence", "sequence_token"] = option(
+        "token",
+        "Whose probability ratio a token is weighed with: its own; sequence, the geometric mean over its "
+        "completion (GSPO); sequence_token, the same with the gradient of the token.",
+        trl="token",
+        swift="token",
+    )
+    advantage_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = option(
+        "grpo",
+        "What a reward is compared with: grpo, the mean of its group; rloo, the mean of its siblings; "
+        "reinforce_plus_plus, the mean of the whole rollout, which works with one completion per prompt too.",
+        swift="grpo",
+    )
+    scale_rewards: Literal["group", "batch", "none", "gdpo"] = option(
+        ...,
+        "What advantages are divided by: the standard deviation within the group, over the whole rollout, "
+        "or nothing; gdpo divides each reward by its own spread before they are added. true means group and "
+        "false means none.",
+        rule="group; with rloo none, with reinforce_plus_plus batch",
+        trl="group",
+        swift="group; rloo none, reinforce_plus_plus batch",
+        words={"true": "group", "false": "none"},
+    )
+    epsilon: float = option(
+        0.2,
+        "Lower clipping distance of the probability ratio. Without effect while on-policy.",
+        gt=0,
+        why="Without room around 1 every change of the policy is clipped and nothing is learnt.",
+        trl="0.2",
+        swift="0.2",
+        rlhf=0.2,
+        hints=("clip_ratio",),
+        read_if=only_with("loss_type", *CLIPPED),
+    )
+    epsilon_high: float = option(
+        ...,
+        "Upper clipping distance of the probability ratio; with loss_type cispo the cap of the ratio itself.",
+        rule="0.28, or epsilon if that is typed; 5.0 with loss_type cispo",
+        gt=0,
+        why="Without room above 1 no good completion can become more likely.",
+        usual=0.28,
+        trl="epsilon",
+        swift="epsilon",
+        read_if=only_with("loss_type", *CLIPPED, "cispo"),
+    )
+    epsilon_end: float | None = option(
+        None,
+        "epsilon at the last step; epsilon_high goes with it. Not set: both stay.",
+        gt=0,
+        why="Without room around 1 every change of the policy is clipped.",
+        read_if=only_with("loss_type", *CLIPPED),
+    )
+    epsilon_schedule: Literal["linear", "cosine"] = option(
+        "linear",
+        "Schedule of epsilon from its start to epsilon_end.",
+        read_if=only_if_set("epsilon_end"),
+    )
+    delta: float | None = option(
+        None,
+        "Upper bound of the ratio also where the advantage is negative; above 1 + epsilon_high.",
+        gt=0,
+        why="It bounds a ratio of probabilities, which is above 0.",
+        trl="not set",
+        swift="not set",
+    )
+    tau_pos: float = option(
+        1.0,
+        "Steepness of sapo's gate where the advantage is above 0.",
+        gt=0,
+        why="It is the steepness of a gate.",
+        trl="1",
+        swift="1",
+        names=("sapo_temperature_pos",),
+        read_if=only_with("loss_type", "sapo"),
+    )
+    tau_neg: float = option(
+        1.05,
+        "Steepness of sapo's gate elsewhere.",
+        gt=0,
+        why="It is the steepness of a gate.",
+        trl="1.05",
+        swift="1.05",
+        names=("sapo_temperature_neg",),
+        read_if=only_with("loss_type", "sapo"),
+    )
+    vespo_k_pos: float = option(
+        2.0,
+        "Exponent of vespo's weight where the advantage is 0 or above.",
+        ge=0,
+        why="It is an exponent of a ratio.",
+        trl="2",
+        read_if=only_with("loss_type", "vespo"),
+    )
+    vespo_lambda_pos: float = option(
+        3.0,
+        "Rate of decay of vespo's weight where the advantage is 0 or above.",
+        gt=0,
+        why="At 0 the weight of a likely completion has no bound.",
+        trl="3",
+        read_if=only_with("loss_type", "vespo"),
+    )
+    vespo_k_neg: float = option(
+        3.0,
+        "Exponent of vespo's weight elsewhere.",
+        ge=0,
+        why="It is an exponent of a ratio.",
+        trl="3",
+        read_if=only_with("loss_type", "vespo"),
+    )
+    vespo_lambda_neg: float = option(
+        2.0,
+        "Rate of decay of vespo's weight elsewhere.",
+        gt=0,
+        why="At 0 the weight of a likely completion has no bound.",
+        trl="2",
+        read_if=only_with("loss_type", "vespo"),
+    )
+    real_tau: float = option(
+        0.5,
+        "What the scores of real are divided by.",
+        gt=0,
+        why="Scores are divided by it.",
+        swift="0.5",
+        read_if=only_with("loss_type", "real"),
+    )
+    fipo_decay_rate: float = option(
+        32.0,
+        "Tokens after which a later token's part in fipo's weight is halved.",
+        gt=0,
+        why="It is a number of tokens.",
+        swift="32",
+        read_if=only_with("loss_type", "fipo"),
+    )
+    fipo_clip_range: float = option(
+        0.2,
+        "How far fipo's weight may be from 1. 0 does not bound it.",
+        ge=0,
+        lt=1,
+        why="It is a distance from 1.",
+        swift="0.2",
+        read_if=only_with("loss_type", "fipo"),
+    )
+    fipo_clip_high_only: bool = option(
+        True,
+        "Let fipo's weight be 1 or more only.",
+        swift="true",
+        read_if=only_with("loss_type", "fipo"),
+    )
+    fipo_safety_threshold: float | None = option(
+        4.0,
+        "Ratio above which fipo's weight of a token with negative advantage lies between 0.8 and 1.",
+        gt=0,
+        why="It bounds a ratio of probabilities, which is above 0.",
+        swift="4",
+        read_if=only_with("loss_type", "fipo"),
+    )
+    beta: float = option(
+        0.0,
+        "Weight of the KL divergence to the first model. 0 keeps no copy of that model.",
+        ge=0,
+        why="Below 0 the KL term would reward drifting away from the first model.",
+        trl="0",
+        swift="0.04",
+        rlhf=0.04,
+        hints=("kl_coef",),
+    )
+    beta_end: float | None = option(
+        None,
+        "beta at the last step. Not set: it stays.",
+        ge=0,
+        why="Below 0 the KL term would reward drifting away.",
+    )
+    beta_schedule: Literal["linear", "cosine"] = option(
+        "linear",
+        "Schedule of beta from its start to beta_end.",
+        read_if=only_if_set("beta_end"),
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k3",
+        "Estimate of the KL divergence per token in the loss. Without effect at beta 0.",
+        hints=("kl_loss_type",),
+    )
+    kl_in_reward: bool = option(
+        False,
+        "Take beta times the divergence of a completion (k1, summed) off its reward, and none in the loss.",
+        swift="false with grpo, else true",
+    )
+    use_bias_correction_kl: bool = option(
+        True,
+        "Multiply the KL term by the probability ratio. Without effect at beta 0.",
+        trl="true",
+        swift="false",
+        rlhf=False,
+    )
+    sync_ref_model: bool = option(
+        False,
+        "Let the reference of the KL divergence follow the policy: every ref_model_sync_steps optimizer "
+        "steps it becomes ref_model_mixup_alpha x policy + (1 - ref_model_mixup_alpha) x reference.",
+        trl="false",
+        swift="false",
+    )
+    ref_model_sync_steps: int = option(
+        512,
+        "Optimizer steps between two moves of the reference.",
+        ge=1,
+        why="It is a number of optimizer steps.",
+        trl="512",
+        swift="512",
+        read_if=only_with("sync_ref_model", True),
+    )
+    ref_model_mixup_alpha: float = option(
+        0.6,
+        "The policy's part in a move of the reference, above 0; 1 copies the policy.",
+        gt=0,
+        le=1,
+        why="It is the policy's part in a mean; at 0 the reference never moves.",
+        trl="0.6",
+        swift="0.6",
+        read_if=only_with("sync_ref_model", True),
+    )
+    entropy_coef: float = option(
+        0.0,
+        "Weight of the entropy bonus: the mean entropy of the step's tokens.",
+        ge=0,
+        why="Below 0 the bonus would punish exploration.",
+        trl="0",
+    )
+    entropy_coef_end: float | None = option(
+        None,
+        "entropy_coef at the last step. Not set: it stays.",
+        ge=0,
+        why="Below 0 the bonus would punish exploration.",
+    )
+    entropy_coef_schedule: Literal["linear", "cosine"] = option(
+        "linear",
+        "Schedule of entropy_coef from its start to entropy_coef_end.",
+        read_if=only_if_set("entropy_coef_end"),
+    )
+    use_adaptive_entropy: bool = option(
+        False,
+        "Raise entropy_coef by entropy_coef_delta after each step whose entropy is at most entropy_target, "
+        "else lower it; the bonus is given only in the first case.",
+        trl="false",
+    )
+    entropy_target: float = option(
+        0.2,
+        "Entropy in nats that the adaptive bonus holds.",
+        ge=0,
+        why="An entropy is never below 0.",
+        trl="0.2",
+        read_if=only_with("use_adaptive_entropy", True),
+    )
+    entropy_coef_delta: float = option(
+        0.005,
+        "Step of the adaptive entropy_coef.",
+        gt=0,
+        why="At 0 the weight never changes.",
+        trl="0.005",
+        read_if=only_with("use_adaptive_entropy", True),
+    )
+    entropy_coef_min: float = option(
+        0.0,
+        "Least value of the adaptive entropy_coef.",
+        ge=0,
+        why="Below 0 the bonus would punish exploration.",
+        trl="0",
+        read_if=only_with("use_adaptive_entropy", True),
+    )
+    entropy_coef_max: float = option(
+        1.0,
+        "Largest value of the adaptive entropy_coef.",
+        trl="1",
+        read_if=only_with("use_adaptive_entropy", True),
+    )
+    top_entropy_quantile: float = option(
+        1.0,
+        "Share of the tokens of an optimizer step, those of highest entropy, whose policy term counts.",
+        gt=0,
+        le=1,
+        why="It is a share of the tokens.",
+        trl="1",
+        swift="1",
+    )
+    mask_truncated_completions: bool = option(
+        False,
+        "Leave completions cut at max_completion_length out of the loss.",
+        trl="false",
+        swift="false",
+        names=("overlong_filter",),
+    )
+    dynamic_sample: bool = option(
+        False,
+        "Replace groups without signal, whose rewards are all equal, by groups of further prompts. Groups "
+        "with signal stay.",
+        swift="false",
+        sets_pace=True,
+    )
+    max_resample_times: int = option(
+        3,
+        "How often dynamic_sample draws further prompts for a rollout, each time as many as are missing.",
+        ge=1,
+        why="Without a further draw nothing is replaced.",
+        swift="3",
+        sets_pace=True,
+        read_if=only_with("dynamic_sample", True),
+    )
+    replay_buffer_size: int = option(
+        0,
+        "Groups with the most signal to keep of earlier rollouts, which then replace groups without any. 0 "
+        "keeps none.",
+        ge=0,
+        why="It is a number of groups; 0 keeps none.",
+        trl="64 in GRPOWithReplayBufferConfig",
+        sets_pace=True,
+    )
+    off_policy_sequence_mask_delta: float | None = option(
+        None,
+        "Leave out a completion with negative advantage whose tokens have lost more than this many nats on "
+        "average since they were sampled.",
+        gt=0,
+        why="It is a mean of lost log probability.",
+        trl="not set",
+        swift="not set",
+        names=("off_policy_mask_threshold",),
+    )
+    rollout_importance_sampling_mode: (
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
+    ) = option(
+        None,
+        "Weigh tokens with the ratio of the trainer's to the sampler's probability, of a token or the "
+        "geometric mean of its completion; truncate cuts it at the threshold, mask leaves out what is above.",
+        swift="not set",
+    )
+    rollout_importance_sampling_threshold: float = option(
+        2.0,
+        "Bound of that ratio.",
+        gt=0,
+        why="It bounds a ratio of probabilities.",
+        swift="2",
+        read_if=only_if_set("rollout_importance_sampling_mode"),
+    )
+    vllm_importance_sampling_mode: (
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
+    ) = option(
+        None,
+        "The same as TRL means it: of a completion, the product of its tokens' ratios.",
+        trl="sequence_mask",
+    )
+    vllm_importance_sampling_clip_max: float | None = option(
+        3.0,
+        "Upper bound of TRL's ratio.",
+        gt=0,
+        why="It bounds a ratio of probabilities.",
+        trl="3",
+        names=("vllm_importance_sampling_cap",),
+        read_if=only_if_set("vllm_importance_sampling_mode"),
+    )
+    vllm_importance_sampling_clip_min: float | None = option(
+        None,
+        "Lower bound of TRL's ratio.",
+        ge=0,
+        why="It bounds a ratio of probabilities.",
+        trl="not set",
+        read_if=only_if_set("vllm_importance_sampling_mode"),
+    )

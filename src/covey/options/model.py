@@ -1,0 +1,208 @@
+"""The model, how it is computed, and adapters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from covey.options.declare import Options, only_with, option
+
+
+class ModelOptions(Options):
+    """Model."""
+
+    model: str = option(
+        ...,
+        "Directory with weights and tokenizer, an id on the Hugging Face hub, ms::ID on ModelScope, or the "
+        "word quickstart for the built-in model.",
+        trl="required",
+        swift="required",
+        names=("model_name_or_path", "model_id_or_path"),
+        sets_pace=True,
+    )
+    model_revision: str | None = option(
+        None,
+        "Branch, tag or commit of a model on a hub. Not set: its main branch.",
+        trl="main",
+        swift="not set",
+        names=("revision",),
+        sets_pace=True,
+    )
+    use_hf: bool = option(
+        True,
+        "Where ids of models and data sets without a prefix are looked for: the Hugging Face hub, or with "
+        "false ModelScope.",
+        swift="false",
+        resume="free",
+    )
+    trust_remote_code: bool = option(
+        False,
+        "Run the Python code that comes with a model. A model of a hub then needs its --model_revision, a "
+        "full commit.",
+        trl="false",
+    )
+    torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "What the forward pass computes in. The weights that the optimizer updates are always float32. "
+        "auto: bfloat16 on a GPU that has it, else float32.",
+        trl="float32",
+        swift="the model's own",
+        names=("dtype", "bf16"),
+        switches={"bf16": ("bfloat16", "float32")},
+        words={
+            "bf16": "bfloat16",
+            "torch.bfloat16": "bfloat16",
+            "fp32": "float32",
+            "float": "float32",
+            "torch.float32": "float32",
+            "fp16": "float16",
+            "half": "float16",
+            "torch.float16": "float16",
+        },
+        sets_pace=True,
+    )
+    disable_dropout: bool = option(
+        True,
+        "Turn dropout off, so that the policy gives a token the same probability each time it is asked. With "
+        "it on, the guards that compare such probabilities are off.",
+        trl="false",
+    )
+    attn_impl: Literal["auto", "flash_attn", "sdpa", "flex", "eager"] = option(
+        "auto",
+        "What computes attention in training: sdpa, torch's, row by row, or in C on a CPU; flex, one "
+        "compiled kernel on a GPU; flash_attn, of that package; eager, plain products. auto: flex on a "
+        "GPU that has it, else sdpa.",
+        trl="sdpa",
+        swift="the model's own",
+        names=("attn_implementation",),
+        words={
+            "flash_attention_2": "flash_attn",
+            "flash_attention_3": "flash_attn",
+            "flex_attention": "flex",
+            "none": "auto",
+        },
+        sets_pace=True,
+    )
+    kernels: Literal["auto", "torch"] = option(
+        "auto",
+        "What computes attention, the head and decoding steps. auto: C on a CPU with a compiler; compiled "
+        "attention, liger-kernel and CUDA graphs on a GPU. torch: the model's own modules and torch's "
+        "operators alone, which is slower; to see whether another kernel is at fault.",
+        sets_pace=True,
+    )
+    use_liger_kernel: Literal["auto", "true", "false"] = option(
+        "auto",
+        "Norms and gated layers by the kernels of the package liger-kernel. auto: on a GPU where the package "
+        "is installed and knows the model.",
+        trl="false",
+        swift="false",
+        words={"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"},
+        alone="true",
+        sets_pace=True,
+    )
+    gradient_checkpointing: Literal["auto", "true", "false", "selective"] = option(
+        "auto",
+        "Compute activations a second time in the backward pass: true, all of a layer, a third slower; "
+        "selective, all but matrix products and attention, of which what is in C on a CPU is computed again, "
+        "too. auto: as memory asks for it.",
+        trl="true",
+        swift="true",
+        words={
+            "yes": "true",
+            "on": "true",
+            "1": "true",
+            "full": "true",
+            "no": "false",
+            "off": "false",
+            "0": "false",
+            "none": "false",
+        },
+        alone="true",
+        resume="free",
+        sets_pace=True,
+    )
+    activation_offloading: bool = option(
+        False,
+        "Keep activations in the machine's memory between the forward and the backward pass; for GPUs.",
+        resume="free",
+        sets_pace=True,
+    )
+
+
+class TunerOptions(Options):
+    """Adapters."""
+
+    tuner_type: Literal["full", "lora"] = option(
+        "full",
+        "What is trained: full, all weights; or lora, low-rank adapters beside frozen weights.",
+        trl="full",
+        swift="lora",
+        rlhf="lora",
+        names=("train_type", "sft_type", "use_peft"),
+        switches={"use_peft": ("lora", "full")},
+        sets_pace=True,
+    )
+    lora_rank: int = option(
+        16,
+        "Rank of an adapter's two matrices.",
+        ge=1,
+        why="An adapter has two matrices of this many rows and columns.",
+        trl="16",
+        swift="8",
+        rlhf=8,
+        names=("lora_r",),
+        sets_pace=True,
+        read_if=only_with("tuner_type", "lora"),
+    )
+    lora_alpha: float = option(
+        32.0,
+        "Scale of the adapters: their output is multiplied by lora_alpha / lora_rank.",
+        gt=0,
+        why="At 0 the adapters change nothing.",
+        trl="32",
+        swift="32",
+        rlhf=32.0,
+        read_if=only_with("tuner_type", "lora"),
+    )
+    lora_dropout: float = option(
+        0.0,
+        "Dropout in front of the adapters; without effect while disable_dropout is on, which is the default.",
+        ge=0,
+        lt=1,
+        why="It is the chance that an input is left out.",
+        trl="0.05",
+        swift="0.05",
+        read_if=only_with("tuner_type", "lora"),
+    )
+    target_modules: list[str] = option(
+        ["all-linear"],
+        "Modules that get an adapter, by the end of their names; all-linear: all linear layers but the head.",
+        trl="peft's",
+        swift="all-linear",
+        names=("lora_target_modules",),
+        sets_pace=True,
+        read_if=only_with("tuner_type", "lora"),
+    )
+    modules_to_save: list[str] = option(
+        [],
+        "Modules that are trained whole beside the adapters, by the end of their names.",
+        trl="none",
+        swift="none",
+        names=("lora_modules_to_save",),
+        sets_pace=True,
+        read_if=only_with("tuner_type", "lora"),
+    )
+    use_rslora: bool = option(
+        False,
+        "Scale by lora_alpha / sqrt(lora_rank) instead.",
+        trl="false",
+        swift="false",
+        read_if=only_with("tuner_type", "lora"),
+    )
+    use_dora: bool = option(
+        False,
+        "Train the length of each weight column beside its direction (DoRA).",
+        trl="false",
+        swift="false",
+        sets_pace=True,
+        read_if=only_with("tuner_type", "lora"),
+    )

@@ -1,0 +1,219 @@
+"""Evaluations, and what a run writes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from covey.options.declare import Options, only_with, option
+
+
+class EvaluationOptions(Options):
+    """Evaluation."""
+
+    eval_strategy: Literal["no", "steps", "epoch"] = option(
+        ...,
+        "When to evaluate: never, every eval_steps optimizer steps, or after each epoch. The last step "
+        "always evaluates, unless it is no.",
+        rule="steps once there is something to evaluate on, else no",
+        trl="no",
+        swift="save_strategy",
+        words={"false": "no", "none": "no", "epochs": "epoch"},
+        resume="free",
+    )
+    eval_steps: int = option(
+        ...,
+        "Optimizer steps between evaluations.",
+        rule="save_steps",
+        ge=1,
+        why="It is a number of steps.",
+        usual=100,
+        trl="logging_steps",
+        swift="save_steps",
+        resume="free",
+        read_if=only_with("eval_strategy", "steps", "epoch"),
+    )
+    eval_on_start: bool = option(
+        True,
+        "Evaluate before the first step too.",
+        trl="false",
+        swift="false",
+        resume="free",
+        read_if=only_with("eval_strategy", "steps", "epoch"),
+    )
+    num_generations_eval: int = option(
+        1,
+        "Completions sampled per prompt; above 1 there is pass@k beside the mean.",
+        ge=1,
+        why="Each prompt gets at least one completion.",
+        trl="num_generations",
+        swift="num_generations",
+        resume="free",
+        read_if=only_with("eval_strategy", "steps", "epoch"),
+    )
+    eval_temperature: float = option(
+        ...,
+        "Sampling temperature; 0 takes the likeliest token.",
+        rule="temperature",
+        ge=0,
+        why="At 0 the likeliest token is taken; below there is nothing.",
+        usual=1.0,
+        resume="free",
+        read_if=only_with("eval_strategy", "steps", "epoch"),
+    )
+    load_best_model_at_end: bool = option(
+        False,
+        "Keep the best checkpoint, and name it as the result of the run.",
+        trl="false",
+        swift="false",
+        resume="free",
+    )
+    metric_for_best_model: str = option(
+        "eval_reward",
+        "What best means: a metric of the evaluation.",
+        trl="loss",
+        swift="reward",
+        resume="free",
+    )
+    greater_is_better: bool = option(
+        ...,
+        "Whether a larger value of that metric is the better one.",
+        rule="true, or false for losses, lengths and ratios of cut completions",
+        trl="from the metric",
+        swift="from the metric",
+        resume="free",
+    )
+    early_stopping_patience: int | None = option(
+        None,
+        "End after this many evaluations in a row without a better value of that metric.",
+        ge=1,
+        why="It is a number of evaluations.",
+        swift="not set",
+        names=("early_stop_interval",),
+        resume="free",
+    )
+
+
+class OutputOptions(Options):
+    """Output, saving and resuming."""
+
+    output_dir: str = option(
+        ...,
+        "Directory of the run: configuration, metrics, rollouts and checkpoints.",
+        rule=(
+            "runs/<model>-<dataset>-001, counted up to the first free number; when resuming, the run that is "
+            "resumed"
+        ),
+        trl="trainer_output",
+        swift="output/MODEL/vN-DATE",
+        hints=("out",),
+        resume="free",
+    )
+    overwrite_output_dir: bool = option(
+        False,
+        "Delete the run that output_dir holds and start anew.",
+        resume="free",
+    )
+    resume_from_checkpoint: str | None = option(
+        None,
+        "Go on from a checkpoint: latest (or true) in output_dir, auto (latest, or a new run where there "
+        "is none), or a checkpoint directory.",
+        trl="not set",
+        swift="not set",
+        hints=("resume",),
+        words={"true": "latest", "latest": "latest", "auto": "auto", "false": None},
+        alone="latest",
+        resume="free",
+    )
+    allow_changes: bool = option(
+        False,
+        "Resume although options that alter samples, gradients or learning rates have changed.",
+        resume="free",
+    )
+    save_steps: int = option(
+        100,
+        "Optimizer steps between checkpoints; the last step always saves one.",
+        ge=1,
+        why="It is a number of steps; the last one is always saved.",
+        trl="500",
+        swift="500",
+        resume="free",
+    )
+    save_total_limit: int = option(
+        2,
+        "Checkpoints kept; older ones are deleted once the new one verifies.",
+        ge=1,
+        why="The last checkpoint is the result of the run.",
+        trl="all",
+        swift="all",
+        resume="free",
+    )
+    save_only_model: bool = option(
+        False,
+        "Save weights only: small, but nothing to resume from.",
+        trl="false",
+        swift="false",
+        resume="free",
+    )
+    keep_trainer_state: int = option(
+        1,
+        "How many of the newest checkpoints keep the optimizer state; older ones keep the weights only.",
+        ge=0,
+        why="It is a number of checkpoints; 0 keeps nothing to resume from.",
+        resume="free",
+    )
+    logging_steps: int = option(
+        1,
+        "Optimizer steps between lines on the terminal and records in trackers; files get every step.",
+        ge=1,
+        why="It is a number of steps.",
+        trl="10",
+        swift="5",
+        resume="free",
+    )
+    report_to: list[Literal["none", "tensorboard", "wandb", "swanlab", "mlflow", "trackio"]] = option(
+        ["none"],
+        "Trackers that get the metrics beside the files, one or several; all: those that are installed.",
+        trl="none",
+        swift="tensorboard",
+        words={"null": "none", "false": "none"},
+        resume="free",
+    )
+    run_name: str | None = option(
+        None,
+        "Name of the run in the trackers. Not set: the last part of output_dir.",
+        trl="not set",
+        swift="not set",
+        resume="free",
+    )
+    log_completions: int = option(
+        0,
+        "Completions shown as a table in the trackers at each logged step. true means 8.",
+        ge=0,
+        why="It is a number of completions; 0 sends none.",
+        trl="false",
+        swift="false",
+        words={"true": 8, "false": 0},
+        alone="true",
+        resume="free",
+    )
+    rollout_log: str | int = option(
+        "all",
+        "Which rollouts are written whole: all, none, or a number N for every N-th.",
+        ge=1,
+        also=("all", "none"),
+        why="It says that every N-th rollout is written.",
+        words={"true": "all", "all": "all", "false": "none", "none": "none"},
+        resume="free",
+    )
+    rollout_log_max_gb: float = option(
+        10.0,
+        "Size at which the oldest written rollouts are deleted, in GB.",
+        gt=0,
+        why="Nothing would be kept; `--rollout_log none` writes nothing.",
+        resume="free",
+    )
+    replay_rollouts: str | None = option(
+        None,
+        "Train on the rollouts written in this directory and sample nothing.",
+        sets_pace=True,
+    )

@@ -1,0 +1,212 @@
+"""What scores completions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from covey.options.declare import Options, option
+
+
+class RewardOptions(Options):
+    """Rewards."""
+
+    reward_funcs: list[str] = option(
+        ...,
+        "One or more rewards: a built-in such as accuracy or format (docs/rewards.md has them all), "
+        "FILE.py:NAME, package.module.name, a name of a plugin, or a reward model. A completion scores their "
+        "weighted sum.",
+        trl="none",
+        swift="none",
+        names=("reward_functions",),
+        hints=("rewards",),
+        sets_pace=True,
+    )
+    reward_model: list[str] = option(
+        [],
+        "Reward models: directories or ids on a hub of sequence classifiers with one label, whose logit is "
+        "the reward.",
+        trl="none, within reward_funcs",
+        swift="none",
+        names=("reward_model_name_or_path",),
+        sets_pace=True,
+    )
+    reward_model_revision: list[str] = option(
+        [],
+        "Branch, tag or commit of each reward_model on a hub. Not set: their main branches.",
+        swift="none",
+    )
+    reward_weights: list[float] = option(
+        ...,
+        "One weight per reward: those of reward_funcs, then those of reward_model.",
+        rule="all 1",
+        trl="all 1",
+        swift="all 1",
+    )
+    task_rewards: dict[str, list[str]] | None = option(
+        None,
+        "Which of reward_funcs score which task of task_column: "
+        '\'{"math": ["accuracy", "format"], "chat": ["judge.py:kind"]}\'. Not set: all score every row.',
+    )
+    external_plugins: list[str] = option(
+        [],
+        "Python files that put rewards into orms, as ms-swift's plugins do.",
+        swift="none",
+        sets_pace=True,
+    )
+    reward_timeout_s: float = option(
+        60.0,
+        "Seconds that one call of a reward function may take.",
+        gt=0,
+        why="Every call would be too late.",
+        resume="free",
+    )
+    reward_workers: int = option(
+        ...,
+        "Processes that run reward functions, per training process.",
+        rule="the cores, at most 8",
+        ge=1,
+        why="At least one process runs the functions.",
+        usual=2,
+        resume="free",
+    )
+    reward_trial: bool = option(
+        True,
+        "Call each reward on two rows before weights are loaded; false for judges that cost money.",
+        resume="free",
+    )
+    max_bad_gold: float = option(
+        0.05,
+        "Share of rows whose gold answer may be unreadable before the run is refused.",
+        ge=0,
+        le=1,
+        why="It is a share of the rows.",
+        resume="free",
+    )
+    unsafe_exec: bool = option(
+        False,
+        "Let code_reward run the programs of completions where nothing shuts them off from this machine.",
+        resume="free",
+    )
+    completion_form: Literal["auto", "text", "messages"] = option(
+        "auto",
+        "How reward functions get prompts and completions. auto: as messages where the column prompt holds "
+        "messages, else as text.",
+    )
+    step_separator: str = option(
+        "\n\n",
+        "What ends a step of a completion, for rewards that give one number per step; \\n is a line break.",
+    )
+    judge_base_url: str | None = option(
+        None,
+        "Where the reward judge asks: an OpenAI-compatible service, http://HOST:PORT/v1.",
+        sets_pace=True,
+    )
+    judge_model: str | None = option(
+        None,
+        "Name of the model that the reward judge asks for.",
+        sets_pace=True,
+    )
+    judge_prompt: str | None = option(
+        None,
+        "What the reward judge asks, text or a file: {prompt}, {completion} and names of columns in braces "
+        "are filled in.",
+    )
+    judge_regex: str = option(
+        r"Reward:\s*([-+0-9.]+)",
+        "Finds the reward in the answer of a judge: what its one group has, the last time that it matches.",
+    )
+    judge_concurrency: int = option(
+        16,
+        "Questions that wait for their answers at a time, per training process.",
+        ge=1,
+        why="At least one question is asked at a time.",
+    )
+    judge_retries: int = option(
+        3,
+        "How often a question is asked again after 429, 5xx, a lost connection or a time-out.",
+        ge=0,
+        why="At 0 each question is asked once.",
+    )
+    judge_timeout_s: float = option(
+        60.0,
+        "Seconds that one answer of a judge may take.",
+        gt=0,
+        why="Every answer would be too late.",
+    )
+    cosine_min_len_value_wrong: float = option(
+        ...,
+        "What cosine gives a wrong answer of no token.",
+        rule="-0.5, or -1 with get_cosine_scaled_reward",
+        trl="-1",
+        swift="-0.5",
+    )
+    cosine_max_len_value_wrong: float = option(
+        ...,
+        "What cosine gives a wrong answer of cosine_max_len tokens.",
+        rule="0, or -0.5 with get_cosine_scaled_reward",
+        trl="-0.5",
+        swift="0",
+    )
+    cosine_min_len_value_correct: float = option(
+        1.0,
+        "What cosine gives a right answer of no token.",
+        trl="1",
+        swift="1",
+    )
+    cosine_max_len_value_correct: float = option(
+        0.5,
+        "What cosine gives a right answer of cosine_max_len tokens.",
+        trl="0.5",
+        swift="0.5",
+    )
+    cosine_max_len: int = option(
+        ...,
+        "Tokens of a completion at which cosine ends; a longer one scores the same.",
+        rule="max_completion_length",
+        ge=1,
+        why="It is a number of tokens.",
+        usual=1024,
+        trl="required",
+        swift="max_completion_length",
+    )
+    repetition_n_grams: int = option(
+        3,
+        "Words, or tokens, in a row that repetition looks for a second time.",
+        ge=1,
+        why="It is a number of words or tokens in a row.",
+        trl="3",
+        swift="3",
+    )
+    repetition_max_penalty: float = option(
+        -1.0,
+        "What repetition gives a completion that is nothing but repeats; below 0.",
+        lt=0,
+        why="At 0 repeats cost nothing, and above 0 they would be paid for.",
+        trl="-1",
+        swift="-1",
+    )
+    soft_max_length: int = option(
+        ...,
+        "Tokens of a completion at which soft_overlong reaches -1.",
+        rule="max_completion_length",
+        ge=1,
+        why="It is a number of tokens.",
+        usual=1024,
+        trl="1280",
+        swift="max_completion_length",
+    )
+    soft_cache_length: int = option(
+        ...,
+        "Tokens before soft_max_length over which soft_overlong falls from 0 to -1.",
+        rule="a fifth of soft_max_length, as in DAPO",
+        ge=0,
+        why="It is a number of tokens; 0 is a step from 0 to -1.",
+        usual=256,
+        trl="256",
+        swift="required",
+    )
+
+    @property
+    def rewards(self) -> list[str]:
+        """Every reward, in the order of the weights."""
+        return [*self.reward_funcs, *self.reward_model]

@@ -1,0 +1,170 @@
+"""The optimizer, and how long and where a run goes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from covey.options.declare import Options, option
+
+
+class OptimizerOptions(Options):
+    """Optimizer."""
+
+    learning_rate: float = option(
+        ...,
+        "Peak learning rate of AdamW.",
+        rule="1e-6, or 1e-5 with tuner_type lora",
+        ge=0,
+        why="Below 0 the optimizer makes good completions less likely.",
+        usual=1e-06,
+        trl="1e-6",
+        swift="1e-4 lora, 1e-5 full",
+        hints=("lr",),
+    )
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = option(
+        "constant",
+        "Schedule of the learning rate. Only a constant one lets a finished run be lengthened without a "
+        "change.",
+        trl="linear",
+        swift="cosine",
+        rlhf="cosine",
+    )
+    warmup_steps: int = option(
+        0,
+        "Optimizer steps over which the learning rate rises from 0.",
+        ge=0,
+        why="It is a number of steps.",
+        trl="0",
+        swift="0",
+    )
+    warmup_ratio: float = option(
+        0.0,
+        "The same as a share of all steps, 0 to 1; type one of the two.",
+        ge=0,
+        le=1,
+        why="It is a share of all steps.",
+        trl="0",
+        swift="0",
+    )
+    adam_beta1: float = option(
+        0.9,
+        "Decay of AdamW's mean of gradients.",
+        ge=0,
+        lt=1,
+        why="It is the decay of a running mean.",
+        trl="0.9",
+        swift="0.9",
+    )
+    adam_beta2: float = option(
+        0.999,
+        "Decay of AdamW's mean of squared gradients.",
+        ge=0,
+        lt=1,
+        why="It is the decay of a running mean.",
+        trl="0.999",
+        swift="0.95",
+        rlhf=0.95,
+    )
+    adam_epsilon: float = option(
+        1e-8,
+        "Added to AdamW's denominator.",
+        gt=0,
+        why="At 0 a gradient of 0 is divided by 0.",
+        trl="1e-8",
+        swift="1e-8",
+    )
+    weight_decay: float = option(
+        0.0,
+        "Decoupled weight decay of the matrices; biases and norms are spared.",
+        ge=0,
+        why="Below 0 weights would grow with every step.",
+        trl="0",
+        swift="0.1",
+        rlhf=0.1,
+    )
+    max_grad_norm: float = option(
+        1.0,
+        "Longer gradients are scaled to this norm. 0: no clipping.",
+        ge=0,
+        why="It is a length; 0 turns clipping off.",
+        trl="1",
+        swift="1",
+    )
+
+
+class RunOptions(Options):
+    """Run."""
+
+    num_train_epochs: float = option(
+        1.0,
+        "Passes over the data set, rounded down to whole rollouts.",
+        gt=0,
+        why="The run would have no step.",
+        trl="3",
+        swift="3",
+        rlhf=3.0,
+        names=("max_epochs",),
+        hints=("epochs",),
+        resume="length",
+    )
+    max_steps: int = option(
+        -1,
+        "Optimizer steps; takes the place of num_train_epochs. -1: not set.",
+        ge=1,
+        also=(-1,),
+        why="The run would have no step.",
+        trl="-1",
+        swift="-1",
+        hints=("steps",),
+        resume="length",
+    )
+    stop_after_steps: int | None = option(
+        None,
+        "End after this optimizer step and save, while schedules keep the length of the full run.",
+        ge=1,
+        why="The run would have no step.",
+        resume="free",
+    )
+    max_minutes: float | None = option(
+        None,
+        "End and save after this many minutes, between two optimizer steps.",
+        gt=0,
+        why="The run would have no step.",
+        resume="free",
+    )
+    seed: int = option(
+        42,
+        "Seed of sampling and of everything else that is random but the data order.",
+        ge=0,
+        lt=2**63,
+        why="A seed is 63 bits.",
+        trl="42",
+        swift="42",
+    )
+    data_seed: int = option(
+        ...,
+        "Seed of the data order.",
+        rule="seed",
+        ge=0,
+        lt=2**63,
+        why="A seed is 63 bits.",
+        usual=42,
+        trl="seed",
+        swift="42",
+        names=("dataset_seed",),
+    )
+    nproc_per_node: int = option(
+        1,
+        "Training processes on this machine, one per GPU.",
+        ge=1,
+        why="At least one process trains.",
+        trl="given to accelerate",
+        swift="NPROC_PER_NODE",
+        hints=("nproc", "num_processes"),
+        resume="split",
+    )
+    ignore_memory_forecast: bool = option(
+        False,
+        "Start although the forecast says that memory (E211) or the disk (E407) is too small.",
+        resume="free",
+    )
