@@ -16,7 +16,7 @@ _HIGHEST = 0.95
 def layout_problems(facts: Facts) -> list[Problem]:
     """Return what cannot be together in the facts' layout; nothing where none is planned."""
     layout = facts.layout
-    if layout is None or not layout.is_known:
+    if not layout.is_known:
         return []
     problems = _offload(layout)
     if layout.engine == "colocate":

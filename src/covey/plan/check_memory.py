@@ -28,7 +28,7 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     plan = memory_plan(config, facts)
     if plan.free_bytes is None or plan.share <= TIGHT:
         return []
-    fixes = _fixes(config, facts, typed) if facts.layout is None else ladder_fixes(config, facts, typed)
+    fixes = _fixes(config, facts, typed) if facts.layout.is_here else ladder_fixes(config, facts, typed)
     fixes = fixes or (Fix(text="a smaller model, or a machine with more memory"),)
     option, seen, cause = "per_device_train_batch_size", _seen(plan, facts), _cause(plan)
     if plan.share <= _REFUSED or not plan.is_exact:
@@ -46,7 +46,7 @@ def _seen(plan: MemoryPlan, facts: Facts) -> str:
     shared = facts.num_processes > 1 and not facts.cuda
     who = f"{counted(facts.num_processes, 'process', 'es')} take" if shared else "The run takes"
     where = "on the GPU" if facts.cuda else "on this machine"
-    if facts.layout is not None:
+    if not facts.layout.is_here:
         who, where = f"Each process of {facts.layout.in_words()} takes", "on its GPU"
     return (
         f"{who} about {size(plan.needed_bytes)} in the phase {plan.binding.name}, Python and its libraries "

@@ -68,7 +68,7 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
     What only follows from a value that nobody could read is left out.
     """
     faulty = {problem.option for problem in resolved.problems}
-    no_gpus = facts.layout is not None and not facts.layout.num_gpus
+    no_gpus = not facts.layout.num_gpus
     no_batch = no_gpus or bool(faulty & {*COUNTS, "nproc_per_node"})
     # Of a launcher that says something wrong nobody knows how many processes it starts.
     no_batch = no_batch or any(problem.code in ("E370", "E371") for problem in resolved.problems)

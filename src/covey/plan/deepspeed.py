@@ -155,7 +155,7 @@ def batch_of_file_problems(
     config: Config, facts: Facts, typed: Collection[str] | None = None
 ) -> list[Problem]:
     """Return where the batch numbers of the layout's file are not those of the run (E219)."""
-    file = None if facts.layout is None else facts.layout.file
+    file = facts.layout.file
     if file is None:
         return []
     shape = shape_of(config, facts.num_processes)

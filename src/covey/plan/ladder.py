@@ -184,8 +184,7 @@ def _shown(tried: list[tuple[Change, Rung]]) -> tuple[Rung, ...]:
 
 
 def _rung(config: Config, facts: Facts, change: Change) -> Rung:
-    if facts.layout is not None:
-        facts = replace(facts, layout=replace(facts.layout, **change.layout))
+    facts = replace(facts, layout=replace(facts.layout, **change.layout))
     plan = memory_plan(config.model_copy(update=change.options), facts)
     return _of(plan, change.typed, change.cost)
 
@@ -214,7 +213,7 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
                 yield option("recompute", {"gradient_checkpointing": _typed_as(kind)}, cost)
     if config.tuner_type != "lora":
         yield option("tuner", {"tuner_type": "lora"}, _OF_LORA)
-    if facts.layout is not None:
+    if not facts.layout.is_here:
         yield from _of_states(facts.layout)
         yield from _of_engine(facts.layout)
 
@@ -301,7 +300,7 @@ def _larger_pass(config: Config, facts: Facts, typed: Collection[str] | None) ->
 
 
 def _has_rows(facts: Facts) -> bool:
-    file = None if facts.layout is None else facts.layout.file
+    file = facts.layout.file
     return file is not None and file.has_rows
 
 

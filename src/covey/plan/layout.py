@@ -55,8 +55,10 @@ class DeepSpeedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """GPUs of one kind, and how model and engine lie on them. A number of 0 could not be read.
+    """Devices of one kind, and how model and engine lie on them. A number of 0 could not be read.
 
+    is_here          whether they are this machine's; of them the memory that is free now is known, and their
+                     number is that of the processes
     engine           own, that of the training process; colocate, vLLM on the same GPUs; server, on others
     engine_share     of a GPU's memory that vLLM takes
     engine_parallel  GPUs that one vLLM spans
@@ -67,6 +69,7 @@ class Layout:
 
     num_gpus: int
     gpu_bytes: int
+    is_here: bool = False
     zero_stage: int = 0
     offload: Offload = "none"
     engine: Engine = "own"
@@ -115,6 +118,10 @@ class Layout:
         }
         stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
         return f"{stage}{words[self.offload]}{engine[self.engine]}"
+
+
+THIS_MACHINE = Layout(num_gpus=1, gpu_bytes=0, is_here=True)
+"""One process with the whole model."""
 
 
 def states_typed(layout: Layout, stage: int, offload: Offload) -> dict[str, Any]:

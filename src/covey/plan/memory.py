@@ -194,7 +194,7 @@ def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
         dora=config.use_dora,
         cuda=bool(facts.cuda),
         offload=config.activation_offloading and bool(facts.cuda),
-        absorbs=facts.num_processes == 1 and facts.layout is None,
+        absorbs=facts.num_processes == 1 and facts.layout.is_here,
     )
 
 
@@ -211,7 +211,7 @@ def _phases(config: Config, facts: Facts, how: Training, *, rests: bool = False)
     beside = _beside(facts)
     held = held_parts(config, model, how, weights, layout) | beside
     phases = [Phase(name="load", parts=load_parts(model, how, held, layout) | beside)]
-    if facts.layout is not None and facts.num_processes > 1:
+    if not facts.layout.is_here and facts.num_processes > 1:
         held["communication"] = _COMMUNICATION
     cache, rollout = rollout_parts(config, facts, how, model, prompt, sum(held.values()))
     held["moments"] = layout.on_gpu(MOMENTS * weights.trained, "optimizer")
@@ -237,7 +237,7 @@ def _phases(config: Config, facts: Facts, how: Training, *, rests: bool = False)
     phases.append(Phase(name="update", parts=held | gathered | fullest))
     gradients = {"gradients": layout.on_gpu(FLOAT * weights.trained, "gradients")}
     phases.append(Phase(name="step", parts=held | gradients))
-    if facts.layout is not None:
+    if not facts.layout.is_here:
         phases.append(Phase(name="publish", parts=held | publish_parts(model, how, layout)))
     whole = {"gathered tensor": FLOAT * model.vocabulary * model.hidden} if layout.zero_stage else {}
     phases.append(Phase(name="save", parts=held | whole))

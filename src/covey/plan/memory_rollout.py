@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from covey.options.schema import Config
 from covey.plan.activations import (
     CACHE_SHARE,
@@ -31,8 +33,9 @@ _KERNEL_KEPT, _SHORT_KERNELS, _MODULE_KERNELS, _SAMPLING_KERNELS = 2048, 36, 60,
 
 
 def planned_layout(facts: Facts) -> Layout:
-    """Return the layout that is planned; else that of this machine, each process with the whole model."""
-    return facts.layout or Layout(num_gpus=max(1, facts.num_processes), gpu_bytes=0)
+    """Return the layout, on this machine with a device for each process."""
+    layout = facts.layout
+    return replace(layout, num_gpus=max(1, facts.num_processes)) if layout.is_here else layout
 
 
 def rollout_parts(

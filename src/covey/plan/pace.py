@@ -70,8 +70,13 @@ def is_same_work(config: Config, facts: Facts, plan: Mapping[str, Any]) -> bool:
         and batch["num_processes"] == facts.num_processes
         and there["cuda"] == facts.cuda
         and there["nproc_available"] == facts.nproc_available
-        and there["layout"] is None
+        and _is_here(there["layout"])
     )
+
+
+def _is_here(layout: Mapping[str, Any] | None) -> bool:
+    """Whether a plan was of the machine that it was made on; earlier ones say nothing there."""
+    return layout is None or bool(layout["is_here"])
 
 
 def measured(path: str, plan: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Measured | None:
@@ -116,7 +121,7 @@ def is_near(was: Measured, batch: BatchPlan | Shape) -> bool:
 def pace(facts: Facts, batch: BatchPlan) -> Pace | None:
     """Return the time of the steps that are ahead; None where no run of the same work is known."""
     was = facts.measured
-    if was is None or facts.layout is not None or batch.total_steps is None or not is_near(was, batch):
+    if was is None or not facts.layout.is_here or batch.total_steps is None or not is_near(was, batch):
         return None
     done = 0 if facts.resume is None else facts.resume.step or 0
     steps = batch.total_steps - done

@@ -112,7 +112,7 @@ def _model(config: Config, facts: Facts) -> list[str]:
 def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
     """The machine that is planned, and what of a whole model's states one of its GPUs holds."""
     layout = facts.layout
-    if layout is None:
+    if layout.is_here:
         return []
     gpus = counted(layout.num_gpus, "GPU")
     lines = [f"{gpus} of {size(layout.gpu_bytes)} ({layout.gpu_bytes / 2**30:.4g} GiB); {layout.in_words()}"]

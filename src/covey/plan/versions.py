@@ -130,8 +130,8 @@ def _used(config: Config, facts: Facts) -> list[str]:
         "torch": True,
         "transformers": True,
         "peft": config.tuner_type == "lora",
-        "deepspeed": layout is not None and layout.zero_stage > 0,
-        "vllm": layout is not None and layout.engine == "colocate",
+        "deepspeed": layout.zero_stage > 0,
+        "vllm": layout.engine == "colocate",
         "flash-attn": config.attn_impl == "flash_attn" and facts.cuda is not False,
     }
     return [package for package, is_used in used.items() if is_used]

@@ -7,7 +7,7 @@ import pytest
 
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder, Rung, ladder, ladder_fixes
-from covey.plan.layout import Layout
+from covey.plan.layout import THIS_MACHINE, Layout
 from covey.plan.memory import TIGHT, memory_plan
 from covey.plan.problem import START_ANYWAY
 from support.checks import config, found
@@ -132,7 +132,7 @@ def test_float32_is_the_first_to_go() -> None:
 
 
 def test_this_machine_has_rungs_of_the_options_alone() -> None:
-    here: Facts = replace(elsewhere(EIGHT), layout=None, num_processes=1, free_memory_bytes=10**12)
+    here: Facts = replace(elsewhere(EIGHT), layout=THIS_MACHINE, num_processes=1, free_memory_bytes=10**12)
     got = ladder(config(gradient_checkpointing="false"), here)
     assert got is not None
     assert {name for r in got.down for name in r.typed} >= {"tuner_type", "gradient_checkpointing"}

@@ -9,7 +9,7 @@ import pytest
 from covey.models.adapter_shapes import LoraSettings, facts_of
 from covey.models.config_shapes import shapes_of_config
 from covey.plan.batch import batch_plan
-from covey.plan.layout import Layout, state_bytes
+from covey.plan.layout import THIS_MACHINE, Layout, state_bytes
 from covey.plan.memory import MemoryPlan, memory_plan
 from covey.plan.report import report_lines
 from covey.training.facts.sizes import checkpoint_sizes
@@ -126,7 +126,7 @@ def test_every_phase_is_there(layout: Layout) -> None:
 def test_ddp_elsewhere_is_ddp_here() -> None:
     """The layout that this version runs takes what the same GPUs take without one, and what NCCL adds."""
     options = config(**SHORT, steps_per_generation=1)
-    here = memory_plan(options, replace(elsewhere(EIGHT), layout=None))
+    here = memory_plan(options, replace(elsewhere(EIGHT), layout=THIS_MACHINE))
     there = memory_plan(options, elsewhere(EIGHT))
     without = [dict(p.parts) for p in there.phases if p.name != "publish"]
     for mine, other in zip([dict(p.parts) for p in here.phases], without, strict=True):

@@ -16,7 +16,7 @@ from covey.plan.facts.rewards import (
     SandboxFacts,
 )
 from covey.plan.facts.run import Measured, OutputDirState, ResumeFacts, RunOwner
-from covey.plan.layout import Layout
+from covey.plan.layout import THIS_MACHINE, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Facts:
     free_memory_bytes      memory that is free: of the smallest GPU, else of the machine for all processes
     cuda                   whether training uses CUDA
     nproc_available        GPUs with CUDA, else cores of this machine
-    layout                 the machine that the plan is for, where that is not this one
+    layout                 the devices, and how model and engine lie on them
     versions               (package, version) of the libraries that the run rests on
     measured               what an earlier run of the same work took on this machine
     """
@@ -176,6 +176,6 @@ class Facts:
     free_memory_bytes: int | None = None
     cuda: bool | None = None
     nproc_available: int | None = None
-    layout: Layout | None = None
+    layout: Layout = THIS_MACHINE
     versions: tuple[tuple[str, str], ...] = ()
     measured: Measured | None = None

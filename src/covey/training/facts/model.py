@@ -105,7 +105,7 @@ def with_model(
         directory, is_whole = _located(config, offline=offline)
     except ModelError as error:
         return replace(facts, model_problem=str(error), model_fault="hub"), None
-    problem = model_problem(directory, with_weights=is_whole and facts.layout is None)
+    problem = model_problem(directory, with_weights=is_whole and facts.layout.is_here)
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
         fault = _FAULTS.get(problem.kind, "missing")
         facts = replace(facts, model_problem=str(problem), model_fault=fault)
@@ -113,9 +113,9 @@ def with_model(
     facts = _with_config(replace(facts, model_dir=str(directory)), directory)
     try:
         facts = _with_sizes(facts, config, directory, read_shapes(directory))
-        if is_whole and problem is None and facts.layout is None:
+        if is_whole and problem is None and facts.layout.is_here:
             facts = _with_fit(facts, directory)
-        if facts.layout is not None and facts.num_parameters is None:
+        if not facts.layout.is_here and facts.num_parameters is None:
             words = f"{directory} has no weights, and config.json alone says what a model weighs for the "
             words += f"families {', '.join(FAMILIES)} only, not for {facts.model_type}"
             facts = replace(facts, model_problem=words, model_fault="missing")
@@ -217,7 +217,7 @@ def _unused_sampling(config: Config, directory: Path) -> tuple[tuple[str, float]
 
 
 def _with_sizes(facts: Facts, config: Config, directory: Path, shapes: ModelShapes) -> Facts:
-    if facts.layout is not None and model_problem(directory) is not None:
+    if not facts.layout.is_here and model_problem(directory) is not None:
         shapes = shapes_of_config(read_json(directory / "config.json")) or shapes
     if not shapes.tensors:
         return facts

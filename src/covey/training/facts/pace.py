@@ -25,7 +25,7 @@ _FOREIGN = (OSError, ValueError, KeyError, TypeError, AttributeError, CoveyError
 def with_pace(facts: Facts, config: Config) -> Facts:
     """The facts with what a run of the same work took; one of as many completions comes first, then the
     nearest place, then the newest. Nothing is known of the GPUs of a layout."""
-    if facts.layout is not None:
+    if not facts.layout.is_here:
         return facts
     shape = shape_of(config, facts.num_processes)
     near: Measured | None = None
