@@ -15,16 +15,14 @@ def value_problems(config: Config) -> list[Problem]:
     """Return what is wrong with single values and with pairs of them, whatever the machine and the data
     are."""
     values = config.model_dump()
-    outside = {
-        name: facts.bounds
-        for name, facts in FACTS.items()
-        if facts.bounds is not None and values[name] is not None and not facts.bounds.accept(values[name])
-    }
-    # What follows from a wrong value is no fault of its own.
     problems = [
-        _out_of_range(name, values[name], bounds)
-        for name, bounds in outside.items()
-        if not any(values[other] == values[name] for other in _followed(name) & outside.keys())
+        _out_of_range(name, values[name], facts.bounds)
+        for name, facts in FACTS.items()
+        if facts.bounds is not None
+        and values[name] is not None
+        and not facts.bounds.accept(values[name])
+        # What follows from a wrong value is no fault of its own.
+        and all(values[other] != values[name] for other in _followed(name))
     ]
     return [*_temperature(config), *problems, *_warmup(config), *_warnings(config), *_sources(config)]
 
