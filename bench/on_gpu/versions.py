@@ -23,7 +23,6 @@ NEEDED = (
     "yaml",
     "jinja2",
     "regex",
-    "typer",
     "rich",
     "peft",
     "huggingface_hub",

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from covey.cli.verbs import VERBS
-from covey.config.foreign import PLAN_WORDS
+from covey.options.verbs import PLAN_WORDS
 from support.processes import run_in_processes
 
 ROOT = Path(__file__).parents[2]

@@ -11,58 +11,36 @@ from pathlib import Path
 from covey.cli.language import Language
 from covey.cli.live import live
 from covey.cli.show import finding_text
+from covey.config.argv import read_words
 from covey.doctor.examine import Report, Sighting, examine
 from covey.doctor.read import read_run
 from covey.errors import ConfigError
+from covey.options.verbs import DoctorOptions
 from covey.plan.problem import problem
 from covey.plan.words import coded
-from covey.types import Fix
-
-_USAGE = """\
-usage: covey doctor RUN [--json]
-       covey doctor --live PID
-
-Reads the directory of a run and says whether it learns, what is wrong, why, and what to type. RUN may also be
-an output directory of TRL (trainer_state.json) or of ms-swift (logging.jsonl), or one of these files. Nothing
-is written, no weight is read, no network is asked.
-
-  --json   the same as one JSON object
-  --live   where the run of a process is now: phase, step, micro-batch and the stacks of all threads of each
-           rank; PID is any process of the run, and nothing of it is disturbed
-
-The exit code is 0 for a run that is well, 3 where something is wrong with it, 2 where RUN is no run.
-"""
+from covey.types import Fix, Problem
 
 
 def doctor(argv: Sequence[str], language: Language = "en") -> int:
     """Print the report of a run; ConfigError where there is none."""
-    if not argv or {"-h", "--help"} & set(argv):
-        sys.stdout.write(_USAGE)
-        return 0
-    if argv[0] == "--live" and len(argv) == 2:
-        return live(argv[1])
-    words = [word for word in argv if word != "--json"]
-    stray = [word for word in words if word.startswith("-")] or words[1:]
-    if stray or not words:
-        raise ConfigError(
-            [
-                problem(
-                    "E108",
-                    "doctor",
-                    f"`{' '.join(stray)}` is nothing that `covey doctor` takes."
-                    if stray
-                    else "No run is named.",
-                    "A flag of another verb, or more than one run.",
-                    Fix(text="`covey doctor runs/NAME --json`, or `covey doctor --live PID`"),
-                )
-            ]
-        )
+    options, words = read_words("doctor", argv, DoctorOptions)
+    if options.live is not None:
+        if beside := [*words, *(["--json"] if options.json_ else [])]:
+            raise ConfigError([_stray(f"`--live` says nothing of `{' '.join(beside)}`.")])
+        return live(str(options.live))
+    if not words:
+        raise ConfigError([_stray("No run is named.")])
     report = examine(read_run(Path(words[0])), time.time())
-    if "--json" in argv:
+    if options.json_:
         sys.stdout.write(json.dumps(as_json(report), ensure_ascii=False, indent=2) + "\n")
     else:
         sys.stdout.write("\n".join(as_lines(report, language)) + "\n")
     return report.exit_code
+
+
+def _stray(seen: str) -> Problem:
+    fix = Fix(text="`covey doctor runs/NAME --json`, or `covey doctor --live PID`")
+    return problem("E108", "doctor", seen, "A report is of a directory, --live of a process.", fix)
 
 
 def as_lines(report: Report, language: Language = "en") -> list[str]:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from covey.cli.help import asks_for_help, help_text
 from covey.config import parse
 from covey.config.evaluation import eval_options
 from covey.errors import ConfigError
@@ -17,9 +16,6 @@ from covey.types import Fix, Problem
 
 def evaluate(argv: Sequence[str]) -> int:
     """Print the metrics of a model on held-out prompts, and write them with every completion."""
-    if asks_for_help(argv):
-        sys.stdout.write(help_text("eval"))
-        return 0
     if not argv or argv[0].startswith("-"):
         raise ConfigError([_nameless()])
     model = str(MODEL_DIR) if argv[0] == "quickstart" else argv[0]

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from covey.cli.language import Language
 from covey.codes import CODES, chinese_codes
+from covey.config.argv import read_words
 from covey.config.names import nearest
 from covey.errors import ConfigError
+from covey.options.verbs import VerbOptions
 from covey.plan.words import wrapped
 from covey.types import Fix, Problem
 
@@ -19,16 +21,17 @@ _USAGE: Mapping[Language, str] = {
 
 
 def explain(argv: Sequence[str], language: Language = "en") -> int:
-    """Print title and reason of each code; without one, or with --help, list them all."""
+    """Print title and reason of each code; without one, list them all."""
     codes = chinese_codes() if language == "zh" else CODES
-    if not argv or argv[0] in ("-h", "--help"):
+    _, words = read_words("explain", argv, VerbOptions, most=None)
+    if not words:
         listed = "".join(f"  {code.code}  {code.title}\n" for code in codes.values())
         sys.stdout.write(_USAGE[language] + listed)
         return 0
-    unknown = [_unknown(word) for word in argv if word.upper() not in CODES]
+    unknown = [_unknown(word) for word in words if word.upper() not in CODES]
     if unknown:
         raise ConfigError(unknown)
-    for word in argv:
+    for word in words:
         code = codes[word.upper()]
         sys.stdout.write(f"{code.code} {code.title}\n{wrapped(code.why, '  ')}\n")
     return 0

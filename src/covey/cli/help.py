@@ -1,15 +1,23 @@
-"""`covey train --help`: every option by group, with its default and its other names, from the schema."""
+"""`--help` of each verb: every option with its default and its other names, from what is
+declared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from covey.cli.layout import TAKEN
-from covey.config.foreign import PLAN_WORDS
-from covey.config.names import ALIASES
-from covey.config.values import kind_of
-from covey.options.schema import GROUPS, OPTIONS, REQUIRED, default_of, doc_of, group_of, rule_of
+from covey.config.dialect import ms_swift_typed
+from covey.config.quickstart import QUICKSTART
+from covey.config.values import default_in, kind_of
+from covey.options.declare import Options, facts_of, fields_of
+from covey.options.schema import GROUPS, OPTIONS, REQUIRED, Config, group_of
+from covey.options.verbs import (
+    DoctorOptions,
+    ExportOptions,
+    LayoutOptions,
+    PlanOptions,
+    SelftestOptions,
+)
 from covey.plan.words import flags, wrapped
 
 _USAGE: Mapping[str, str] = {
@@ -31,10 +39,10 @@ The options of `covey train`, under the defaults of ms-swift that decide the res
 usage: covey plan [CONFIG.yaml] --option value ... [--json]
 
 The options of `covey train`, or after --rlhf_type grpo those of `covey rlhf`. Nothing is written, no weights
-are read, and hubs are not asked: models and data are those on this machine. --json prints one object.
+are read, and hubs are not asked: models and data are those on this machine.
 
-A machine that is not here, by these words; a model's config.json and tokenizer are enough for it. It is a
-forecast: `covey train` has one process or DDP.
+With --plan_gpus it plans a machine that is not here; a model's config.json and tokenizer are enough for it.
+It is a forecast: `covey train` has one process or DDP.
 
 """,
     "eval": """\
@@ -49,48 +57,90 @@ usage: covey quickstart [--option value ...]
 
 The options of `covey train`, over these values:
 """,
+    "doctor": """\
+Reads the directory of a run and says whether it learns, what is wrong, why, and what to type. RUN may also be
+an output directory of TRL (trainer_state.json) or of ms-swift (logging.jsonl), or one of these files. Nothing
+is written, no weight is read, no network is asked. `covey doctor --live PID` looks at a run that goes on.
+
+The exit code is 0 for a run that is well, 3 where something is wrong with it, 2 where RUN is no run.
+""",
+    "export": """\
+Writes the model of a checkpoint without what only a resume needs. With --merge an adapter is added to its
+base model, and the result is loaded again and compared: the same logits, or nothing is written.
+""",
+    "selftest": """\
+Computes the same things in two ways on this machine and prints how far they are apart, in a table to be
+pasted into an issue. Exits with 3 where one is not within its bound. Writes temporary files only; no network.
+""",
 }
+"""What is said of a verb above its options."""
 
-_OTHERS = "With --plan_gpus also, as in TRL and ms-swift: " + " ".join(f"--{name}" for name in TAKEN)
+
+_WORDS: Mapping[str, tuple[str, type[Options]]] = {
+    "doctor": ("RUN", DoctorOptions),
+    "export": ("CHECKPOINT", ExportOptions),
+    "selftest": ("", SelftestOptions),
+}
+"""The words of the verbs that take no option of a run, and what declares their own."""
+
+_LAYOUT = " ".join(f"--{name}" for name in fields_of(LayoutOptions))
 
 
-def asks_for_help(argv: Sequence[str]) -> bool:
-    """Return whether --help or -h is among the words."""
-    return "--help" in argv or "-h" in argv
+def verb_help(verb: str) -> str:
+    """Return the help of a verb with the values that it puts in the place of defaults."""
+    if verb in _WORDS:
+        return _own_help(verb, *_WORDS[verb])
+    values = {"rlhf": {n: t.value for n, t in ms_swift_typed({}).items()}, "quickstart": QUICKSTART}
+    return help_text(verb, values.get(verb))
+
+
+def _own_help(verb: str, words: str, declares: type[Options]) -> str:
+    kinds = {name: kind_of(name, declares) for name in fields_of(declares)}
+    typed = [
+        f"[--{name}]" if kind.base == "bool" else f"[--{name} {kind.placeholder}]"
+        for name, kind in kinds.items()
+    ]
+    usage = " ".join(part for part in ("usage: covey", verb, words, *typed) if part)
+    return "\n".join([usage, "", _USAGE[verb], *(_option(name, declares) for name in kinds), ""])
 
 
 def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:
-    """Return the help of a verb; `values` are those that it puts in the place of defaults."""
+    """Return the help of a verb that takes the options of a run; `values` are those in place of defaults."""
     lines = [_USAGE[verb]]
     if verb == "plan":
-        lines += [f"  --{name}\n{wrapped(words, '      ')}" for name, words in PLAN_WORDS.items()]
-        lines.append("\n" + wrapped(_OTHERS, "      ") + "\n")
+        lines += [_option(name, PlanOptions) for name in fields_of(PlanOptions)]
+        lines += ["", wrapped(f"With --plan_gpus also, as in TRL and ms-swift: {_LAYOUT}", "      "), ""]
     if values:
         lines += [f"  {flags({name: value})}" for name, value in values.items()] + [""]
     for group, heading in GROUPS.items():
         lines += [heading, ""]
-        lines += [_option(name, (values or {}).get(name)) for name in OPTIONS if group_of(name) == group]
+        lines += [
+            _option(name, Config, (values or {}).get(name)) for name in OPTIONS if group_of(name) == group
+        ]
         lines.append("")
     return "\n".join(lines)
 
 
-def _option(name: str, value: Any) -> str:
-    lines = [f"  --{name} {kind_of(name).placeholder}", wrapped(doc_of(name), "      ")]
-    lines.append(wrapped(_default(name, value), "      "))
-    aliases = [alias for alias, option in ALIASES.items() if option == name]
-    if aliases:
-        lines.append(wrapped("also: " + ", ".join(f"--{alias}" for alias in aliases), "      "))
-    return "\n".join(lines)
+def _option(name: str, declares: type[Options], value: Any = None) -> str:
+    parts = [fields_of(declares)[name].description or "", _default(name, declares, value)]
+    if others := facts_of(declares)[name].names:
+        parts.append(f"also: {_flags(*others)}")
+    kind = kind_of(name, declares)
+    return "\n".join([f"  --{name} {kind.placeholder}", *(wrapped(part, "      ") for part in parts)])
 
 
-def _default(name: str, value: Any) -> str:
+def _flags(*names: str) -> str:
+    return ", ".join(f"--{name}" if len(name) > 1 else f"-{name}" for name in names)
+
+
+def _default(name: str, declares: type[Options], value: Any) -> str:
     if value is not None:
         return f"default here: {_words(name, value)}"
-    if name in REQUIRED:
+    if declares is Config and name in REQUIRED:
         return "required"
-    if rule_of(name):
-        return f"default: {rule_of(name)}"
-    default = default_of(name)
+    if rule := facts_of(declares)[name].rule:
+        return f"default: {rule}"
+    default = default_in(declares, name)
     return "default: not set" if default is None else f"default: {_words(name, default)}"
 
 

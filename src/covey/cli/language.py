@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, TypeVar
 
 from covey.chinese.sentences import Sentences, sentences
 from covey.codes import CODES, chinese_codes
-from covey.errors import ConfigError
-from covey.plan.problem import problem
-from covey.types import Finding, Fix, Problem
+from covey.types import Finding, Problem
 
 Language = Literal["en", "zh"]
 Message = TypeVar("Message", Problem, Finding)
@@ -28,23 +26,6 @@ def language_of(environment: Mapping[str, str]) -> Language:
     names = (LANGUAGE, "LC_ALL", "LC_MESSAGES", "LANG")
     value = next((environment[name] for name in names if environment.get(name)), "")
     return "zh" if value.lower().startswith("zh") else "en"
-
-
-def take_language(words: Sequence[str], environment: Mapping[str, str]) -> tuple[Language, list[str]]:
-    """Return the language of a command and its words without `--lang`; ConfigError for another language."""
-    language, rest, left = language_of(environment), [], list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.partition("=")
-        if name != "--lang":
-            rest.append(word)
-            continue
-        if not equals:
-            value = left.pop(0) if left and not left[0].startswith("-") else ""
-        if value.lower() not in ("en", "zh"):
-            raise ConfigError([_unfit(value)])
-        language = "zh" if value.lower() == "zh" else "en"
-    return language, rest
 
 
 @contextmanager
@@ -76,13 +57,3 @@ def _sentence(known: Sentences, text: str) -> str:
     if chinese is None:
         return text
     return chinese if chinese.endswith(_STOPS) else f"{chinese}。"
-
-
-def _unfit(value: str) -> Problem:
-    return problem(
-        "E104" if value else "E103",
-        "lang",
-        f"`--lang` takes zh or en, and got {value or 'nothing'}.",
-        "Messages are written in these two languages.",
-        Fix(text="--lang zh: messages in Chinese"),
-    )

@@ -9,43 +9,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from covey.config.foreign import PLAN_WORDS
-from covey.config.names import normalise
-from covey.config.values import FALSE_WORDS, TRUE_WORDS
+from covey.config.argv import take_out
+from covey.config.take import Layer
+from covey.options.schema import Config
+from covey.options.verbs import PLAN_WORDS, LayoutOptions, PlanOptions
 from covey.plan.deepspeed import PRESETS, FromFile, from_content, other_than_typed, unreadable
-from covey.plan.layout import ENGINE_SHARE, OFFLOADS, STAGES, DeepSpeedFile, Engine, Layout, Offload
+from covey.plan.layout import ENGINE_SHARE, DeepSpeedFile, Engine, Layout, Offload
 from covey.plan.problem import problem
 from covey.types import Fix, Problem, Severity
 
-TAKEN = (
-    "deepspeed",
-    "use_vllm",
-    "vllm_mode",
-    "vllm_gpu_memory_utilization",
-    "vllm_tensor_parallel_size",
-    "vllm_enable_sleep_mode",
-    "sleep_level",
-    "async_generate",
-)
+TAKEN = tuple(LayoutOptions.model_fields)
 """Words of TRL and ms-swift that say how a run lies on its GPUs."""
 
-_STAGES = tuple(map(str, STAGES))
 _MOST = 10**6
 _OR_FILE = ", or the path of a JSON file"
 _UNITS = {"gib": 1 << 30, "gb": 10**9, "mib": 1 << 20, "mb": 10**6}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gib|gb|mib|mb)", re.IGNORECASE)
-_FLAG = re.compile(r"-+[A-Za-z_]")
-_SWITCHES = ("ladder", "use_vllm", "vllm_enable_sleep_mode", "async_generate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The machine that is planned, None for this one; whether a ladder is asked for; the other words.
+    """The machine that is planned, None for this one; what is printed of it; the other words.
 
     `surveyed` takes its place where a word of it is at fault: a machine of which nothing is known, so that
     nothing is said that only follows from the fault.
@@ -55,66 +44,51 @@ class Planned:
     layout: Layout | None = None
     surveyed: Layout | None = None
     ladder: bool = False
+    as_json: bool = False
     problems: tuple[Problem, ...] = ()
 
 
 def take_layout(argv: Sequence[str]) -> Planned:
     """Split the words of `covey plan` into its own and those of the run."""
-    given, rest = _split(argv, PLAN_WORDS)
-    if "plan_gpus" in given:
-        others, rest = _split(rest, TAKEN)
-        given |= others
-    reader = _Reader(given)
-    ladder = reader.switch("ladder")
+    own, rest = take_out("plan", argv, PlanOptions, Config)
+    layers = [own]
+    if "plan_gpus" in own.named:
+        others, rest = take_out("plan", rest, LayoutOptions, Config, has_words=False)
+        layers.append(others)
+    reader = _Reader(layers)
     layout = reader.layout()
     surveyed = layout
-    if layout is None and any(name in given for name in PLAN_WORDS if name != "ladder"):
+    if layout is None and any(name in reader.named for name in PLAN_WORDS if name != "ladder"):
         surveyed = Layout(num_gpus=reader.num_gpus(), gpu_bytes=0)
     return Planned(
         words=tuple(rest),
         layout=layout,
         surveyed=surveyed,
-        ladder=ladder,
+        ladder=reader.given.get("ladder", False),
+        as_json=reader.given.get("json", False),
         problems=tuple(reader.problems),
     )
 
 
-def _split(argv: Sequence[str], names: Any) -> tuple[dict[str, str], list[str]]:
-    """The values of flags with these names, and all other words."""
-    given: dict[str, str] = {}
-    rest: list[str] = []
-    current = ""
-    for word in argv:
-        if _FLAG.match(word):
-            name, _, value = word.partition("=")
-            current = normalise(name) if normalise(name) in names else ""
-            if current:
-                given[current] = value
-                continue
-        is_value = current and not given[current]
-        # A file after a switch is the run's, as everywhere.
-        if is_value and not (current in _SWITCHES and word.lower().endswith((".yaml", ".yml"))):
-            given[current] = word
-        else:
-            rest.append(word)
-    return given, rest
-
-
 class _Reader:
-    """Reads the words one by one; what is wrong with them goes to `problems`."""
+    """Makes a layout of the options that were given; what is wrong with them goes to `problems`.
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self.given = given
-        self.problems: list[Problem] = []
+    `named` are all that were typed, `given` those with a value of their type.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.named = {name for layer in layers for name in layer.named}
+        self.given = {name: typed.value for layer in layers for name, typed in layer.typed.items()}
+        self.problems: list[Problem] = [problem for layer in layers for problem in layer.problems]
 
     def layout(self) -> Layout | None:
         """The layout, or None where none is asked for or a word of it cannot be read."""
-        alone = [name for name in PLAN_WORDS if name in self.given and name not in ("ladder", "plan_gpus")]
-        if "plan_gpus" not in self.given:
+        alone = [name for name in PLAN_WORDS if name in self.named and name not in ("ladder", "plan_gpus")]
+        if "plan_gpus" not in self.named:
             if alone:
                 self._lacks(alone[0], "plan_gpus", Fix(text="eight GPUs", edits={"plan_gpus": 8}))
             return None
-        if "plan_gpu_memory" not in self.given:
+        if "plan_gpu_memory" not in self.named:
             self._lacks(
                 "plan_gpus", "plan_gpu_memory", Fix(text="of 80 GB", edits={"plan_gpu_memory": "80GB"})
             )
@@ -128,7 +102,7 @@ class _Reader:
             "engine_share": self._share(),
             "engine_parallel": self.number("vllm_tensor_parallel_size", 1),
             "engine_sleeps": self._sleeps(),
-            "asynchronous": self.switch("async_generate"),
+            "asynchronous": self.given.get("async_generate", False),
             "file": file,
         }
         is_faulty = any(p.severity is Severity.ERROR for p in self.problems)
@@ -136,15 +110,15 @@ class _Reader:
 
     def num_gpus(self) -> int:
         """The GPUs that were asked for, 0 where nobody knows."""
-        word = self.given.get("plan_gpus", "")
-        return int(word) if word.isdigit() and int(word) <= _MOST else 0
+        number: int = self.given.get("plan_gpus", 0)
+        return number if 0 < number <= _MOST else 0
 
     def _states(self) -> tuple[int, Offload, DeepSpeedFile | None]:
         """Our own words over ms-swift's names, so that what a plan offers can be typed behind any command;
         beside a file they have to say the same."""
         read = self._file()
         if read is None:
-            stage, offload = PRESETS[self.choice("deepspeed", tuple(PRESETS), _OR_FILE)]
+            stage, offload = PRESETS[self._preset()]
             return self._typed_stage(stage), self._typed_offload(offload), None
         self.problems += read.problems
         if any(p.severity is Severity.ERROR for p in read.problems):
@@ -157,19 +131,18 @@ class _Reader:
         return stage, offload, read.file
 
     def _typed_stage(self, otherwise: int) -> int:
-        word = self._typed("plan_zero_stage", _STAGES)
-        return otherwise if word is None else int(word)
+        return int(self.given.get("plan_zero_stage", otherwise))
 
     def _typed_offload(self, otherwise: Offload) -> Offload:
-        word = self._typed("plan_offload", OFFLOADS)
-        return next((offload for offload in OFFLOADS if offload == word), otherwise)
+        offload: Offload = self.given.get("plan_offload", otherwise)
+        return offload
 
-    def _typed(self, name: str, choices: tuple[str, ...]) -> str | None:
-        """The word that is typed, None where none is, or one that is at fault."""
-        if name not in self.given:
-            return None
-        word = self.choice(name, choices)
-        return word if word == self.given[name].lower() else None
+    def _preset(self) -> str:
+        word: str = self.given.get("deepspeed", "zero0").lower()
+        if word in PRESETS:
+            return word
+        self._unfit("deepspeed", word, f"one of {', '.join(PRESETS)}{_OR_FILE}", code="E104")
+        return "zero0"
 
     def _file(self) -> FromFile | None:
         """What a file of DeepSpeed says; None for ms-swift's names, and where there is no such file."""
@@ -184,35 +157,27 @@ class _Reader:
         return from_content(content, path)
 
     def _sleeps(self) -> bool:
-        if "vllm_enable_sleep_mode" in self.given:
-            return self.switch("vllm_enable_sleep_mode")
-        return self.number("sleep_level", 0) > 0
+        sleeps: bool = self.given.get("vllm_enable_sleep_mode", self.number("sleep_level", 0) > 0)
+        return sleeps
 
     def _engine(self) -> Engine:
         """vLLM where a word speaks of it, colocated unless vllm_mode says otherwise."""
-        asked = any(name.startswith("vllm_") for name in self.given)
-        if not (self.switch("use_vllm") if "use_vllm" in self.given else asked):
+        asked = any(name.startswith("vllm_") for name in self.named)
+        if not self.given.get("use_vllm", asked):
             return "own"
-        if "vllm_mode" not in self.given:
-            return "colocate"
-        modes: tuple[Engine, ...] = get_args(Engine)[1:]
-        return next(mode for mode in modes if mode == self.choice("vllm_mode", modes))
+        mode: Engine = self.given.get("vllm_mode", "colocate")
+        return mode
 
     def _share(self) -> float:
-        word = self.given.get("vllm_gpu_memory_utilization")
-        try:
-            share = ENGINE_SHARE if word is None else float(word)
-        except ValueError:
-            share = 0.0
-        if not 0 < share < 1:
-            self._unfit(
-                "vllm_gpu_memory_utilization", word or "", "a share of a GPU's memory, between 0 and 1"
-            )
-            return ENGINE_SHARE
-        return share
+        share: float = self.given.get("vllm_gpu_memory_utilization", ENGINE_SHARE)
+        if 0 < share < 1:
+            return share
+        takes = "a share of a GPU's memory, between 0 and 1"
+        self._unfit("vllm_gpu_memory_utilization", f"{share:g}", takes)
+        return ENGINE_SHARE
 
     def _bytes(self, name: str) -> int:
-        word = self.given.get(name, "80GB")
+        word = self.given.get(name, "80GB") or "none"
         match = _SIZE.fullmatch(word.strip())
         if match is None or not float(match[1]):
             self._unfit(name, word, "a size with its unit: 96GiB, 80GB")
@@ -221,29 +186,14 @@ class _Reader:
 
     def number(self, name: str, least: int) -> int:
         """A whole number of at least `least`, which it is where nothing is given."""
-        word = self.given.get(name, str(least))
-        if not word.isdigit() or not least <= int(word) <= _MOST:
-            self._unfit(name, word, f"a whole number from {least} on")
-            return least
-        return int(word)
-
-    def choice(self, name: str, choices: tuple[str, ...], or_else: str = "") -> str:
-        """One of a few words, the first where nothing is given; `or_else` is what else could be."""
-        word = self.given.get(name, choices[0]).lower()
-        if word in choices:
-            return word
-        self._unfit(name, word, f"one of {', '.join(choices)}{or_else}", code="E104")
-        return choices[0]
-
-    def switch(self, name: str) -> bool:
-        """Whether a switch is on; alone it is."""
-        word = self.given.get(name, "false").lower()
-        if word and word not in TRUE_WORDS | FALSE_WORDS:
-            self._unfit(name, word, "true or false")
-        return not word or word in TRUE_WORDS
+        number: int = self.given.get(name, least)
+        if least <= number <= _MOST:
+            return number
+        self._unfit(name, str(number), f"a whole number from {least} on")
+        return least
 
     def _unfit(self, name: str, word: str, takes: str, code: str = "E103") -> None:
-        seen = f"{name} is {word or 'without a value'} (flag --{name}); it takes {takes}."
+        seen = f"{name} is {word} (flag --{name}); it takes {takes}."
         cause = "A slip of the hand, or the spelling of another tool."
         self.problems.append(problem(code, name, seen, cause, Fix(text=f"--{name} takes {takes}")))
 

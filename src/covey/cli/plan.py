@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 
-from covey.cli.help import asks_for_help, help_text
 from covey.cli.layout import Planned, take_layout
 from covey.cli.options import read
 from covey.config.resolve import Resolved
@@ -23,13 +22,10 @@ from covey.types import Problem, Severity
 
 def plan(argv: Sequence[str]) -> int:
     """Print the plan as text, or with --json as one object; ConfigError carries what is wrong."""
-    if asks_for_help(argv):
-        sys.stdout.write(help_text("plan"))
-        return 0
-    words = [word for word in argv if word != "--json"]
-    verb = words.pop(0) if words[:1] in (["train"], ["rlhf"]) else "train"
-    planned = take_layout(words)
-    resolved, num_processes = read(verb, planned.words, planned)
+    planned = take_layout(argv)
+    first, *others = planned.words or ("",)
+    verb, words = (first, others) if first in ("train", "rlhf") else ("train", planned.words)
+    resolved, num_processes = read(verb, words, planned)
     from covey.training.facts import survey
 
     with survey(
@@ -43,7 +39,7 @@ def plan(argv: Sequence[str]) -> int:
             if not _is_of_memory(error, planned):
                 raise
             refusal, said = error, []
-        _print(resolved, surveyed.facts, said, planned, as_json="--json" in argv)
+        _print(resolved, surveyed.facts, said, planned)
     if refusal is not None:
         raise refusal
     return 0
@@ -56,13 +52,11 @@ def _surveyed(planned: Planned, resolved: Resolved) -> Layout | None:
     return Layout(num_gpus=0, gpu_bytes=0) if words and planned.surveyed is None else planned.surveyed
 
 
-def _print(
-    resolved: Resolved, facts: Facts, said: Sequence[Problem], planned: Planned, *, as_json: bool
-) -> None:
+def _print(resolved: Resolved, facts: Facts, said: Sequence[Problem], planned: Planned) -> None:
     config = resolved.config
     batch = batch_plan(config, facts.num_processes, facts.num_prompts)
     rungs = ladder(config, facts, resolved.typed_names) if planned.ladder else None
-    if as_json:
+    if planned.as_json:
         content = report_json(config, facts, batch, said, rungs)
         sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
         return

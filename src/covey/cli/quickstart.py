@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from covey.cli.help import asks_for_help, help_text
 from covey.cli.start import start
-from covey.config.quickstart import QUICKSTART
 from covey.config.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -17,9 +14,6 @@ if TYPE_CHECKING:
 
 def quickstart(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code; ConfigError carries everything that is wrong with the words."""
-    if asks_for_help(argv):
-        sys.stdout.write(help_text("quickstart", QUICKSTART))
-        return 0
     return start("quickstart", argv, _run)
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from covey.cli.help import asks_for_help, help_text
 from covey.cli.start import start
-from covey.config.dialect import ms_swift_typed
 from covey.config.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -17,17 +14,11 @@ if TYPE_CHECKING:
 
 def train(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code; ConfigError carries everything that is wrong with the words."""
-    if asks_for_help(argv):
-        sys.stdout.write(help_text("train"))
-        return 0
     return start("train", argv, _run)
 
 
 def rlhf(argv: Sequence[str]) -> int:
     """The same for a command of ms-swift."""
-    if asks_for_help(argv):
-        sys.stdout.write(help_text("rlhf", {n: t.value for n, t in ms_swift_typed({}).items()}))
-        return 0
     return start("rlhf", argv, _run)
 
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from covey.codes import CODES
+from covey.options.common import COMMON
 from covey.types import Fix, Problem
 
 VERBS: Mapping[str, str] = {
@@ -36,6 +37,14 @@ _ELSEWHERE: Mapping[str, str] = {
     "vllm-serve": "this version samples in the training process",
     "view": "read metrics.jsonl in the directory of the run",
 }
+
+
+def overview() -> str:
+    """Return what `covey --help` says: what every verb takes, and the verbs."""
+    lines = ["usage: covey VERB [--option value ...]", ""]
+    lines += ["Reinforcement learning of language models with GRPO.", ""]
+    lines += [f"  --{name:<10}{doc}" for name, doc in COMMON.items()]
+    return "\n".join([*lines, "", "Commands:", *(f"  {verb:<12}{doc}" for verb, doc in VERBS.items()), ""])
 
 
 def unknown_verb(word: str) -> Problem:

@@ -173,12 +173,45 @@ REFUSED_PREFIXES: Mapping[str, str] = {
 }
 """Beginnings of names that come in families."""
 
-PLAN_WORDS: Mapping[str, str] = {
-    "plan_gpus": "GPUs of the machine that is planned; its other words say what they are and how a run lies "
-    "on them.",
-    "plan_gpu_memory": "Memory of each, with its unit: 96GiB, 80GB.",
-    "plan_zero_stage": "Stage of DeepSpeed's ZeRO, 0 to 3; 0, the default, is DDP.",
-    "plan_offload": "What lies in the machine's memory instead: none, optimizer, or params, which is both.",
-    "ladder": "Show the layouts one change away, with the memory of each and the least costly that fits.",
+_FEWER_BYTES = "--tuner_type lora if memory is short"
+
+INSTEAD: Mapping[str, str] = {
+    "adapters": "--model CHECKPOINT-merged, which `covey export CHECKPOINT --merge` writes",
+    "merge_lora": "`covey export CHECKPOINT --merge` after the run",
+    "quant_method": "--tuner_type lora",
+    "quant_bits": "--tuner_type lora",
+    "deepspeed": _FEWER_BYTES,
+    "fsdp": _FEWER_BYTES,
+    "device_map": _FEWER_BYTES,
+    "sequence_parallel_size": _FEWER_BYTES,
+    "generation_kwargs": "--temperature X",
+    "wandb_project": "WANDB_PROJECT=NAME in front of covey",
+    "num_completions_to_print": "--log_completions N",
+    "eval_dataset": "--val_dataset FILE",
+    "resume_only_model": "--model CHECKPOINT",
+    "dataset_config": "--dataset ID:SUBSET",
+    "dataset_train_split": "--dataset ID@SPLIT",
+    "dataset_test_split": "--val_dataset ID@SPLIT",
+    "custom_dataset_info": '--dataset FILE --columns \'{"THEIRS": "OURS"}\'',
+    "model_init_kwargs": "--torch_dtype, --model_revision or --trust_remote_code",
+    "template": "--chat_template FILE",
+    "reward_adapters": "--reward_model DIR",
+    "ref_model": "--sync_ref_model true",
+    "lr_scheduler_kwargs": "--lr_scheduler_type, --warmup_steps or --warmup_ratio",
+    "auto_find_batch_size": "--per_device_train_batch_size N",
+    "gradient_checkpointing_kwargs": "--gradient_checkpointing true",
+    "lora_": "--lora_rank, --lora_alpha or --target_modules",
+    "bnb_": "--tuner_type lora",
+    "wandb_": "a variable such as WANDB_PROJECT=NAME in front of covey",
+    "swanlab_": "a variable such as SWANLAB_API_KEY=KEY in front of covey",
+    "fsdp_": _FEWER_BYTES,
+    "hub_": "`hf upload ID CHECKPOINT` after the run",
+    "freeze_": "--tuner_type full or lora",
 }
-"""Words of `covey plan` alone, each with its help."""
+"""What to type instead of a refused name, or of a beginning; nothing takes the place of the others."""
+
+
+def instead_of(name: str) -> str:
+    """Return what to type instead of a refused name; empty where there is nothing."""
+    beginnings = (beginning for beginning in REFUSED_PREFIXES if name.startswith(beginning))
+    return INSTEAD.get(name) or next((INSTEAD.get(beginning, "") for beginning in beginnings), "")

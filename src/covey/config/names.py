@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from covey.config.foreign import MOOT, REFUSED, REFUSED_PREFIXES, Moot
-from covey.options.schema import FACTS, GROUPS, OPTIONS
+from covey.options.declare import Options, facts_of
+from covey.options.schema import FACTS, GROUPS, OPTIONS, Config
 
 ALIASES: Mapping[str, str] = {alias: name for name, facts in FACTS.items() for alias in facts.names}
 """Names that mean one of our options; `bf16` and `use_peft` take true or false, see `switch_value`."""
@@ -33,9 +34,11 @@ def normalise(name: str) -> str:
     return name.strip().lstrip("-").replace("-", "_").lower()
 
 
-def look_up(name: str) -> Name:
-    """Say what a typed name is."""
+def look_up(name: str, declares: type[Options] = Config) -> Name:
+    """Say what a typed name is among the options of a class; those of a run have names of other tools too."""
     plain = normalise(name)
+    if declares is not Config:
+        return _look_up(plain, declares)
     if plain in OPTIONS:
         return Name(typed=plain, option=plain)
     if plain in ALIASES:
@@ -48,6 +51,14 @@ def look_up(name: str) -> Name:
         if plain.startswith(prefix):
             return Name(typed=plain, refused=words)
     return Name(typed=plain, nearest=nearest_option(plain))
+
+
+def _look_up(plain: str, declares: type[Options]) -> Name:
+    names = {name: option for option, facts in facts_of(declares).items() for name in (option, *facts.names)}
+    if plain in names:
+        return Name(typed=plain, option=names[plain])
+    match = nearest(plain, list(names))
+    return Name(typed=plain, nearest=names[match] if match else None)
 
 
 def nearest_option(plain: str) -> str | None:

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from covey.config.dialect import MS_SWIFT
-from covey.config.foreign import MOOT, REFUSED, REFUSED_PREFIXES
+from covey.config.foreign import MOOT, REFUSED, REFUSED_PREFIXES, instead_of
 from covey.config.names import ALIASES, SWITCHES
 from covey.config.values import SPELLINGS, kind_of
+from covey.options.declare import NONE
 from covey.options.schema import FACTS, GROUPS, OPTIONS, REQUIRED, default_of, doc_of, group_of, rule_of
 
 TAKEN: frozenset[str] = frozenset({*MS_SWIFT, "learning_rate", "kl_in_reward"})
@@ -147,13 +148,14 @@ def _refused() -> list[str]:
         "These names of TRL and ms-swift are refused (E102), because ignoring them would give another run.",
         "",
     ]
-    lines += ["| name | why, or what to do instead |", "|---|---|"]
-    groups: dict[str, list[str]] = {}
+    lines += ["| name | why | type instead |", "|---|---|---|"]
+    groups: dict[tuple[str, str], list[str]] = {}
     for name, words in REFUSED.items():
-        groups.setdefault(words, []).append(name)
+        groups.setdefault((words, instead_of(name)), []).append(name)
     for prefix, words in REFUSED_PREFIXES.items():
-        groups.setdefault(words, []).append(f"{prefix}…")
-    lines += [f"| {_quoted(names)} | {_cell(words)} |" for words, names in groups.items()]
+        groups.setdefault((words, instead_of(prefix)), []).append(f"{prefix}…")
+    for (words, new), names in groups.items():
+        lines.append(f"| {_quoted(names)} | {_cell(words)} | {_cell(new) or NONE} |")
     return [*lines, "", "Any other name is unknown (E101), and the nearest option is named."]
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.codes import CODES
-from covey.config.foreign import PLAN_WORDS, Moot
+from covey.config.foreign import Moot, instead_of
 from covey.config.names import Name, look_up, nearest, normalise, switch_value
-from covey.config.values import UnfitError, coerce, kind_of
-from covey.options.schema import default_of
+from covey.config.values import Kind, UnfitError, coerce, default_in, kind_of
+from covey.options.declare import Options
+from covey.options.schema import Config
+from covey.options.verbs import PLAN_WORDS
 from covey.types import Fix, Problem, Severity
 
 
@@ -26,18 +28,27 @@ class Typed:
 class Layer:
     """Collects the options of one place; `typed` and `problems` are what came of it.
 
-    `is_ms_swift` where `rlhf_type` is among them: it is a command of ms-swift, whose defaults it means.
+    They are those that the class `declares`, and `verb` is whose `--help` lists them. `named` are all that
+    were typed, those with a value at fault among them. `is_ms_swift` where `rlhf_type` is among them: it is a
+    command of ms-swift, whose defaults it means.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, declares: type[Options] = Config, verb: str = "train") -> None:
+        self.declares = declares
+        self.verb = verb
+        self.named: set[str] = set()
         self.typed: dict[str, Typed] = {}
         self.is_ms_swift = False
         self.problems: list[Problem] = []
 
     def take(self, name: str, value: Any, source: str) -> None:
         """Add one option under any of its names; faults are added to the problems."""
-        known = look_up(name)
-        if known.typed == "rlhf_type":
+        known = self.look_up(name)
+        if known.option is not None:
+            self._add(known.option, switch_value(known.typed, value), source)
+        elif self.declares is not Config:
+            self.problems.append(self._unknown(known, value, source))
+        elif known.typed == "rlhf_type":
             self.problems += _other_method(value, source)
             self.is_ms_swift = True
         elif known.typed in PLAN_WORDS:
@@ -48,21 +59,71 @@ class Layer:
             self.problems.append(_moot(known.typed, known.moot, value, source))
         elif known.refused is not None:
             self.problems.append(refused(known, source))
-        elif known.option is None:
-            self.problems.append(unknown(known, value, source))
         else:
-            self._add(known.option, switch_value(known.typed, value), source)
+            self.problems.append(self._unknown(known, value, source))
+
+    def look_up(self, name: str) -> Name:
+        """Say what a typed name is among these options."""
+        return look_up(name, self.declares)
+
+    def kind_of(self, option: str) -> Kind:
+        """Return what one of these options takes."""
+        return kind_of(option, self.declares)
 
     def _add(self, option: str, value: Any, source: str) -> None:
+        self.named.add(option)
         try:
-            new = Typed(coerce(option, value), source)
+            new = Typed(coerce(option, value, self.declares), source)
         except UnfitError as unfit:
-            self.problems.append(_unfit(option, value, source, unfit))
+            self.problems.append(self._unfit(option, value, source, unfit))
             return
         old = self.typed.get(option)
         if old is not None and old.source != source and old.value != new.value:
             self.problems.append(_twice(option, old, new))
         self.typed[option] = new
+
+    def _unknown(self, known: Name, value: Any, source: str) -> Problem:
+        """Return the problem of a name nobody knows, with the nearest option."""
+        listing = Fix(text=f"`covey {self.verb} --help` lists every option")
+        near = known.nearest
+        fixes: tuple[Fix, ...] = (listing,)
+        if near is not None:
+            try:
+                edits = {near: coerce(near, value, self.declares)}
+                fixes = (Fix(text=f"the option is called {near}", edits=edits), listing)
+            except UnfitError:
+                takes = self.kind_of(near).words
+                fixes = (Fix(text=f"the option is called --{near} and takes {takes}"), listing)
+        return Problem(
+            code="E101",
+            option=known.typed,
+            seen=f"{known.typed} ({source}) is no option.",
+            why="Ignoring it would train with a value that nobody asked for."
+            if self.declares is Config
+            else "Ignoring it would do something else than what was typed.",
+            cause="No option has a name like it." if near is None else f"The nearest option is {near}.",
+            fixes=fixes,
+        )
+
+    def _unfit(self, option: str, value: Any, source: str, unfit: UnfitError) -> Problem:
+        kind, default = self.kind_of(option), default_in(self.declares, option)
+        if unfit.choice:
+            word = value[0] if isinstance(value, list | tuple) and value else value
+            choice = nearest(str(word), kind.choices, cutoff=0.0) or kind.choices[0]
+            fix = Fix(text=f"the nearest of its values is {choice}", edits={option: choice})
+        elif default is not None:
+            text = f"it takes {kind.words}; its default is {default}"
+            fix = Fix(text=text, edits={option: default})
+        else:
+            fix = Fix(text=f"--{option} takes {kind.words}")
+        return Problem(
+            code="E104" if unfit.choice else "E103",
+            option=option,
+            seen=f"{unfit} ({source}).",
+            why="There is no such setting to run with.",
+            cause=_cause(value),
+            fixes=(fix,),
+        )
 
 
 def take_mapping(options: Mapping[str, Any], source: str) -> Layer:
@@ -77,13 +138,15 @@ def take_mapping(options: Mapping[str, Any], source: str) -> Layer:
 
 def refused(known: Name, source: str) -> Problem:
     """Return the problem of a name that another tool or a later version has."""
+    instead = instead_of(known.typed)
+    rest = f" and type {instead}" if instead else "; nothing takes its place"
     return Problem(
         code="E102",
         option=known.typed,
         seen=f"{known.typed} ({source}) is no option of this version.",
         why=known.refused or "",
         cause="The command comes from TRL, from ms-swift or from another version of covey.",
-        fixes=(Fix(text=f"leave out --{known.typed}"),),
+        fixes=(Fix(text=f"leave out --{known.typed}{rest}"),),
     )
 
 
@@ -149,64 +212,6 @@ def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
         why=moot.words,
         cause="The command comes from TRL, from ms-swift or from another version of covey.",
         fixes=(Fix(text=f"leave out --{name}; it is {' or '.join(moot.values)} here"),),
-    )
-
-
-def unknown(known: Name, value: Any, source: str) -> Problem:
-    """Return the problem of a name nobody knows, with the nearest option."""
-    fixes: tuple[Fix, ...]
-    listing = Fix(text="`covey train --help` lists every option")
-    if known.nearest is None:
-        fixes, cause = (listing,), "No option has a name like it."
-    else:
-        cause = f"The nearest option is {known.nearest}."
-        try:
-            fixes = (
-                Fix(text=f"the option is called {known.nearest}", edits=_edit(known.nearest, value)),
-                listing,
-            )
-        except UnfitError:
-            fixes = (
-                Fix(text=f"the option is called --{known.nearest} and takes {kind_of(known.nearest).words}"),
-                listing,
-            )
-    return Problem(
-        code="E101",
-        option=known.typed,
-        seen=f"{known.typed} ({source}) is no option.",
-        why="Ignoring it would train with a value that nobody asked for.",
-        cause=cause,
-        fixes=fixes,
-    )
-
-
-def _edit(option: str, value: Any) -> dict[str, Any]:
-    return {option: coerce(option, value)}
-
-
-def _unfit(option: str, value: Any, source: str, unfit: UnfitError) -> Problem:
-    kind = kind_of(option)
-    fixes: tuple[Fix, ...]
-    if unfit.choice:
-        word = value[0] if isinstance(value, list | tuple) and value else value
-        choice = nearest(str(word), kind.choices, cutoff=0.0) or kind.choices[0]
-        fixes = (Fix(text=f"the nearest of its values is {choice}", edits={option: choice}),)
-    elif default_of(option) is not None:
-        fixes = (
-            Fix(
-                text=f"it takes {kind.words}; its default is {default_of(option)}",
-                edits={option: default_of(option)},
-            ),
-        )
-    else:
-        fixes = (Fix(text=f"--{option} takes {kind.words}"),)
-    return Problem(
-        code="E104" if unfit.choice else "E103",
-        option=option,
-        seen=f"{unfit} ({source}).",
-        why="There is no such setting to run with.",
-        cause=_cause(value),
-        fixes=fixes,
     )
 
 

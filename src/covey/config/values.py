@@ -13,15 +13,14 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
-from covey.options.schema import FACTS, Config, default_of
+from covey.options.declare import Options, fields_of
+from covey.options.schema import FACTS, Config
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
 NONE_WORDS = frozenset({"none", "null", "~"})
-
-_HINTS: Mapping[str, Any] = get_type_hints(Config)
 
 SPELLINGS: Mapping[str, Mapping[str, Any]] = {name: f.words for name, f in FACTS.items() if f.words}
 """Other words for a value, as TRL, ms-swift and torch write them; case is ignored."""
@@ -80,11 +79,17 @@ class Kind:
         return f"{word} [{word} ...]" if self.many else word
 
 
-def kind_of(name: str) -> Kind:
-    """Return what the option called `name` takes."""
+def default_in(declares: type[Options], name: str) -> Any:
+    """Return the default of an option of a class; None where it has none."""
+    field = fields_of(declares)[name]
+    return None if field.is_required() else field.default
+
+
+def kind_of(name: str, declares: type[Options] = Config) -> Kind:
+    """Return what the option called `name` of a class takes."""
     if name == "rollout_log":
         return Kind(base="rollout_log")
-    annotation = _HINTS[name]
+    annotation: Any = fields_of(declares)[name].annotation
     optional = False
     if get_origin(annotation) in (Union, types.UnionType):
         optional = type(None) in get_args(annotation)
@@ -100,9 +105,9 @@ def kind_of(name: str) -> Kind:
     return Kind(base=bases[annotation], many=many, optional=optional)
 
 
-def coerce(name: str, value: Any) -> Any:
+def coerce(name: str, value: Any, declares: type[Options] = Config) -> Any:
     """Return `value` as the type of the option called `name`; UnfitError says in words why it is none."""
-    kind = kind_of(name)
+    kind = kind_of(name, declares)
     if kind.base == "json":
         return _json(name, kind, value)
     if kind.many:
@@ -110,7 +115,7 @@ def coerce(name: str, value: Any) -> Any:
         words = [part for word in values for part in _parts(word)]
         if name == "report_to":
             words = _trackers(kind, words)
-        if default_of(name) == [] and [str(word).lower() for word in words] == ["none"]:
+        if default_in(declares, name) == [] and [str(word).lower() for word in words] == ["none"]:
             return []
         return [_one(name, kind, word) for word in words]
     if isinstance(value, list | tuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 Resume = Literal["fixed", "free", "length", "split"]
 """What a resume may change: nothing, all of it, the length of the run under a constant learning rate, or how
@@ -164,3 +165,16 @@ def option(
     extra = {"facts": Facts(rule=rule, bounds=bounds, usual=usual, **facts)}
     # pydantic writes it into a JSON schema, which nobody makes of these classes.
     return Field(default, description=doc, json_schema_extra=extra)  # type: ignore[arg-type]
+
+
+def fields_of(declares: type[Options]) -> dict[str, FieldInfo]:
+    """Return the options that a class declares, each by the name that is typed."""
+    return {field.alias or name: field for name, field in declares.model_fields.items()}
+
+
+def facts_of(declares: type[Options]) -> dict[str, Facts]:
+    """Return what a class declares of each option beside its type, its default and its help text."""
+    return {
+        name: field.json_schema_extra["facts"]  # type: ignore[index,misc]
+        for name, field in fields_of(declares).items()
+    }

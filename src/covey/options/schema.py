@@ -12,7 +12,7 @@ from typing import Any
 
 from covey.options.algorithm import AlgorithmOptions
 from covey.options.data import DataOptions
-from covey.options.declare import Facts, Options
+from covey.options.declare import Facts, Options, facts_of
 from covey.options.model import ModelOptions, TunerOptions
 from covey.options.output import EvaluationOptions, OutputOptions
 from covey.options.reward import RewardOptions
@@ -63,10 +63,7 @@ class Config(
 OPTIONS: tuple[str, ...] = tuple(Config.model_fields)
 """Every option name, in the order of the groups."""
 
-FACTS: Mapping[str, Facts] = {
-    name: field.json_schema_extra["facts"]  # type: ignore[index,misc]
-    for name, field in Config.model_fields.items()
-}
+FACTS: Mapping[str, Facts] = facts_of(Config)
 """What is declared of each option beside its type, its default and its help text."""
 
 REQUIRED: tuple[str, ...] = ("model", "dataset", "reward_funcs")

@@ -47,7 +47,7 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
         ("eval", ["E105"], ["is given no model"]),
         ("eval ./absent", ["E105", "E301"], ["./absent is neither", "val_dataset is not given"]),
         ("export absent", ["E404"], ["absent is no directory"]),
-        ("export a b --force", ["E108"], ["`--force b`"]),
+        ("export a b --force", ["E101", "E108"], ["--force", "`b` after a"]),
         ("grpo --model m", ["E112"], ["`covey train` takes the same flags"]),
         ("trian", ["E112"], ["nearest verb is train"]),
         ("--model m", ["E112"], ["put the verb first"]),

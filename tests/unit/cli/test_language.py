@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli.language import LANGUAGE, in_chinese, language_of, passed_on, take_language
+from covey.cli.language import LANGUAGE, in_chinese, language_of, passed_on
 from covey.cli.main import main
 from covey.cli.show import finding_text, problem_text
 from covey.cli.verbs import VERBS
 from covey.codes import CODES
-from covey.errors import ConfigError, GuardStop
+from covey.config.argv import take_out
+from covey.errors import GuardStop
+from covey.options.verbs import CommonOptions
 from covey.plan.problem import problem
 from covey.plan.words import columns
 from covey.types import Finding, Fix
@@ -42,15 +44,23 @@ def test_the_locale_decides_and_its_first_variable_counts() -> None:
         ["train", "a.yaml", "--lang=ZH", "--seed", "1"],
         ["train", "a.yaml", "--seed", "1", "--lang", "zh"],
         ["train", "--lang", "en", "a.yaml", "--seed", "1", "--lang", "zh"],
+        ["train", "a.yaml", "--seed", "1", "--LANG=zh"],
     ],
 )
 def test_the_word_may_stand_anywhere(words: list[str]) -> None:
-    assert take_language(words, {"LANG": "C"}) == ("zh", ["train", "a.yaml", "--seed", "1"])
+    common, rest = take_out("", words, CommonOptions)
+    assert (common.typed["lang"].value, common.problems) == ("zh", [])
+    assert rest == ["train", "a.yaml", "--seed", "1"]
 
 
-def test_the_word_is_stronger_than_the_locale() -> None:
-    assert take_language(["plan", "--lang", "en"], {"LANG": "zh_CN"}) == ("en", ["plan"])
-    assert take_language(["plan"], {"LANG": "zh_CN"}) == ("zh", ["plan"])
+def test_the_word_is_stronger_than_the_locale(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN")
+    assert main(["explain", "E202", "--lang", "en"]) == 0
+    assert not CHINESE.search(capsys.readouterr().out)
+    assert main(["explain", "E202"]) == 0
+    assert CHINESE.search(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -62,20 +72,18 @@ def test_the_word_is_stronger_than_the_locale() -> None:
     ],
 )
 def test_another_language_is_refused(words: list[str], code: str, got: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        take_language(words, {})
-    (found,) = caught.value.problems
-    assert (found.code, found.option) == (code, "lang") and found.seen.endswith(f"got {got}.")
+    (found,) = take_out("", words, CommonOptions)[0].problems
+    assert (found.code, found.option) == (code, "lang") and got in found.seen
 
 
 def test_another_language_is_refused_in_that_of_the_locale(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "--lang", "fr"]) == 2
-    assert "`--lang` takes zh or en, and got fr." in capsys.readouterr().err
+    assert "lang is fr; it takes en, zh (flag --lang)." in capsys.readouterr().err
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert main(["plan", "--lang", "fr"]) == 2
-    assert "`--lang` 的取值是 zh 或 en，而得到的是 fr。" in capsys.readouterr().err
+    assert "lang 是 fr；它只能取 en, zh（命令行 --lang）。" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", VERBS)

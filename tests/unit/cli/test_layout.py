@@ -9,8 +9,8 @@ import pytest
 
 from covey.cli.layout import TAKEN, take_layout
 from covey.cli.main import main
-from covey.config.foreign import PLAN_WORDS
 from covey.options.schema import OPTIONS
+from covey.options.verbs import PLAN_WORDS
 from covey.plan.layout import Layout
 from covey.quickstart import task
 from support.verbs import alone, codes_in

@@ -6,10 +6,11 @@ from covey.cli.help import help_text
 from covey.cli.main import main
 from covey.cli.show import problem_text
 from covey.config.dialect import MS_SWIFT
-from covey.config.foreign import PLAN_WORDS
 from covey.config.names import ALIASES
 from covey.config.quickstart import QUICKSTART
+from covey.options.declare import fields_of
 from covey.options.schema import OPTIONS
+from covey.options.verbs import PlanOptions
 from covey.plan.words import flags
 from covey.types import Fix, Problem, Severity
 
@@ -40,7 +41,7 @@ def test_help_has_every_option_with_its_default_and_other_names(verb: str) -> No
     text = help_text(verb)
     assert text.startswith(f"usage: covey {verb} ")
     shown = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
-    own = list(PLAN_WORDS) if verb == "plan" else []
+    own = list(fields_of(PlanOptions)) if verb == "plan" else []
     assert shown == [f"--{name}" for name in (*own, *OPTIONS)]
 
     for alias in ALIASES:

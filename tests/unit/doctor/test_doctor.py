@@ -208,8 +208,11 @@ def test_the_command(make: RunMaker, capsys: pytest.CaptureFixture[str]) -> None
         (["damaged/trainer_state.json"], "E408"),
         (["empty/trainer_state.json"], "E409"),
         (["a", "b"], "E108"),
-        (["--steps", "a"], "E108"),
+        (["--steps", "a"], "E101"),
         (["--json"], "E108"),
+        (["--live", "a"], "E103"),
+        (["--live", "1", "a"], "E108"),
+        (["--live", "1", "--json"], "E108"),
     ],
 )
 def test_what_is_no_run(

@@ -126,9 +126,9 @@ def test_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     ("words", "code"),
     [
         (["stray"], "E108 selftest"),
-        (["--model"], "E108 selftest"),
-        (["--model", "--device", "cpu"], "E108 selftest"),
-        (["--seed", "1"], "E108 selftest"),
+        (["--model"], "E103 model"),
+        (["--model", "--device", "cpu"], "E103 model"),
+        (["--seed", "1"], "E101 seed"),
         (["--device", "tpu"], "E104 device"),
         (["--model", "no/such/model"], "E301 model"),
     ],
