@@ -43,7 +43,7 @@ def _all_rows(value: Any) -> list[dict[str, Any]]:
     if _is_of("datasets", "Dataset", value):
         return tables.rows_of(value, None)
     if not isinstance(value, list | tuple):
-        raise DataError(f"is a {type(value).__name__}, which holds no rows that covey reads")
+        raise DataError(f"is of type {type(value).__name__}, which holds no rows that covey reads")
     for number, row in enumerate(value):
         if not isinstance(row, Mapping):
             raise DataError(

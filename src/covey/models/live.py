@@ -240,9 +240,7 @@ def _write_tokenizer(tokenizer: Any, directory: Path) -> list[Fault]:
         return []
     kind = type(tokenizer).__name__
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase) or not tokenizer.is_fast:
-        seen = (
-            f"tokenizer is a {kind}, and covey takes a tokenizer of transformers that has a tokenizer.json."
-        )
+        seen = f"tokenizer is of type {kind}; covey takes a tokenizer of transformers with a tokenizer.json."
         return [Fault(option="tokenizer", seen=seen, advice=_TOKENIZER)]
     refusal = _refusal(lambda: tokenizer.save_pretrained(directory))
     words = f"transformers does not save the tokenizer: {refusal}"

@@ -16,6 +16,10 @@ _SAVED = {
     "dataset": "save the rows, one JSON object on each line: --dataset FILE.jsonl",
     "val_dataset": "save the rows, one JSON object on each line: --val_dataset FILE.jsonl",
 }
+# A checkpoint of LoRA names the object as its base.
+_ADAPTER = Fix(
+    text="for a checkpoint of LoRA: `covey export CHECKPOINT --merge --base DIR`, and then that model"
+)
 
 
 def object_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -34,6 +38,7 @@ def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
             "",
             Fix(text=f"in the program that made it: `covey.train({option}=OBJECT, ...)`"),
             Fix(text=_SAVED[option]),
+            *((_ADAPTER,) if option == "model" else ()),
         )
         for option, texts in named.items()
         for text in dict.fromkeys(texts)

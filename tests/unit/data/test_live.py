@@ -59,8 +59,8 @@ def test_a_stream_is_read_anew_each_time() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (7, "is a int"),
-        ({"question": ["a"]}, "is a dict"),
+        (7, "is of type int"),
+        ({"question": ["a"]}, "is of type dict"),
         ([ROWS[0], "What is 1+1?"], "a str at position 1"),
         ([{1: "a"}], "the column 1"),
         (datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}), "with the splits train"),

@@ -83,7 +83,7 @@ def test_refused(spoil: Callable[[Model], Model], words: str, tmp_path: Path) ->
 def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
     _, live, faults = live_model(_untied(loaded()), 7, tmp_path)
     assert live is None and [fault.option for fault in faults] == ["model", "tokenizer"]
-    assert "tokenizer is a int" in faults[1].seen
+    assert "tokenizer is of type int" in faults[1].seen
 
 
 def test_files(tmp_path: Path) -> None:
