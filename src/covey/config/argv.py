@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from covey.config.names import SWITCHES, Name, look_up, nearest, normalise
+from covey.config.names import LONG_DASHES, SWITCHES, Name, look_up, nearest, normalise
 from covey.config.take import Layer, stray
 from covey.config.values import FALSE_WORDS, TRUE_WORDS, kind_of
 from covey.errors import ConfigError
@@ -24,7 +24,7 @@ Own = TypeVar("Own", bound=Options)
 
 # What a flag looks like, with its value behind the equals sign. Words such as -1, ---, -.5e3 or "- be brief"
 # are values.
-_FLAG = re.compile(r"(--?)[A-Za-z_][\w.-]*(=.*)?", re.DOTALL)
+_FLAG = re.compile(rf"(--?|[{LONG_DASHES}]{{1,2}})[A-Za-z_][\w.-]*(=.*)?", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -105,20 +105,32 @@ def take_flag(layer: Layer, flag: Flag, *, has_words: bool = False) -> list[str]
     source = f"flag --{known.typed}"
     if known.option is None:
         left = _take_negated(layer, flag)
-        if left is None:
-            layer.take(flag.name, flag.words, source)
-        return left or []
+        return _take_foreign(layer, flag, known) if left is None else left
     kind, words = layer.kind_of(known.option), flag.words
     if kind.many:
-        layer.take(flag.name, words or None, source)
+        if words:
+            layer.take(flag.name, words, source)
+        else:
+            layer.lacks_value(known.option, source)
         return []
     is_alone = not words or ("=" not in flag.typed and _is_left(words[0], has_words))
-    if is_alone and _is_switch(known, kind.base):
-        words = ["true", *words]
-    elif not words and (alone := facts_of(layer.declares)[known.option].alone) is not None:
-        words = [alone]
+    alone = "true" if _is_switch(known, kind.base) else facts_of(layer.declares)[known.option].alone
+    if is_alone and alone is not None:
+        words = [alone, *words]
     layer.take(flag.name, words[0] if words else [], source)
     return words[1:]
+
+
+def _take_foreign(layer: Layer, flag: Flag, known: Name) -> list[str]:
+    """Give a name that is no option to a layer; a word too many behind one that says what is done anyway
+    must not be lost, such as a configuration file."""
+    words, source = flag.words, f"flag --{known.typed}"
+    if known.typed == "rlhf_type":
+        layer.take(flag.name, words[:1], source)
+        return words[1:]
+    files = [word for word in words if _is_left(word, has_words=False)] if known.moot is not None else []
+    layer.take(flag.name, [word for word in words if word not in files], source)
+    return files
 
 
 def _is_switch(known: Name, base: str) -> bool:
@@ -148,7 +160,7 @@ def _is_flag(word: str, before: Flag, declares: tuple[Declares, ...]) -> bool:
     match = _FLAG.fullmatch(word)
     if match is None:
         return False
-    if match[1] == "--" or not before.typed or before.words or _is_known(Flag(word).name, declares):
+    if match[1] != "-" or not before.typed or before.words or _is_known(Flag(word).name, declares):
         return True
     # One dash before a name that nobody knows: the text of an option that waits for it, as in `--system -x`.
     for one in declares:

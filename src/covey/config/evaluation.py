@@ -24,6 +24,8 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
     directory = Path(model)
     all_problems = list(problems)
     options = dict(typed)
+    if "model" in typed:
+        all_problems.append(_two_models(model, typed["model"]))
     beside = directory.parent / "config.yaml"
     if beside.is_file() and is_checkpoint(directory):
         layer = read_file(str(beside))
@@ -52,6 +54,16 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
 def _are_gone(dataset: Typed, typed: Mapping[str, Typed]) -> bool:
     """Whether a run was given its rows as objects, which its configuration has the names of."""
     return "dataset" not in typed and any(is_live(text) for text in dataset.value)
+
+
+def _two_models(model: str, other: Typed) -> Problem:
+    return Problem(
+        code="E106",
+        option="model",
+        seen=f"model is {other.value} ({other.source}), and {model} is evaluated.",
+        why="Only one of them can be evaluated.",
+        fixes=(Fix(text=f"leave out --model; `covey eval {other.value} ...` evaluates the other one"),),
+    )
 
 
 def _nothing_to_evaluate_on() -> Problem:

@@ -10,7 +10,7 @@ from covey.config.file import read_file
 from covey.config.layers import merge
 from covey.config.take import Layer, Typed, stray
 from covey.options.schema import Config
-from covey.types import Problem
+from covey.types import Fix, Problem
 
 __all__ = ["Parsed", "Typed", "parse"]
 
@@ -28,13 +28,16 @@ def parse(argv: Sequence[str]) -> Parsed:
     """Return the options of a command line, those of its YAML file overridden by its flags."""
     layer = Layer()
     first, *flags = split(argv, Config)
-    files = first.behind
+    files, named = first.behind, None
     for flag in flags:
         if flag.name == "config":
-            files += flag.words
+            named = flag.words
         elif left := take_flag(layer, flag):
             layer.problems.append(stray(left, f"--{flag.name}"))
     problems = list(layer.problems)
+    if named is not None:
+        files = [*files, *named]
+        problems += [] if named else [_no_file()]
     if len(files) > 1:
         problems.insert(0, stray(files[1:], files[0]))
     if not files:
@@ -44,4 +47,15 @@ def parse(argv: Sequence[str]) -> Parsed:
         typed=merge(below.typed, layer.typed),
         problems=(*below.problems, *problems),
         is_ms_swift=layer.is_ms_swift or below.is_ms_swift,
+    )
+
+
+def _no_file() -> Problem:
+    return Problem(
+        code="E103",
+        option="config",
+        seen="config takes a YAML file and got nothing (flag --config).",
+        why="There is no such setting to run with.",
+        cause="The option stands without a value.",
+        fixes=(Fix(text="the file in front of the options: `covey train CONFIG.yaml --option value`"),),
     )

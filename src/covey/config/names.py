@@ -29,9 +29,13 @@ class Name:
     nearest: str | None = None
 
 
+LONG_DASHES = "\u2012\u2013\u2014\u2212"
+"""What word processors and web pages make of the dashes in front of an option."""
+
+
 def normalise(name: str) -> str:
     """Return a name as options are written: lower case, underscores, no leading dashes."""
-    return name.strip().lstrip("-").replace("-", "_").lower()
+    return name.strip().lstrip(f"-{LONG_DASHES}").replace("-", "_").lower()
 
 
 def look_up(name: str, declares: type[Options] = Config) -> Name:

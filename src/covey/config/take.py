@@ -10,7 +10,7 @@ from typing import Any
 from covey.codes import CODES
 from covey.config.foreign import Moot, instead_of
 from covey.config.names import Name, look_up, nearest, normalise, switch_value
-from covey.config.values import Kind, UnfitError, coerce, default_in, kind_of
+from covey.config.values import FALSE_WORDS, TRUE_WORDS, Kind, UnfitError, coerce, default_in, kind_of
 from covey.options.declare import Options
 from covey.options.schema import Config
 from covey.options.verbs import PLAN_WORDS
@@ -78,9 +78,15 @@ class Layer:
             self.problems.append(self._unfit(option, value, source, unfit))
             return
         old = self.typed.get(option)
-        if old is not None and old.source != source and old.value != new.value:
+        if old is not None and _flag_of(old.source) != _flag_of(source) and old.value != new.value:
             self.problems.append(_twice(option, old, new))
         self.typed[option] = new
+
+    def lacks_value(self, option: str, source: str) -> None:
+        """Say of a list that nothing stands behind it, as behind `--val_dataset $NAME` without that name."""
+        unfit = UnfitError(f"{option} takes {self.kind_of(option).words} and got nothing")
+        self.named.add(option)
+        self.problems.append(self._unfit(option, [], source, unfit))
 
     def _unknown(self, known: Name, value: Any, source: str) -> Problem:
         """Return the problem of a name nobody knows, with the nearest option."""
@@ -124,6 +130,11 @@ class Layer:
             cause=_cause(value),
             fixes=(fix,),
         )
+
+
+def _flag_of(source: str) -> str:
+    """The flag of a source; `--no_x` is the flag x."""
+    return source.replace("--no_", "--")
 
 
 def take_mapping(options: Mapping[str, Any], source: str) -> Layer:
@@ -197,7 +208,7 @@ def _word(value: Any) -> str:
 def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
     """Return the note on a name that says what is done anyway, or the problem of a value that says more."""
     word = _word(value)
-    if not moot.values or word in moot.values:
+    if not moot.values or any(_is_same(word, one) for one in moot.values):
         return Problem(
             code="W108",
             option=name,
@@ -213,6 +224,16 @@ def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
         cause="The command comes from TRL, from ms-swift or from another version of covey.",
         fixes=(Fix(text=f"leave out --{name}; it is {' or '.join(moot.values)} here"),),
     )
+
+
+def _is_same(word: str, value: str) -> bool:
+    """Whether two words say the same: `no` and `false`, `1.00` and `1`."""
+    if value in ("true", "false"):
+        return word in (TRUE_WORDS if value == "true" else FALSE_WORDS)
+    try:
+        return float(word) == float(value)
+    except ValueError:
+        return word == value
 
 
 def _cause(value: Any) -> str:

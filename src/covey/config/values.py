@@ -11,6 +11,7 @@ import json
 import math
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -158,8 +159,10 @@ def _is_there(entry: str) -> bool:
     `@SPLIT`, `:SUBSET` or `:FUNCTION` behind it."""
     for name in (entry, entry.partition("=")[2]):
         while "," in name:
-            if Path(name).expanduser().exists():
-                return True
+            # A list of many names can be too long for one of a file, and `~nobody` is nobody's home.
+            with suppress(OSError, RuntimeError):
+                if Path(name).expanduser().exists():
+                    return True
             cut = max(name.rfind(mark) for mark in "#@:")
             name = name[:cut] if cut > 0 else ""
     return False

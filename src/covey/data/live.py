@@ -28,7 +28,7 @@ def live_rows(value: Any) -> LiveRows:
     """The rows of an object; DataError says why it holds none."""
     if _is_of("datasets", "IterableDataset", value):
         name = object_name(type(value).__name__, STREAM)
-        return LiveRows(name=name, rows=None, read=lambda: tables.stream_live(value))
+        return LiveRows(name=name, rows=None, read=lambda: tables.stream_live(tables.plain(value)))
     rows = _all_rows(value)
     name = object_name(f"{len(rows)} row{'' if len(rows) == 1 else 's'}", _checksum(rows))
     return LiveRows(name=name, rows=rows, read=lambda: iter(rows))
@@ -39,9 +39,13 @@ def _all_rows(value: Any) -> list[dict[str, Any]]:
         splits = ", ".join(map(str, value))
         raise DataError(f"is a {type(value).__name__} with the splits {splits}; one of them is a data set")
     if _is_of("pandas", "DataFrame", value):
-        value = tables.of_frame(value)
+        try:
+            value = tables.of_frame(value)
+        except (ValueError, TypeError) as error:
+            # pyarrow's errors are of these kinds: a column whose cells have several types, say.
+            raise DataError(f"is a DataFrame that is no table: {str(error).splitlines()[0]}") from error
     if _is_of("datasets", "Dataset", value):
-        return tables.rows_of(value, None)
+        return tables.rows_of(tables.plain(value), None)
     if not isinstance(value, list | tuple):
         raise DataError(f"is of type {type(value).__name__}, which holds no rows that covey reads")
     for number, row in enumerate(value):

@@ -118,6 +118,14 @@ def of_frame(frame: Any) -> Dataset:
     return datasets.Dataset.from_pandas(frame, preserve_index=False)
 
 
+def plain(dataset: Any) -> Any:
+    """A data set whose rows hold Python's own values, whatever its format is; a transform of the user's
+    stays."""
+    is_formatted = getattr(dataset, "format", {}).get("type") not in (None, "custom")
+    streams = getattr(getattr(dataset, "_formatting", None), "format_type", None) not in (None, "custom")
+    return dataset.with_format(None) if is_formatted or streams else dataset
+
+
 def stream_live(dataset: Any) -> Iterator[dict[str, Any]]:
     """Rows of an IterableDataset from its beginning."""
     return _rows("dataset", lambda _: dataset)

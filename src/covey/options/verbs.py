@@ -65,8 +65,8 @@ class PlanOptions(VerbOptions):
     """What `covey plan` takes beside the options of a run."""
 
     json_: bool = option(False, "Print the plan as one JSON object.")
-    plan_gpus: int = option(
-        0, "GPUs of a machine to plan for; the options below say what they are and how a run lies on them."
+    plan_gpus: int | None = option(
+        None, "GPUs of a machine to plan for; the options below say what they are and how a run lies on them."
     )
     plan_gpu_memory: str | None = option(None, "Memory of each, with its unit: 96GiB, 80GB.")
     plan_zero_stage: Literal["0", "1", "2", "3"] = option("0", "Stage of DeepSpeed's ZeRO, 0 to 3; 0 is DDP.")

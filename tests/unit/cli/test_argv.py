@@ -157,3 +157,41 @@ def test_a_refused_name_says_in_one_line_what_to_type() -> None:
         (fix,) = problem.fixes
         instead = INSTEAD.get(name) or INSTEAD.get(name.removesuffix("zzz"))
         assert fix.text == f"leave out --{name} and type {instead}" if instead else "nothing" in fix.text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("rlhf --rlhf_type grpo run.yaml --seed 3", "E108", "`run.yaml`"),
+        ("train --disable_tqdm run.yaml", "E108", "`run.yaml`"),
+        ("train --add_version false run.yaml", "E108", "`run.yaml`"),
+        ("train --val_dataset --seed 3", "E103", "val_dataset takes one or more words and got nothing"),
+        ("train --config", "E103", "config takes a YAML file"),
+        ("eval m --model n --val_dataset v", "E106", "`covey eval n"),
+        ("train --streaming --streaming_on", "E101", "streaming"),
+    ],
+)
+def test_no_word_is_lost(words: str, code: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text("seed: 1\n", encoding="utf-8")
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert code in codes_in(error) and said in " ".join(error.split())
+
+
+def test_what_means_the_same_is_taken() -> None:
+    Path("a.yaml").write_text("seed: 1\n", encoding="utf-8")
+    Path("b.yaml").write_text("seed: 2\n", encoding="utf-8")
+
+    def typed(words: str) -> dict[str, Any]:
+        parsed = parse(words.split())
+        assert not [p for p in parsed.problems if p.code.startswith("E")], parsed.problems
+        return {name: found.value for name, found in parsed.typed.items()}
+
+    assert typed("--config a.yaml --config b.yaml") == {"seed": 2}
+    assert typed("--streaming --no_streaming") == {"streaming": False}
+    assert typed("\u2013\u2013max_steps 5 \u2014seed 7") == {"max_steps": 5, "seed": 7}
+    assert typed("--gradient_checkpointing --seed 7") == {"gradient_checkpointing": "true", "seed": 7}
+    assert typed("--fp16 no --top_p 1.00 --offload_model off") == {}
+    many = ",".join(f"model.layers.{n}.self_attn.q_proj" for n in range(40))
+    assert len(typed(f"--target_modules {many}")["target_modules"]) == 40
+    assert typed("--dataset ~nobody-at-all/a,b") == {"dataset": ["~nobody-at-all/a", "b"]}

@@ -28,6 +28,8 @@ def numbered() -> Iterator[dict[str, Any]]:
         tuple(ROWS),
         datasets.Dataset.from_list(ROWS),
         datasets.Dataset.from_list([*ROWS, *ROWS]).select(range(5)),
+        datasets.Dataset.from_list(ROWS).with_format("pandas"),
+        datasets.Dataset.from_list(ROWS).with_format("arrow"),
         pandas.DataFrame(ROWS, index=range(7, 12)),
     ],
 )
@@ -44,6 +46,16 @@ def test_other_rows_have_another_name() -> None:
     # A dataset's cell without a value and a DataFrame's are both None, and no number.
     empty = live_rows(pandas.DataFrame([{"question": "a", "solution": 1.5}, {"question": "b"}]))
     assert empty.rows is not None and empty.rows[1]["solution"] is None
+
+
+def test_a_column_of_several_types_is_no_table() -> None:
+    with pytest.raises(DataError, match="no table"):
+        live_rows(pandas.DataFrame([{"question": 3}, {"question": "x"}]))
+
+
+def test_the_format_of_a_stream_is_left_aside() -> None:
+    found = live_rows(datasets.IterableDataset.from_generator(numbered).with_format("numpy"))
+    assert list(found.read()) == ROWS and type(next(iter(found.read()))["question"]) is str
 
 
 def test_a_stream_is_read_anew_each_time() -> None:

@@ -142,6 +142,8 @@ def test_frozen_weights(tokenizer: Any) -> None:
     [
         ({"tokenizer": "TOKENIZER"}, [("E377", "tokenizer")]),
         ({"dataset": 7}, [("E377", "dataset")]),
+        # One fault of one list, however long it is.
+        ({"dataset": [*ROWS, None, *ROWS]}, [("E377", "dataset")]),
         ({"dataset": datasets.DatasetDict({"train": TABLE})}, [("E377", "dataset")]),
         ({"dataset": stream()}, [("E377", "dataset")]),
         ({"val_dataset": stream()}, [("E377", "val_dataset")]),

@@ -118,9 +118,10 @@ class FusedSoftmax:
         logit_N = products_CB.view(-1)[cell_N].float() * self._factor_N
         self._logit_N += logit_N.masked_fill_(is_outside_N, 0.0)
         contexts, columns = products_CB.shape
-        _add_block[(contexts,)](
-            products_CB, self._factor_C, self._sums_3C, contexts, columns, width=_WIDTH, num_warps=8
-        )
+        with torch.cuda.device_of(products_CB):
+            _add_block[(contexts,)](
+                products_CB, self._factor_C, self._sums_3C, contexts, columns, width=_WIDTH, num_warps=8
+            )
 
     def results(self) -> tuple[Tensor, Tensor]:
         """As the protocol says."""
@@ -162,18 +163,19 @@ class FusedDerivatives:
         """As the protocol says."""
         contexts, columns = products_CB.shape
         has_entropy = self._by_entropy_U is not None
-        _differentiate[(contexts, triton.cdiv(columns, _WIDTH))](
-            products_CB,
-            self._factor_U[rows],
-            self._stats.normaliser_U[rows],
-            self._by_context_U[rows],
-            self._stats.entropy_U[rows],
-            self._by_entropy_U[rows] if self._by_entropy_U is not None else self._factor_U,
-            columns,
-            has_entropy=has_entropy,
-            width=_WIDTH,
-            num_warps=8,
-        )
+        with torch.cuda.device_of(products_CB):
+            _differentiate[(contexts, triton.cdiv(columns, _WIDTH))](
+                products_CB,
+                self._factor_U[rows],
+                self._stats.normaliser_U[rows],
+                self._by_context_U[rows],
+                self._stats.entropy_U[rows],
+                self._by_entropy_U[rows] if self._by_entropy_U is not None else self._factor_U,
+                columns,
+                has_entropy=has_entropy,
+                width=_WIDTH,
+                num_warps=8,
+            )
         cell_N, is_outside_N = self._tokens.cells(rows, vocab)
         # A token of another block writes behind the products, where nothing is read.
         self._memory.scatter_(0, cell_N.masked_fill_(is_outside_N, len(self._memory) - 1), self._value_N)

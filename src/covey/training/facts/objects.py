@@ -142,7 +142,7 @@ class _Taking:
             return given
         if type(given) is dict:
             return [f"{name}={self._source(option, value)}" for name, value in given.items()]
-        is_several = isinstance(given, list | tuple) and not all(isinstance(row, Mapping) for row in given)
+        is_several = isinstance(given, list | tuple) and not any(isinstance(row, Mapping) for row in given)
         return [self._source(option, value) for value in (given if is_several else [given])]
 
     def _source(self, option: str, value: Any) -> str:
