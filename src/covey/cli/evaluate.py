@@ -19,7 +19,7 @@ def evaluate(argv: Sequence[str]) -> int:
     if not argv or argv[0].startswith("-"):
         raise ConfigError([_nameless()])
     model = str(MODEL_DIR) if argv[0] == "quickstart" else argv[0]
-    parsed = parse(argv[1:])
+    parsed = parse(argv[1:], "eval")
     resolved = eval_options(model, parsed.typed, parsed.problems)
     from covey.training.facts.evaluation import survey_checked
 

@@ -34,7 +34,7 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
 
     `planned` is a machine that takes the place of this one, with what is wrong with its words.
     """
-    parsed = parse(argv)
+    parsed = parse(argv, verb if planned is None else "plan")
     if parsed.is_ms_swift and verb == "train":
         verb = "rlhf"
     typed = _BASES[verb](parsed.typed)

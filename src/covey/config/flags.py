@@ -24,22 +24,23 @@ class Parsed:
     is_ms_swift: bool = False
 
 
-def parse(argv: Sequence[str]) -> Parsed:
-    """Return the options of a command line, those of its YAML file overridden by its flags."""
-    layer = Layer()
+def parse(argv: Sequence[str], verb: str = "train") -> Parsed:
+    """Return the options of a command line, those of its YAML file overridden by its flags; what is wrong is
+    said for a verb."""
+    layer = Layer(verb=verb)
     first, *flags = split(argv, Config)
     files, named = first.behind, None
     for flag in flags:
         if flag.name == "config":
             named = flag.words
         elif left := take_flag(layer, flag):
-            layer.problems.append(stray(left, f"--{flag.name}"))
+            layer.problems.append(stray(left, f"--{flag.name}", verb))
     problems = list(layer.problems)
     if named is not None:
         files = [*files, *named]
-        problems += [] if named else [_no_file()]
+        problems += [] if named else [_no_file(verb)]
     if len(files) > 1:
-        problems.insert(0, stray(files[1:], files[0]))
+        problems.insert(0, stray(files[1:], files[0], verb))
     if not files:
         return Parsed(typed=layer.typed, problems=tuple(problems), is_ms_swift=layer.is_ms_swift)
     below = read_file(files[0])
@@ -50,12 +51,12 @@ def parse(argv: Sequence[str]) -> Parsed:
     )
 
 
-def _no_file() -> Problem:
+def _no_file(verb: str) -> Problem:
     return Problem(
         code="E103",
         option="config",
         seen="config takes a YAML file and got nothing (flag --config).",
         why="There is no such setting to run with.",
         cause="The option stands without a value.",
-        fixes=(Fix(text="the file in front of the options: `covey train CONFIG.yaml --option value`"),),
+        fixes=(Fix(text=f"the file in front of the options: `covey {verb} CONFIG.yaml --option value`"),),
     )

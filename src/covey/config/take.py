@@ -253,12 +253,12 @@ def _twice(option: str, old: Typed, new: Typed) -> Problem:
     )
 
 
-def stray(words: Sequence[str], after: str) -> Problem:
+def stray(words: Sequence[str], after: str, verb: str = "train") -> Problem:
     """Return the problem of words that belong to no option."""
     shown = " ".join(words)
     is_file = words[0].lower().endswith((".yaml", ".yml"))
     fix = (
-        f"put it first: `covey train {words[0]} --option value`"
+        f"put it first: `covey {verb} {words[0]} --option value`"
         if is_file
         else f"leave out `{shown}`, or quote it"
     )
