@@ -110,7 +110,7 @@ class _Reader:
 
     def num_gpus(self) -> int:
         """The GPUs that were asked for, 0 where nobody knows."""
-        number: int = self.given.get("plan_gpus", 0)
+        number: int = self.given.get("plan_gpus") or 0
         return number if 0 < number <= _MOST else 0
 
     def _states(self) -> tuple[int, Offload, DeepSpeedFile | None]:
@@ -186,10 +186,11 @@ class _Reader:
 
     def number(self, name: str, least: int) -> int:
         """A whole number of at least `least`, which it is where nothing is given."""
-        number: int = self.given.get(name, least)
-        if least <= number <= _MOST:
+        number: int | None = self.given.get(name, least)
+        if number is not None and least <= number <= _MOST:
             return number
-        self._unfit(name, str(number), f"a whole number from {least} on")
+        word = "none" if number is None else str(number)
+        self._unfit(name, word, f"a whole number from {least} on")
         return least
 
     def _unfit(self, name: str, word: str, takes: str, code: str = "E103") -> None:
