@@ -103,7 +103,7 @@ class Layer:
         return Problem(
             code="E101",
             option=known.typed,
-            seen=f"{known.typed} ({source}) is no option.",
+            seen=f"covey has no option {known.typed} ({source}).",
             why="Ignoring it would train with a value that nobody asked for."
             if self.declares is Config
             else "Ignoring it would do something else than what was typed.",
@@ -154,7 +154,7 @@ def refused(known: Name, source: str) -> Problem:
     return Problem(
         code="E102",
         option=known.typed,
-        seen=f"{known.typed} ({source}) is no option of this version.",
+        seen=f"This version of covey has no option {known.typed} ({source}).",
         why=known.refused or "",
         cause="The command comes from TRL, from ms-swift or from another version of covey.",
         fixes=(Fix(text=f"leave out --{known.typed}{rest}"),),

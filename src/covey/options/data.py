@@ -32,7 +32,7 @@ class DataOptions(Options):
         "Share of the rows of dataset that is kept out of training and evaluated on.",
         ge=0,
         lt=1,
-        why="It is the share of the rows that is not trained on.",
+        why="It is the share of rows held out for evaluation; at 1 nothing would be left to train on.",
         swift="0",
     )
     columns: dict[str, str] | None = option(

@@ -55,7 +55,7 @@ class EvaluationOptions(Options):
         "Sampling temperature; 0 takes the likeliest token.",
         rule="temperature",
         ge=0,
-        why="At 0 the likeliest token is taken; below there is nothing.",
+        why="At 0 the most likely token is taken; a temperature cannot be negative.",
         usual=1.0,
         resume="free",
         read_if=only_with("eval_strategy", "steps", "epoch"),
@@ -142,7 +142,7 @@ class OutputOptions(Options):
         2,
         "Checkpoints kept; older ones are deleted once the new one verifies.",
         ge=1,
-        why="The last checkpoint is the result of the run.",
+        why="The last checkpoint has to be kept: it is the result of the run.",
         trl="all",
         swift="all",
         resume="free",
@@ -201,7 +201,7 @@ class OutputOptions(Options):
         "Which rollouts are written whole: all, none, or a number N for every N-th.",
         ge=1,
         also=("all", "none"),
-        why="It says that every N-th rollout is written.",
+        why="A number N writes every N-th rollout.",
         words={"true": "all", "all": "all", "false": "none", "none": "none"},
         resume="free",
     )
@@ -209,7 +209,7 @@ class OutputOptions(Options):
         10.0,
         "Size at which the oldest written rollouts are deleted, in GB.",
         gt=0,
-        why="Nothing would be kept; `--rollout_log none` writes nothing.",
+        why="No written rollout would be kept; `--rollout_log none` writes none at all.",
         resume="free",
     )
     replay_rollouts: str | None = option(

@@ -57,7 +57,7 @@ class RewardOptions(Options):
         60.0,
         "Seconds that one call of a reward function may take.",
         gt=0,
-        why="Every call would be too late.",
+        why="It is a time limit: with 0 seconds every call of a reward would time out.",
         resume="free",
     )
     reward_workers: int = option(
@@ -65,7 +65,7 @@ class RewardOptions(Options):
         "Processes that run reward functions, per training process.",
         rule="the cores, at most 8",
         ge=1,
-        why="At least one process runs the functions.",
+        why="At least one worker process has to run the reward functions.",
         usual=2,
         resume="free",
     )
@@ -119,19 +119,19 @@ class RewardOptions(Options):
         16,
         "Questions that wait for their answers at a time, per training process.",
         ge=1,
-        why="At least one question is asked at a time.",
+        why="The judge needs at least one request at a time.",
     )
     judge_retries: int = option(
         3,
         "How often a question is asked again after 429, 5xx, a lost connection or a time-out.",
         ge=0,
-        why="At 0 each question is asked once.",
+        why="It is a number of retries; with 0 each question is asked once.",
     )
     judge_timeout_s: float = option(
         60.0,
         "Seconds that one answer of a judge may take.",
         gt=0,
-        why="Every answer would be too late.",
+        why="It is a time limit: with 0 seconds every request to the judge would time out.",
     )
     cosine_min_len_value_wrong: float = option(
         ...,
@@ -173,7 +173,7 @@ class RewardOptions(Options):
         3,
         "Words, or tokens, in a row that repetition looks for a second time.",
         ge=1,
-        why="It is a number of words or tokens in a row.",
+        why="It is the length of an n-gram.",
         trl="3",
         swift="3",
     )
@@ -181,7 +181,7 @@ class RewardOptions(Options):
         -1.0,
         "What repetition gives a completion that is nothing but repeats; below 0.",
         lt=0,
-        why="At 0 repeats cost nothing, and above 0 they would be paid for.",
+        why="At 0 repetition costs nothing, and above 0 it would be rewarded.",
         trl="-1",
         swift="-1",
     )
@@ -200,7 +200,7 @@ class RewardOptions(Options):
         "Tokens before soft_max_length over which soft_overlong falls from 0 to -1.",
         rule="a fifth of soft_max_length, as in DAPO",
         ge=0,
-        why="It is a number of tokens; 0 is a step from 0 to -1.",
+        why="It is the number of tokens over which the penalty grows from 0 to -1; 0 makes it a step.",
         usual=256,
         trl="256",
         swift="required",

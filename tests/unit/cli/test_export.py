@@ -86,7 +86,7 @@ def test_what_is_said(exports: Exports, capsys: pytest.CaptureFixture[str]) -> N
     [
         ("absent", ["E404"], "absent is no directory"),
         ("c-5 d", ["E108"], "`d` after c-5 belongs to no option"),
-        ("c-5 --force --merge", ["E101"], "force (flag --force) is no option"),
+        ("c-5 --force --merge", ["E101"], "no option force (flag --force)"),
         ("c-5 d --output_dirs o --merge=maybe", ["E101", "E103", "E108"], "--output_dir o"),
         ("--merge", ["E108"], "No checkpoint is named"),
         ("c-5 --output_dir", ["E103"], "--output_dir"),

@@ -88,8 +88,8 @@ def frozen_problems(config: Config, live: LiveModel | None) -> list[Problem]:
             "model",
             f"Tensors of the model have requires_grad False: {', '.join(live.frozen[:3])}{more}.",
             "",
-            Fix(text="train all weights: `model.requires_grad_(True)`"),
-            Fix(text="train adapters beside frozen weights", edits={"tuner_type": "lora"}),
+            Fix(text="make every weight trainable: `model.requires_grad_(True)`"),
+            Fix(text="leave the weights frozen and train a LoRA adapter", edits={"tuner_type": "lora"}),
         )
     ]
 
