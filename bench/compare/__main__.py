@@ -25,7 +25,7 @@ import soak  # noqa: E402
 import table  # noqa: E402
 from cases import CASES, Case  # noqa: E402
 from machine import facts  # noqa: E402
-from page import page  # noqa: E402
+from page import kept_of, page  # noqa: E402
 from runs import Measured, SideFailed, measure  # noqa: E402
 
 PARTS = ("equal-work", "floor", "lengths", "accumulation", "memory", "soak")
@@ -77,14 +77,17 @@ _GROWTH: Mapping[str, Callable[[Path], list[str]]] = {
 def _run(names: list[str], pythons: Mapping[str, str], work: Path, arguments: argparse.Namespace) -> None:
     """Every section that was asked for; its lines are shown and written as soon as they are there."""
     report: Report = {}
-    measured_on = facts(pythons) if arguments.write is not None else []
+    measured_on, kept = [], ""
+    if arguments.write is not None:
+        measured_on = facts(pythons)
+        kept = kept_of(arguments.write.read_text(encoding="utf-8")) if arguments.write.is_file() else ""
 
     def say(section: str, lines: list[str]) -> None:
         report.setdefault(section, []).extend(lines)
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
         if arguments.write is not None:
-            arguments.write.write_text(page(report, measured_on), encoding="utf-8")
+            arguments.write.write_text(page(report, measured_on, kept), encoding="utf-8")
 
     if "equal-work" in names:
         say("equal-work", [*equal_work.HEAD, *equal_work.rows(pythons, work)])

@@ -12,7 +12,7 @@ rows, rewards, group size, batch, lengths, loss (dapo, beta 0, clip range 0.2 an
 and seed, in turns, each in a process and an environment of its own. Figures are medians over the runs that
 the tables count, each with a seed of its own; cases whose steps take long run less often. Another machine
 gives other seconds: `make bench` runs every case and part and writes this page anew. What was not run for it
-is not on it. What a GPU measured stands in [gpu.md](gpu.md#measured-on-an-h100)."""
+is not on it. What a GPU measured stands [at the end](#measured-on-an-h100)."""
 
 _TABLE = """\
 ## Seconds, throughput, memory
@@ -97,10 +97,21 @@ _SECTIONS: Sequence[tuple[str, str]] = (
 )
 
 
-def page(report: Mapping[str, Sequence[str]], measured_on: Sequence[str]) -> str:
-    """The Markdown page of a report: its sections, in their order, under what was measured on what."""
+_OF_A_GPU = "## Measured on an H100\n"
+
+
+def kept_of(text: str) -> str:
+    """What of an earlier page this machine does not measure: the last section, of a GPU; `make gpu-check`
+    prints its figures."""
+    _, heading, section = text.partition(_OF_A_GPU)
+    return heading + section.rstrip()
+
+
+def page(report: Mapping[str, Sequence[str]], measured_on: Sequence[str], kept: str = "") -> str:
+    """The Markdown page of a report: its sections, in their order, under what was measured on what; then what
+    is kept of an earlier page."""
     parts = [_TITLE, "\n".join(measured_on)]
     for name, text in _SECTIONS:
         if name in report:
             parts += [text, "\n".join(report[name])]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *([kept] if kept else [])]) + "\n"
