@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import covey as package
 from covey.config.file import read_file
-from covey.errors import ConfigError
+from covey.errors import ConfigError, GuardStop
 from covey.quickstart.task import MODEL_DIR
 from journeys.helpers import (
     assert_same_run,
@@ -187,3 +187,19 @@ def test_evaluate(tmp_path: Path) -> None:
     assert low.output_dir == Path("runs/eval-Qwen2ForCausalLM-001")
     assert {n for n, p in model.named_parameters() if p.dtype != torch.bfloat16} == set()
     assert {n for n, p in model.named_parameters() if not torch.equal(p, before[n])} == set()
+
+
+def fails_later(completions: list[str], trainer_state: Any = None, **columns: Any) -> list[float]:
+    """A reward that works for one step."""
+    if trainer_state is not None and trainer_state.global_step >= 1:
+        raise RuntimeError("no more")
+    return [float(len(text)) for text in completions]
+
+
+def test_a_run_with_an_adapter_that_fails_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model = loaded()
+    given = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(GuardStop):
+        package.train(**live(model, TRAINED, "run", **KINDS["lora"], max_steps=3, reward_funcs=fails_later))
+    assert [n for n, _ in model.named_parameters()] == list(given)
+    assert {n for n, p in model.named_parameters() if not torch.equal(p, given[n])} == set()

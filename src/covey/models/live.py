@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,7 @@ def lent(model: Any, *, keep_weights: bool = False) -> Iterator[None]:
     """Within it covey changes how the model computes; behind it the model computes as before, with the
     weights that it has then, or with those of before where they are to be kept.
 
+    Where an error stops a move or a cast halfway, every weight goes back to the device and dtype that it had.
     Gradients that the model holds are cleared. Modules that an adapter has put in the place of others go;
     what is left of a module trained whole is copied into the first one.
     """
@@ -96,8 +97,12 @@ def lent(model: Any, *, keep_weights: bool = False) -> Iterator[None]:
     weights = [(p, p.requires_grad, p.data if keep_weights else None) for p in model.parameters()]
     attention = model.config._attn_implementation
     device = next(model.parameters()).device
+    places = [(p, p.device, p.dtype) for p in model.parameters()]
     try:
         yield
+    except BaseException:
+        _undo_half(places)
+        raise
     finally:
         for part in parts:
             _put_back(*part)
@@ -109,6 +114,15 @@ def lent(model: Any, *, keep_weights: bool = False) -> Iterator[None]:
             model.to(device)
         model.zero_grad(set_to_none=True)
         model.set_attn_implementation(attention)
+
+
+def _undo_half(places: Sequence[tuple[nn.Parameter, torch.device, torch.dtype]]) -> None:
+    """Put weights back where they were, unless all of them lie on one device in as few dtypes as before."""
+    is_whole = len({p.device for p, _, _ in places}) == 1
+    if is_whole and len({p.dtype for p, _, _ in places}) <= len({dtype for _, _, dtype in places}):
+        return
+    for parameter, device, dtype in places:
+        parameter.data = parameter.data.to(device=device, dtype=dtype)
 
 
 def fold_adapter(policy: Policy) -> None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from covey.config.resolve import Resolved
 from covey.errors import CoveyError, GuardStop
@@ -70,7 +71,7 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
         job = build_job(resolved, found, comm, lock)
         stack.callback(job.backend.close)
         if found.live is not None:
-            stack.callback(fold_adapter, job.backend.policy)
+            stack.push(partial(_fold, job))
         others.signals = job.signals
         recorder = job.recorder
         if recorder.console is not None:
@@ -95,7 +96,7 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
         finally:
             if recorder.trackers is not None:
                 recorder.trackers.close(exit_code)
-        recorder.say(*closing(job, "train"))
+        recorder.say(*closing(job, "train"), *(_rounded_update(job) if found.live is not None else []))
         if recorder.files is not None and job.progress.step:
             _plot(recorder)
     best = job.saver.best_path if resolved.config.load_best_model_at_end else None
@@ -106,6 +107,23 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
         total_steps=job.limits.total_steps,
         checkpoint=best or job.saver.path(job.progress.step),
     )
+
+
+def _fold(job: Job, kind: type[BaseException] | None, *error: Any) -> None:
+    """Add an adapter to the model of the program, where the run has not failed: then the model stays as it
+    was given, and the checkpoints have the adapter."""
+    if kind is None:
+        fold_adapter(job.backend.policy)
+
+
+def _rounded_update(job: Job) -> list[str]:
+    """What is said where the update of an adapter is added in a dtype that rounds most of it away."""
+    if job.backend.policy.adapter is None or not job.guards.is_low_precision:
+        return []
+    return [
+        "object    the update of the adapter is added to the model in bfloat16, which rounds small",
+        "          changes away; `covey export CHECKPOINT --merge` adds the adapter in float32",
+    ]
 
 
 def _record_skipped(facts: Facts, job: Job) -> None:

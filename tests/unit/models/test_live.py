@@ -182,3 +182,17 @@ def test_adapters_are_folded_in(saved: tuple[str, ...], fails: bool) -> None:
     after = model(tokens).logits.detach()
     assert not torch.allclose(changed, first, atol=1e-3)
     torch.testing.assert_close(after, first if fails else changed, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_half", [True, False])
+def test_a_cast_that_stops_halfway_is_taken_back(is_half: bool) -> None:
+    model = loaded(dtype=torch.bfloat16)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    parameters = list(model.parameters())
+    with pytest.raises(KeyboardInterrupt), lent(model):
+        for parameter in parameters[: len(parameters) // 2 if is_half else None]:
+            parameter.data = parameter.data.float()
+        raise KeyboardInterrupt
+    dtypes = {p.dtype for p in model.parameters()}
+    assert dtypes == {torch.bfloat16 if is_half else torch.float32}
+    assert all(torch.equal(p.to(before[n].dtype), before[n]) for n, p in model.named_parameters())
