@@ -91,12 +91,13 @@ def export(
 
 @contextmanager
 def _resolved(options: Mapping[str, Any], *, offline: bool = False) -> Iterator[tuple[Resolved, Objects]]:
-    from covey.config.resolve import from_dict
+    from covey.config.resolve import from_dict, to_run
     from covey.plan.check_launch import launch_problems, num_ranks
     from covey.training.facts.objects import frozen_problems, named_objects
 
     with named_objects(options, offline=offline) as (named, objects):
         resolved = from_dict(named, num_ranks(os.environ))
+        resolved = resolved if offline else to_run(resolved)
         more = (*launch_problems(os.environ), *objects.problems)
         more += tuple(frozen_problems(resolved.config, objects.model))
         yield replace(resolved, problems=(*resolved.problems, *more)), objects

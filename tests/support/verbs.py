@@ -61,7 +61,7 @@ class Run:
         return Outcome(self.ends())
 
     def _survey(
-        self, config: Any, num_processes: int, *, offline: bool = False, layout: Any = None
+        self, config: Any, num_processes: int, *, offline: bool = False, machine: Any = None
     ) -> Survey:
         self.order.append("facts offline" if offline else "facts")
         self.gathered.append(num_processes)

@@ -10,11 +10,10 @@ from covey.config.dialect import ms_swift_typed
 from covey.config.quickstart import QUICKSTART
 from covey.config.values import default_in, kind_of
 from covey.options.declare import Options, facts_of, fields_of
-from covey.options.schema import GROUPS, OPTIONS, REQUIRED, Config, group_of
+from covey.options.schema import FACTS, GROUPS, OPTIONS, REQUIRED, Config, group_of
 from covey.options.verbs import (
     DoctorOptions,
     ExportOptions,
-    LayoutOptions,
     PlanOptions,
     SelftestOptions,
 )
@@ -83,8 +82,6 @@ _WORDS: Mapping[str, tuple[str, type[Options]]] = {
 }
 """The words of the verbs that take no option of a run, and what declares their own."""
 
-_LAYOUT = " ".join(f"--{name}" for name in fields_of(LayoutOptions))
-
 
 def verb_help(verb: str) -> str:
     """Return the help of a verb with the values that it puts in the place of defaults."""
@@ -109,15 +106,13 @@ def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:
     lines = [_USAGE[verb]]
     if verb == "plan":
         lines += [_option(name, PlanOptions) for name in fields_of(PlanOptions)]
-        lines += ["", wrapped(f"With --plan_gpus also, as in TRL and ms-swift: {_LAYOUT}", "      "), ""]
+        lines.append("")
     if values:
         lines += [f"  {flags({name: value})}" for name, value in values.items()] + [""]
     for group, heading in GROUPS.items():
-        lines += [heading, ""]
-        lines += [
-            _option(name, Config, (values or {}).get(name)) for name in OPTIONS if group_of(name) == group
-        ]
-        lines.append("")
+        names = [n for n in OPTIONS if group_of(n) == group and (verb == "plan" or not FACTS[n].not_built)]
+        if names:
+            lines += [heading, "", *(_option(n, Config, (values or {}).get(n)) for n in names), ""]
     return "\n".join(lines)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from covey.cli.launch import OUTPUT_DIR
-from covey.cli.layout import TAKEN, Planned
-from covey.config import Resolved, Typed, parse, resolve
+from covey.cli.machine import Planned
+from covey.config import Resolved, Typed, parse, resolve, to_run
 from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.config.quickstart import quickstart_typed
 from covey.plan.check_launch import (
@@ -44,16 +44,18 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
         problems += faults
         if asked is not None and asked > 1:
             typed["nproc_per_node"] = Typed(asked, f"environment {ASKED_PROCESSES}")
-    if planned is None or planned.surveyed is None:
+    if planned is None or planned.machine is None:
         problems += launch_problems(os.environ)
     num_processes = _num_processes(typed)
     if planned is not None:
-        problems = [*(_to_type(p, planned) for p in problems), *planned.problems]
-        if planned.surveyed is not None and planned.surveyed.num_gpus:
-            problems += _two_numbers(typed, planned.surveyed.num_gpus)
-            num_processes = planned.surveyed.num_gpus
+        problems += planned.problems
+        if planned.machine is not None and planned.machine.num_gpus:
+            problems += _two_numbers(typed, planned.machine.num_gpus)
+            num_processes = planned.machine.num_gpus
     notes = [dialect_note(parsed.typed)] if verb == "rlhf" else []
     resolved = resolve(typed, num_processes, [*problems, *notes])
+    if planned is None:
+        resolved = to_run(resolved)
     counted_up = os.environ.get(OUTPUT_DIR)
     if counted_up is not None and "output_dir" not in resolved.typed_names:
         config = resolved.config.model_copy(update={"output_dir": counted_up})
@@ -70,14 +72,6 @@ def _num_processes(typed: dict[str, Typed]) -> int:
     if is_launched(os.environ):
         return num_ranks(os.environ)
     return max(1, typed["nproc_per_node"].value) if "nproc_per_node" in typed else 1
-
-
-def _to_type(problem: Problem, planned: Planned) -> Problem:
-    """Say of a word of a layout that stands in a file where it belongs."""
-    if planned.surveyed is None or problem.code != "E102" or problem.option not in TAKEN:
-        return problem
-    fix = Fix(text=f"on the command line: `covey plan ... --{problem.option} ...`")
-    return replace(problem, fixes=(fix, *problem.fixes))
 
 
 def _two_numbers(typed: dict[str, Typed], num_gpus: int) -> list[Problem]:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from covey.cli.layout import Planned, take_layout
+from covey.cli.machine import Planned, take_machine
 from covey.cli.options import read
 from covey.config.resolve import Resolved
 from covey.errors import ConfigError
@@ -14,7 +14,7 @@ from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder
-from covey.plan.layout import Layout
+from covey.plan.layout import Machine
 from covey.plan.report import report_json, report_lines
 from covey.plan.words import note_lines
 from covey.types import Problem, Severity
@@ -22,15 +22,14 @@ from covey.types import Problem, Severity
 
 def plan(argv: Sequence[str]) -> int:
     """Print the plan as text, or with --json as one object; ConfigError carries what is wrong."""
-    planned = take_layout(argv)
+    planned = take_machine(argv)
     first, *others = planned.words or ("",)
     verb, words = (first, others) if first in ("train", "rlhf") else ("train", planned.words)
     resolved, num_processes = read(verb, words, planned)
     from covey.training.facts import survey
 
-    with survey(
-        resolved.config, num_processes, offline=True, layout=_surveyed(planned, resolved)
-    ) as surveyed:
+    machine = _machine(planned, resolved)
+    with survey(resolved.config, num_processes, offline=True, machine=machine) as surveyed:
         refusal = None
         try:
             said = refuse_faults(resolved, surveyed.facts)
@@ -45,11 +44,11 @@ def plan(argv: Sequence[str]) -> int:
     return 0
 
 
-def _surveyed(planned: Planned, resolved: Resolved) -> Layout | None:
+def _machine(planned: Planned, resolved: Resolved) -> Machine | None:
     """The machine that facts are gathered for: one of which nothing is known where its words stand in a
     file."""
     words = {problem.option for problem in resolved.problems if problem.code == "E212"} - {"ladder"}
-    return Layout(num_gpus=0, gpu_bytes=0) if words and planned.surveyed is None else planned.surveyed
+    return Machine(num_gpus=0) if words and planned.machine is None else planned.machine
 
 
 def _print(resolved: Resolved, facts: Facts, said: Sequence[Problem], planned: Planned) -> None:
@@ -69,4 +68,4 @@ def _print(resolved: Resolved, facts: Facts, said: Sequence[Problem], planned: P
 def _is_of_memory(error: ConfigError, planned: Planned) -> bool:
     """Whether the forecast alone is at fault, and a layout or a ladder was asked for."""
     codes = {problem.code for problem in error.problems if problem.severity is Severity.ERROR}
-    return codes == {"E211"} and (planned.layout is not None or planned.ladder)
+    return codes == {"E211"} and (planned.machine is not None or planned.ladder)

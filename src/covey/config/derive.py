@@ -153,6 +153,23 @@ def _soft_cache_length(options: Mapping[str, Any]) -> tuple[Any, str]:
     return max(1, longest // 5), "a fifth of soft_max_length"
 
 
+_OF_VLLM = (
+    "vllm_mode",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_sleep_mode",
+)
+
+
+def _use_vllm(options: Mapping[str, Any]) -> tuple[Any, str]:
+    typed = [name for name in _OF_VLLM if name in options]
+    return bool(typed), f"derived from {typed[0]}" if typed else "default"
+
+
+def _sleeps(options: Mapping[str, Any]) -> tuple[Any, str]:
+    return _of(options, "sleep_level") > 0, "derived from sleep_level"
+
+
 def _same_as(name: str) -> Rule:
     return Rule(frozenset({name}), lambda options: (_of(options, name), f"derived from {name}"))
 
@@ -172,6 +189,8 @@ RULES: Mapping[str, Rule] = {
     "eval_strategy": Rule(frozenset({"val_dataset", "split_dataset_ratio"}), _eval_strategy),
     "eval_steps": _same_as("save_steps"),
     "eval_temperature": _same_as("temperature"),
+    "use_vllm": Rule(frozenset(_OF_VLLM), _use_vllm),
+    "vllm_enable_sleep_mode": Rule(frozenset({"sleep_level"}), _sleeps),
     "greater_is_better": Rule(frozenset({"metric_for_best_model"}), _greater_is_better),
 }
 """The rules of single options; those of the batch and of output_dir stand alone."""

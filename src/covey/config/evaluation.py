@@ -10,7 +10,7 @@ from pathlib import Path
 from covey.config.file import read_file
 from covey.config.layers import merge
 from covey.config.objects import is_live
-from covey.config.resolve import Resolved, resolve
+from covey.config.resolve import Resolved, resolve, to_run
 from covey.config.take import Typed
 from covey.types import Fix, Problem
 
@@ -43,12 +43,12 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
         options["output_dir"] = Typed(model, _GIVEN)
     if not any(options.get(name, Typed(None, "")).value for name in ("val_dataset", "split_dataset_ratio")):
         options["eval_strategy"] = Typed("no", "covey eval")
-        resolved = resolve(options, 1, all_problems)
+        resolved = to_run(resolve(options, 1, all_problems))
         others = [p for p in resolved.problems if p.option != "dataset"]
         return replace(resolved, problems=(_nothing_to_evaluate_on(), *others))
     if options.get("eval_strategy", Typed("no", "")).value == "no":
         options["eval_strategy"] = Typed("steps", "covey eval")
-    return resolve(options, 1, all_problems)
+    return to_run(resolve(options, 1, all_problems))
 
 
 def _are_gone(dataset: Typed, typed: Mapping[str, Typed]) -> bool:

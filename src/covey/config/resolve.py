@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,7 @@ from covey.config.dialect import SOURCE, dialect_note, ms_swift_typed
 from covey.config.output import default_output_dir
 from covey.config.take import Typed, take_mapping
 from covey.errors import ConfigError
-from covey.options.schema import OPTIONS, REQUIRED, Config, default_of
+from covey.options.schema import DERIVED, FACTS, OPTIONS, REQUIRED, Config, default_of
 from covey.types import Fix, Problem
 
 _ABSENT: dict[str, Any] = {"model": "", "dataset": [], "reward_funcs": []}
@@ -86,6 +86,36 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
         sources=MappingProxyType(ordered),
         typed_names=frozenset(name for name, t in typed.items() if t.source != SOURCE),
         problems=tuple(all_problems),
+    )
+
+
+def is_asked(name: str, value: Any) -> bool:
+    """Whether a value has a say in a run: that of an option that is not built yet only where it is on."""
+    return not FACTS[name].not_built or value not in (None, False, default_of(name))
+
+
+def to_run(resolved: Resolved) -> Resolved:
+    """Return a configuration that a run can have: options that are not built yet are refused by name, and
+    have no say in what else is checked."""
+    problems, edits = [], {}
+    for name, facts in FACTS.items():
+        value = getattr(resolved.config, name)
+        if facts.not_built and is_asked(name, value):
+            problems.append(_not_built(name, value, resolved.sources[name]))
+            edits[name] = False if name in DERIVED else default_of(name)
+    if not problems:
+        return resolved
+    config = resolved.config.model_copy(update=edits)
+    return replace(resolved, config=config, problems=(*resolved.problems, *problems))
+
+
+def _not_built(name: str, value: Any, source: str) -> Problem:
+    return Problem(
+        code="E102",
+        option=name,
+        seen=f"{name} is {value} ({source}), and covey cannot train with that yet.",
+        why=FACTS[name].not_built,
+        fixes=(Fix(text=f"leave out --{name}; `covey plan` with it forecasts the memory"),),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from covey.config.resolve import Resolved
+from covey.config.resolve import Resolved, is_asked
 from covey.options.schema import GROUPS, OPTIONS, group_of
 
 _HEAD = "# The resolved configuration of a run. `covey train THIS_FILE` reads it again; flags override it.\n"
@@ -23,11 +23,13 @@ def to_yaml(resolved: Resolved) -> str:
     """Return the text of config.yaml; the parser that reads flags makes an equal Config of it."""
     lines = [_HEAD]
     for group in GROUPS:
+        names = [name for name in OPTIONS if group_of(name) == group]
+        if not any(is_asked(name, getattr(resolved.config, name)) for name in names):
+            continue
         lines.append(f"{group}:\n")
-        for name in OPTIONS:
-            if group_of(name) == group:
-                value = _value(getattr(resolved.config, name))
-                lines.append(f"  {name}: {value}  # {_comment(resolved.sources[name])}\n")
+        for name in names:
+            value = _value(getattr(resolved.config, name))
+            lines.append(f"  {name}: {value}  # {_comment(resolved.sources[name])}\n")
     return "".join(lines)
 
 

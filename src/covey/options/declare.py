@@ -123,6 +123,7 @@ class Facts:
     hints: tuple[str, ...] = ()
     words: Mapping[str, Any] = field(default_factory=dict)
     alone: str | None = None
+    not_built: str = ""
 
     @property
     def is_of_rlhf(self) -> bool:
@@ -156,6 +157,7 @@ def option(
     rlhf             its default in `covey rlhf`, where that is ms-swift's
     names            other names of TRL and ms-swift for it; `switches` are those that take true and false,
                      with the words that these mean; `hints` are names that are offered and never taken
+    not_built        what `covey train` does instead, where the option serves `covey plan` alone so far
     words            other words for its values; `alone` is the word for the flag without one
     """
     has_bounds = any(bound is not None for bound in (ge, gt, le, lt))

@@ -13,6 +13,7 @@ from typing import Any
 from covey.options.algorithm import AlgorithmOptions
 from covey.options.data import DataOptions
 from covey.options.declare import Facts, Options, facts_of
+from covey.options.devices import DeviceOptions
 from covey.options.model import ModelOptions, TunerOptions
 from covey.options.output import EvaluationOptions, OutputOptions
 from covey.options.reward import RewardOptions
@@ -31,6 +32,7 @@ _GROUPS: Mapping[str, type[Options]] = {
     "run": RunOptions,
     "evaluation": EvaluationOptions,
     "output": OutputOptions,
+    "devices": DeviceOptions,
 }
 
 GROUPS: Mapping[str, str] = {
@@ -41,6 +43,7 @@ GROUPS: Mapping[str, str] = {
 
 # pydantic takes the fields of the last base first.
 class Config(
+    DeviceOptions,
     OutputOptions,
     EvaluationOptions,
     RunOptions,

@@ -1,4 +1,4 @@
-"""The options of the verbs that are none of a run, and the words of the layout that `covey plan` takes."""
+"""The options of the verbs that are none of a run."""
 
 from __future__ import annotations
 
@@ -81,16 +81,3 @@ class PlanOptions(VerbOptions):
 
 PLAN_WORDS: tuple[str, ...] = tuple(name for name in PlanOptions.model_fields if not name.endswith("_"))
 """Options that `covey plan` alone takes, and on its command line only."""
-
-
-class LayoutOptions(Options):
-    """Names of TRL and ms-swift that say how a run lies on its GPUs; `covey plan --plan_gpus` reads them."""
-
-    deepspeed: str = option("zero0", "A preset of ms-swift, or a JSON file of DeepSpeed.")
-    use_vllm: bool = option(False, "Whether vLLM samples.")
-    vllm_mode: Literal["colocate", "server"] = option("colocate", "Whether vLLM shares the GPUs.")
-    vllm_gpu_memory_utilization: float = option(0.3, "Share of a GPU that vLLM takes.")
-    vllm_tensor_parallel_size: int = option(1, "GPUs that one copy of vLLM is cut over.")
-    vllm_enable_sleep_mode: bool = option(False, "Whether vLLM gives its memory back while the model trains.")
-    sleep_level: int = option(0, "The same, as ms-swift has it: 0 is never.")
-    async_generate: bool = option(False, "Whether vLLM samples while the model trains.")

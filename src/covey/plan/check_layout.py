@@ -16,6 +16,8 @@ _HIGHEST = 0.95
 def layout_problems(facts: Facts) -> list[Problem]:
     """Return what cannot be together in the facts' layout; nothing where none is planned."""
     layout = facts.layout
+    if layout.is_here and not facts.cuda and (layout.zero_stage or layout.engine != "own"):
+        return [_no_gpu(layout)]
     if not layout.is_known:
         return []
     problems = _offload(layout)
@@ -33,6 +35,12 @@ def layout_problems(facts: Facts) -> list[Problem]:
             )
         )
     return problems
+
+
+def _no_gpu(layout: Layout) -> Problem:
+    fix = Fix(text="GPUs to plan for", edits={"plan_gpus": 8, "plan_gpu_memory": "80GB"})
+    seen = f"{layout.in_words()} is planned, and this machine has no GPU."
+    return problem("E115", "plan_gpus", seen, "A command for another machine.", fix)
 
 
 def _offload(layout: Layout) -> list[Problem]:

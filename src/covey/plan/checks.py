@@ -37,7 +37,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     `typed` are the names of the options that the user gave (`Resolved.typed_names`): a fix of the batch names
     only what has to be typed, and of those that have no effect each is named.
     """
-    layout = [*layout_problems(facts), *batch_of_file_problems(config, facts, typed)]
+    layout = [*facts.layout_problems, *layout_problems(facts), *batch_of_file_problems(config, facts, typed)]
     problems = [
         *object_problems(config, facts),
         *model_problems(config, facts),
@@ -52,7 +52,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
         *layout,
         # Of parts that cannot be together there is no forecast.
-        *([] if layout else memory_problems(config, facts, typed)),
+        *([] if any(p.severity is Severity.ERROR for p in layout) else memory_problems(config, facts, typed)),
         *value_problems(config),
         *algorithm_problems(config, facts.num_processes, typed or ()),
         *eval_problems(config, facts),

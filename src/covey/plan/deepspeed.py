@@ -13,7 +13,7 @@ from typing import Any
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
-from covey.plan.layout import STAGES, DeepSpeedFile, Offload
+from covey.plan.layout import STAGES, DeepSpeedFile, Machine, Offload, States
 from covey.plan.problem import problem, warning
 from covey.plan.shape import Shape, faults, in_range, shape_of, with_product
 from covey.types import Fix, Problem
@@ -27,6 +27,9 @@ PRESETS: Mapping[str, tuple[int, Offload]] = {
     "zero3_offload": (3, "params"),
 }
 """ms-swift's names of its DeepSpeed configurations."""
+
+FSDP: Mapping[str, int] = {"fsdp2": 3, "full_shard": 3, "shard_grad_op": 2, "no_shard": 0}
+"""FSDP's strategies, each with the stage of ZeRO that shards as much."""
 
 _DEVICES = ("none", "cpu", "nvme")
 _TOTAL, _ROWS, _PASSES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -138,6 +141,64 @@ def _left_out(path: str, names: list[str]) -> Problem:
     seen = f"{path} has {', '.join(names)}, which the forecast leaves out."
     fix = Fix(text="take the forecast for that of a run without them")
     return warning("W117", "zero_optimization", seen, "A file made for a run of DeepSpeed.", fix)
+
+
+def states_of(
+    config: Config, machine: Machine | None, read: FromFile | None
+) -> tuple[States, tuple[Problem, ...]]:
+    """Return where the states lie by `deepspeed`, of which `read` is the file, or by `fsdp`, with every
+    problem of them; what is typed of a machine stands over a name, and has to say the same as a file."""
+    problems: list[Problem] = []
+    if config.deepspeed and config.fsdp:
+        problems.append(_both(config))
+    if read is not None:
+        problems += read.problems
+        stage, offload = read.stage, read.offload
+    elif config.deepspeed:
+        stage, offload = PRESETS.get(config.deepspeed.lower(), (0, "none"))
+        if config.deepspeed.lower() not in PRESETS:
+            problems.append(_no_preset(config.deepspeed))
+    else:
+        stage, offload = _of_fsdp(config.fsdp or "", problems)
+    typed_stage = None if machine is None else machine.zero_stage
+    typed_offload = None if machine is None else machine.offload
+    if read is not None and typed_stage not in (None, stage):
+        problems.append(other_than_typed(read.file.path, "plan_zero_stage", str(typed_stage), str(stage)))
+    elif typed_stage is not None:
+        stage = typed_stage
+    if read is not None and typed_offload not in (None, offload):
+        problems.append(other_than_typed(read.file.path, "plan_offload", str(typed_offload), offload))
+    elif typed_offload is not None:
+        offload = typed_offload
+    file = None if read is None else read.file
+    return States(stage=stage, offload=offload, file=file), tuple(problems)
+
+
+def _of_fsdp(words: str, problems: list[Problem]) -> tuple[int, Offload]:
+    """The stage of ZeRO that shards as much, and what is offloaded."""
+    given = words.replace(",", " ").lower().split()
+    unknown = [word for word in given if word not in (*FSDP, "offload", "auto_wrap")]
+    if unknown:
+        seen = f"fsdp has {' '.join(unknown)}; it takes {', '.join(FSDP)}, and offload behind one of them."
+        cause = "A slip of the hand, or the spelling of another tool."
+        problems.append(
+            problem("E104", "fsdp", seen, cause, Fix(text="all of it", edits={"fsdp": "full_shard"}))
+        )
+    stage = max((FSDP[word] for word in given if word in FSDP), default=0)
+    return stage, "params" if "offload" in given and stage == 3 else "none"
+
+
+def _no_preset(word: str) -> Problem:
+    takes = f"one of {', '.join(PRESETS)}, or the path of a JSON file"
+    seen = f"deepspeed is {word}; it takes {takes}, and there is no such file."
+    cause = "A slip of the hand, or a file that lies elsewhere."
+    return problem("E104", "deepspeed", seen, cause, Fix(text=f"--deepspeed takes {takes}"))
+
+
+def _both(config: Config) -> Problem:
+    seen = f"deepspeed is {config.deepspeed}, and fsdp is {config.fsdp}: only one can shard the model."
+    fixes = (Fix(text="DeepSpeed", edits={"fsdp": None}), Fix(text="FSDP", edits={"deepspeed": None}))
+    return problem("E115", "fsdp", seen, "Parts of two commands.", *fixes)
 
 
 def other_than_typed(path: str, name: str, typed: str, of_file: str) -> Problem:

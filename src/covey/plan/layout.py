@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from covey.options.schema import Config, default_of
+
 Offload = Literal["none", "optimizer", "params"]
 Engine = Literal["own", "colocate", "server"]
 Held = Literal["weights", "gradients", "optimizer"]
@@ -30,8 +32,7 @@ _OFFLOADED: dict[Offload, tuple[Held, ...]] = {
 WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12
 """A parameter in bfloat16; its float32 master and AdamW's two moments."""
 
-ENGINE_SHARE = 0.3
-"""TRL's default of vllm_gpu_memory_utilization."""
+ENGINE_SHARE: float = default_of("vllm_gpu_memory_utilization")
 
 HOST_MARGIN = 1.5
 """What DeepSpeed's estimator multiplies the machine's memory with, for buffers."""
@@ -51,6 +52,16 @@ class DeepSpeedFile:
     def has_rows(self) -> bool:
         """Whether it says how many rows a forward pass has, or how many passes a step."""
         return self.train_micro_batch_size_per_gpu is not None or self.gradient_accumulation_steps is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Where weights, gradients and optimizer lie: the stage of ZeRO, what is offloaded, and the file that
+    says so."""
+
+    stage: int = 0
+    offload: Offload = "none"
+    file: DeepSpeedFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +129,46 @@ class Layout:
         }
         stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
         return f"{stage}{words[self.offload]}{engine[self.engine]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """GPUs that a plan is for in the place of this machine's, 0 where they could not be read; a stage and an
+    offload stand over what the configuration says."""
+
+    num_gpus: int
+    gpu_bytes: int = 0
+    zero_stage: int | None = None
+    offload: Offload | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a machine to plan for."""
+        return self.num_gpus > 0 and self.gpu_bytes > 0
+
+
+def layout_of(
+    config: Config,
+    num_gpus: int,
+    gpu_bytes: int,
+    states: States,
+    *,
+    is_here: bool,
+) -> Layout:
+    """Return how a configuration lies on so many GPUs."""
+    return Layout(
+        num_gpus=num_gpus,
+        gpu_bytes=gpu_bytes,
+        is_here=is_here,
+        zero_stage=states.stage,
+        offload=states.offload,
+        file=states.file,
+        engine=config.vllm_mode if config.use_vllm else "own",
+        engine_share=config.vllm_gpu_memory_utilization,
+        engine_parallel=config.vllm_tensor_parallel_size,
+        engine_sleeps=config.vllm_enable_sleep_mode,
+        asynchronous=config.async_generate,
+    )
 
 
 THIS_MACHINE = Layout(num_gpus=1, gpu_bytes=0, is_here=True)

@@ -8,26 +8,25 @@ from typing import Any, get_args
 
 import pytest
 
-from covey.cli.layout import TAKEN, take_layout
+from covey.cli.machine import take_machine
 from covey.cli.main import main
 from covey.cli.verbs import VERBS
 from covey.config import parse
 from covey.config.argv import read_words
 from covey.config.foreign import INSTEAD, REFUSED, REFUSED_PREFIXES
 from covey.config.take import take_mapping
-from covey.config.values import default_in, kind_of
+from covey.config.values import kind_of
 from covey.options.declare import fields_of
 from covey.options.schema import OPTIONS
 from covey.options.verbs import (
     CommonOptions,
     DoctorOptions,
     ExportOptions,
-    LayoutOptions,
     PlanOptions,
     SelftestOptions,
     VerbOptions,
 )
-from covey.plan.layout import ENGINE_SHARE, OFFLOADS, STAGES, Engine
+from covey.plan.layout import OFFLOADS, STAGES, Engine
 from support.verbs import alone, codes_in
 
 OWN: dict[str, type[VerbOptions]] = {
@@ -50,10 +49,10 @@ def read(verb: str, words: Sequence[str]) -> Any:
     """What is typed, without where."""
     if verb in OWN:
         return read_words(verb, words, OWN[verb])
-    planned = take_layout(words if verb == "plan" else [])
+    planned = take_machine(words if verb == "plan" else [])
     parsed = parse(planned.words if verb == "plan" else words)
     assert (*planned.problems, *parsed.problems) == ()
-    return planned.layout, planned.ladder, {name: typed.value for name, typed in parsed.typed.items()}
+    return planned.machine, planned.ladder, {name: typed.value for name, typed in parsed.typed.items()}
 
 
 @pytest.mark.parametrize("verb", TYPED)
@@ -145,9 +144,7 @@ def test_the_names_of_every_verb_are_no_options_of_a_run() -> None:
 def test_the_layout_takes_what_a_plan_can_have() -> None:
     assert kind_of("plan_zero_stage", PlanOptions).choices == tuple(map(str, STAGES))
     assert kind_of("plan_offload", PlanOptions).choices == OFFLOADS
-    assert kind_of("vllm_mode", LayoutOptions).choices == get_args(Engine)[1:]
-    assert default_in(LayoutOptions, "vllm_gpu_memory_utilization") == ENGINE_SHARE
-    assert all(name in TAKEN for name in fields_of(LayoutOptions))
+    assert kind_of("vllm_mode").choices == get_args(Engine)[1:]
 
 
 def test_a_refused_name_says_in_one_line_what_to_type() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from covey.cli.layout import take_layout
 from covey.cli.main import main
-from covey.plan.layout import Layout
 from covey.quickstart import task
 from covey.types import Severity
+from support.planned import read_layout
 from support.verbs import alone, codes_in
 from unit.cli.test_layout import GPUS, QWEN_32B, RUN
 
@@ -63,11 +62,11 @@ def zero(**settings: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_planned(content: Any, stage: int, offload: str) -> None:
-    got = take_layout([*GPUS, "--deepspeed", write(content)])
-    assert got.problems == () and isinstance(got.layout, Layout)
+    got = read_layout([*GPUS, "--deepspeed", write(content)])
+    assert got.problems == ()
     assert (got.layout.zero_stage, got.layout.offload) == (stage, offload)
     assert got.layout.file is not None and got.layout.file.path == "ds.json"
-    assert got.surveyed == got.layout
+    assert got.layout.is_known
 
 
 def test_the_same_as_the_name_of_ms_swift(capsys: pytest.CaptureFixture[str], model: str) -> None:
@@ -116,9 +115,11 @@ def test_files_that_cannot_be_opened() -> None:
     Path("folder.json").mkdir()
     Path("bytes.json").write_bytes(b"\xff\xfe{}")
     for name in ("folder.json", "bytes.json"):
-        assert [p.code for p in take_layout([*GPUS, "--deepspeed", name]).problems] == ["E217"]
-    (missing,) = take_layout([*GPUS, "--deepspeed", "nowhere.json"]).problems
-    assert missing.code == "E104" and missing.seen.endswith("or the path of a JSON file.")
+        assert [p.code for p in read_layout([*GPUS, "--deepspeed", name]).problems] == ["E217"]
+    (missing,) = read_layout([*GPUS, "--deepspeed", "nowhere.json"]).problems
+    assert missing.code == "E104" and missing.seen.endswith(
+        "or the path of a JSON file, and there is no such file."
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,16 +132,16 @@ def test_files_that_cannot_be_opened() -> None:
 )
 def test_words_that_contradict_it(words: list[str], options: list[str]) -> None:
     path = write(zero(stage=3))
-    got = take_layout([*GPUS, "--deepspeed", path, *words])
+    got = read_layout([*GPUS, "--deepspeed", path, *words])
     assert [(p.code, p.option) for p in got.problems] == [("E219", option) for option in options]
-    assert got.layout is None
+    assert not got.layout.zero_stage
 
 
 def test_words_that_say_the_same_and_a_faulty_one() -> None:
     path = write(zero(stage=3))
-    same = take_layout([*GPUS, "--deepspeed", path, "--plan_zero_stage", "3", "--plan_offload", "none"])
-    assert same.problems == () and same.layout is not None
-    faulty = take_layout([*GPUS, "--deepspeed", path, "--plan_zero_stage", "5"])
+    same = read_layout([*GPUS, "--deepspeed", path, "--plan_zero_stage", "3", "--plan_offload", "none"])
+    assert same.problems == () and same.layout.zero_stage == 3
+    faulty = read_layout([*GPUS, "--deepspeed", path, "--plan_zero_stage", "5"])
     assert [(p.code, p.option) for p in faulty.problems] == [("E104", "plan_zero_stage")]
 
 
@@ -206,11 +207,11 @@ def test_a_batch_that_is_the_runs(model: str) -> None:
     ],
 )
 def test_what_the_forecast_leaves_out_is_named(settings: dict[str, Any], names: str) -> None:
-    got = take_layout([*GPUS, "--deepspeed", write(zero(stage=3, **settings))])
+    got = read_layout([*GPUS, "--deepspeed", write(zero(stage=3, **settings))])
     (warning,) = got.problems
     assert (warning.code, warning.severity) == ("W117", Severity.WARNING)
     assert warning.seen == f"ds.json has {names}, which the forecast leaves out."
-    assert got.layout is not None and got.layout.zero_stage == 3
+    assert got.layout.zero_stage == 3
 
 
 def test_what_is_within_the_forecast_is_not_named() -> None:
@@ -223,7 +224,7 @@ def test_what_is_within_the_forecast_is_not_named() -> None:
         "offload_optimizer": {**CPU, "ratio": 1.0},
         "overlap_comm": True,
     }
-    assert take_layout([*GPUS, "--deepspeed", write(zero(stage=3, **usual))]).problems == ()
+    assert read_layout([*GPUS, "--deepspeed", write(zero(stage=3, **usual))]).problems == ()
 
 
 def test_a_warning_is_shown_with_the_plan(capsys: pytest.CaptureFixture[str], model: str) -> None:
@@ -249,10 +250,10 @@ def test_what_is_offered_can_be_typed_behind_it(
             assert not {"E213", "E219"} & {*codes_in(capsys.readouterr().err)}, edits
 
 
-@pytest.mark.parametrize("verb", ["train", "plan"])
-def test_without_gpus_it_is_refused(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+@pytest.mark.parametrize(("verb", "code"), [("train", "E102"), ("plan", "E115")])
+def test_without_gpus_it_is_refused(capsys: pytest.CaptureFixture[str], verb: str, code: str) -> None:
     """Never taken and ignored: nothing of this version runs with DeepSpeed."""
     words = ["--model", "quickstart", *RUN, "--deepspeed", write(zero(stage=3))]
     assert main([verb, *words]) == 2
-    assert "E102" in codes_in(capsys.readouterr().err)
+    assert code in codes_in(capsys.readouterr().err)
     assert not Path("runs").exists()

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from covey.cli.layout import TAKEN, take_layout
+from covey.api import train
+from covey.cli.machine import take_machine
 from covey.cli.main import main
+from covey.errors import ConfigError
 from covey.options.schema import OPTIONS
 from covey.options.verbs import PLAN_WORDS
 from covey.plan.layout import Layout
 from covey.quickstart import task
+from support.planned import read_layout
 from support.verbs import alone, codes_in
 
 GPUS = ["--plan_gpus", "8", "--plan_gpu_memory", "96GiB"]
@@ -70,13 +73,15 @@ def model(tmp_path: Path) -> Path:
         (["--use_vllm", "--vllm_enable_sleep_mode"], {"engine": "colocate", "engine_sleeps": True}),
         (["--use_vllm", "--sleep_level", "2", "--vllm_enable_sleep_mode", "false"], {"engine": "colocate"}),
         (["--async_generate", "true"], {"asynchronous": True}),
+        (["--fsdp", "full_shard auto_wrap"], {"zero_stage": 3}),
+        (["--fsdp", "fsdp2,offload"], {"zero_stage": 3, "offload": "params"}),
+        (["--fsdp", "shard_grad_op"], {"zero_stage": 2}),
     ],
 )
 def test_words_of_a_layout(words: list[str], changes: dict[str, Any]) -> None:
-    got = take_layout([*GPUS, *words, "--seed", "7"])
+    got = read_layout([*GPUS, *words])
     assert got.problems == ()
     assert got.layout == Layout(**{"num_gpus": 8, "gpu_bytes": 96 * 2**30, **changes})
-    assert got.words == ("--seed", "7")
 
 
 @pytest.mark.parametrize(
@@ -84,21 +89,21 @@ def test_words_of_a_layout(words: list[str], changes: dict[str, Any]) -> None:
     [("80GB", 80 * 10**9), ("96GiB", 96 * 2**30), ("0.5gb", 5 * 10**8), ("24576MiB", 24 * 2**30)],
 )
 def test_sizes(word: str, size: int) -> None:
-    layout = take_layout(["--plan_gpus", "1", "--plan_gpu_memory", word]).layout
-    assert layout is not None and layout.gpu_bytes == size
+    machine = take_machine(["--plan_gpus", "1", "--plan_gpu_memory", word]).machine
+    assert machine is not None and machine.gpu_bytes == size
 
 
 def test_a_size_of_two_words() -> None:
     """As `--plan_gpu_memory 96 GiB`: the second word is not lost, but refused with the other words."""
-    got = take_layout(["--plan_gpus", "8", "--plan_gpu_memory", "96", "GiB"])
+    got = take_machine(["--plan_gpus", "8", "--plan_gpu_memory", "96", "GiB"])
     assert [p.option for p in got.problems] == ["plan_gpu_memory"] and got.words == ("GiB",)
 
 
 def test_the_ladder_takes_no_word_of_the_run() -> None:
-    got = take_layout(["--ladder", "run.yaml", "--seed", "7"])
-    assert (got.ladder, got.layout, got.words) == (True, None, ("run.yaml", "--seed", "7"))
-    assert not take_layout(["--ladder", "false"]).ladder
-    assert not take_layout([]).ladder
+    got = take_machine(["--ladder", "run.yaml", "--seed", "7"])
+    assert (got.ladder, got.machine, got.words) == (True, None, ("run.yaml", "--seed", "7"))
+    assert not take_machine(["--ladder", "false"]).ladder
+    assert not take_machine([]).ladder
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,8 @@ def test_the_ladder_takes_no_word_of_the_run() -> None:
         ([*GPUS, "--plan_offload", "disk"], "E104", "plan_offload"),
         ([*GPUS, "--deepspeed", "ds.json"], "E104", "deepspeed"),
         ([*GPUS, "--vllm_mode", "own"], "E104", "vllm_mode"),
-        ([*GPUS, "--use_vllm", "--vllm_gpu_memory_utilization", "90"], "E103", "vllm_gpu_memory_utilization"),
+        ([*GPUS, "--fsdp", "full_shards"], "E104", "fsdp"),
+        ([*GPUS, "--fsdp", "full_shard", "--deepspeed", "zero3"], "E115", "fsdp"),
         ([*GPUS, "--use_vllm", "maybe"], "E103", "use_vllm"),
         (["--plan_gpus", "none", "--plan_gpu_memory", "80GB"], "E103", "plan_gpus"),
         (["--plan_gpus", "0", "--plan_gpu_memory", "80GB"], "E103", "plan_gpus"),
@@ -118,9 +124,10 @@ def test_the_ladder_takes_no_word_of_the_run() -> None:
     ],
 )
 def test_words_that_are_no_layout(words: list[str], code: str, option: str) -> None:
-    got = take_layout(words)
+    got = read_layout(words)
     assert [(p.code, p.option) for p in got.problems] == [(code, option)]
-    assert got.layout is None
+    assert not got.layout.zero_stage
+    assert not (option.startswith("plan") and got.layout.is_known)
     assert got.problems[0].fixes and got.problems[0].cause
 
 
@@ -134,9 +141,30 @@ def test_other_verbs_refuse_them(capsys: pytest.CaptureFixture[str], word: str) 
     assert f"{word} (flag --{word}) is a word of `covey plan` alone." in error
 
 
-def test_without_gpus_the_words_of_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "quickstart", *RUN, "--deepspeed", "zero3"]) == 2
+def test_without_a_gpu_here_one_to_plan_for_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "quickstart", *SMALL, "--deepspeed", "zero3"]) == 2
+    error = capsys.readouterr().err
+    assert codes_in(error)[0] == "E115" and "--plan_gpus 8 --plan_gpu_memory 80GB" in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--deepspeed", "zero3"], ["--fsdp", "fsdp2"], ["--vllm_mode", "colocate"], ["--sleep_level", "1"]],
+)
+def test_a_run_refuses_by_name_what_it_cannot_do(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["train", "--model", "quickstart", *SMALL, "--learning_rate", "1e-4", *words]) == 2
     assert "E102" in codes_in(capsys.readouterr().err)
+    with pytest.raises(ConfigError) as caught:
+        train(model="quickstart", dataset="quickstart", reward_funcs="accuracy", **{words[0][2:]: words[1]})
+    assert "E102" in [p.code for p in caught.value.problems]
+
+
+def test_a_share_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--use_vllm", "--vllm_gpu_memory_utilization", "90"]
+    assert main(["plan", "--model", "quickstart", *SMALL, *GPUS, *words]) == 2
+    assert "E109" in codes_in(capsys.readouterr().err)
 
 
 def test_a_model_of_which_only_the_configuration_is_here(
@@ -235,21 +263,20 @@ def test_in_a_file_they_are_refused_with_what_to_type(
     assert not (tmp_path / "runs").exists()
 
 
-def test_words_of_other_tools_in_a_file_are_sent_to_the_command_line(
+def test_words_of_other_tools_may_stand_in_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
 ) -> None:
-    run = f"model: {model}\ndataset: ['quickstart#512']\nreward_funcs: [accuracy]\ndeepspeed: zero3\n"
+    run = f"model: {model}\ndataset: ['quickstart#512']\nreward_funcs: [accuracy]\ndeepspeed: zero3_offload\n"
     (tmp_path / "run.yaml").write_text(run, encoding="utf-8")
-    assert main(["plan", "run.yaml", *GPUS]) == 2
-    error = capsys.readouterr().err
-    assert "E102" in codes_in(error) and "on the command line: `covey plan ... --deepspeed ...`" in error
-    assert main(["plan", "run.yaml"]) == 2
-    assert "on the command line" not in capsys.readouterr().err
+    assert main(["plan", "run.yaml", *GPUS]) == 0
+    assert "ZeRO-3, optimizer and weights offloaded" in capsys.readouterr().out
+    assert main(["train", "run.yaml"]) == 2
+    assert "E102" in codes_in(capsys.readouterr().err)
 
 
-def test_no_word_of_a_layout_is_an_option() -> None:
+def test_no_word_of_a_machine_is_an_option() -> None:
     """So none of them can stand in the config.yaml of a run, which holds the options and nothing else."""
-    assert not {*PLAN_WORDS, *TAKEN} & {*OPTIONS}
+    assert not {*PLAN_WORDS} & {*OPTIONS}
 
 
 def test_two_numbers_of_processes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,9 +120,9 @@ def test_an_unknown_name_like_no_other_points_to_the_list() -> None:
     [
         ("--lora_bias all", "group Adapters"),
         ("--num_infer_workers 8", "vllm_tensor_parallel_size"),
-        ("--use_vllm true", "its own engine"),
+        ("--vllm_max_model_len 4096", "its own engine"),
         ("--vLLM_max_model_len 4096", "its own engine"),
-        ("--deepspeed zero3", "does not shard"),
+        ("--sequence_parallel_size 2", "does not shard"),
         ("--top_p 0.9", "whole distribution"),
         ("--wandb_project x", "environment"),
         ("--eval_dataset a.jsonl", "val_dataset"),
@@ -141,8 +141,8 @@ def test_names_this_version_does_not_have_say_what_it_does(words: str, says: str
     "words",
     [
         "--dataloader_num_workers 4",
-        "--use_vllm false",
-        "--no_use_vllm",
+        "--offload_model false",
+        "--no_offload_model",
         "--padding_free",
         "--gc_collect_after_offload true",
         "--optim adamw_torch",
@@ -226,7 +226,7 @@ def test_a_wrong_choice_names_the_nearest() -> None:
 
 
 def test_every_fault_is_reported() -> None:
-    words = "--lr 1 --use_vllm true --seed x --loss_type y --temperature 0.7 extra"
+    words = "--lr 1 --device_map auto --seed x --loss_type y --temperature 0.7 extra"
     parsed = parse(words.split())
     assert [problem.code for problem in parsed.problems] == ["E101", "E102", "E103", "E104", "E108"]
     assert parsed.typed["temperature"].value == 0.7
@@ -269,7 +269,7 @@ def test_a_file_can_also_be_a_flag(tmp_path: Path) -> None:
         ("run:\n  seed: 1\nseed: 2\n", "E106", "seed is 1"),
         ("optimiser:\n  seed: 1\n", "E101", "optimiser"),
         ("run:\n  sed: 1\n", "E101", "sed"),
-        ("vllm_mode: colocate\n", "E102", "vllm_mode"),
+        ("vllm_server_host: h\n", "E102", "vllm_server_host"),
         ("seed: ~\n", "E103", "nothing"),
         ("seed: true\n", "E103", "True"),
         ("seed: {a: 1}\n", "E103", "seed"),

@@ -17,6 +17,7 @@ from covey.plan.facts.rewards import (
 )
 from covey.plan.facts.run import Measured, OutputDirState, ResumeFacts, RunOwner
 from covey.plan.layout import THIS_MACHINE, Layout
+from covey.types import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,8 @@ class Facts:
     free_memory_bytes      memory that is free: of the smallest GPU, else of the machine for all processes
     cuda                   whether training uses CUDA
     nproc_available        GPUs with CUDA, else cores of this machine
-    layout                 the devices, and how model and engine lie on them
+    layout                 the devices, and how model and engine lie on them; `layout_problems` say what of
+                           it could not be read
     versions               (package, version) of the libraries that the run rests on
     measured               what an earlier run of the same work took on this machine
     """
@@ -177,5 +179,6 @@ class Facts:
     cuda: bool | None = None
     nproc_available: int | None = None
     layout: Layout = THIS_MACHINE
+    layout_problems: tuple[Problem, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     measured: Measured | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
@@ -17,8 +18,9 @@ from covey.checkpoint.read import Skipped, find_latest, verify
 from covey.config.file import read_file
 from covey.errors import CheckpointError
 from covey.options.schema import Config
+from covey.plan.deepspeed import PRESETS, FromFile, from_content, states_of, unreadable
 from covey.plan.facts import Facts, OutputDirState, ResumeFacts
-from covey.plan.layout import Layout
+from covey.plan.layout import DeepSpeedFile, Machine, States, layout_of
 from covey.plan.versions import TRIED
 from covey.telemetry.owner import owner_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
@@ -26,6 +28,7 @@ from covey.telemetry.trackers.factory import missing as missing_trackers
 from covey.training.facts.devices import gpus_have_bfloat16, num_gpus
 from covey.training.facts.directory import in_the_way, is_leftover, records_problem
 from covey.training.facts.memory import free_memory
+from covey.types import Severity
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"}
 
@@ -67,9 +70,18 @@ def _versions() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def elsewhere(facts: Facts, layout: Layout) -> Facts:
-    """The facts with the GPUs of a layout in the place of this machine; of its disk nothing is known, and of
-    a layout that could not be read no more than that it has GPUs."""
+def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
+    """The facts with how the configuration lies on this machine's devices, or on those of another one, of
+    whose disk nothing is known; of what could not be read no more than that there are GPUs."""
+    states, problems = states_of(config, machine, _read_deepspeed(config.deepspeed))
+    facts = replace(facts, layout_problems=problems)
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        states, machine = States(), Machine(num_gpus=facts.num_processes)
+    if machine is None:
+        gpu_bytes = (facts.free_memory_bytes or 0) if facts.cuda else 0
+        layout = layout_of(config, facts.num_processes, gpu_bytes, states, is_here=True)
+        return replace(facts, layout=layout)
+    layout = layout_of(config, machine.num_gpus, machine.gpu_bytes, states, is_here=False)
     return replace(
         facts,
         layout=layout,
@@ -79,6 +91,18 @@ def elsewhere(facts: Facts, layout: Layout) -> Facts:
         nproc_available=layout.num_gpus or None,
         has_bfloat16=True,
     )
+
+
+def _read_deepspeed(word: str | None) -> FromFile | None:
+    """What a file of DeepSpeed says; None for ms-swift's names, and where there is no such file."""
+    if not word or word.lower() in PRESETS or not Path(word).exists():
+        return None
+    try:
+        content = json.loads(Path(word).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return FromFile(file=DeepSpeedFile(path=word), problems=(unreadable(word, words),))
+    return from_content(content, word)
 
 
 def _asks_for_bfloat16(config: Config) -> bool:

@@ -11,14 +11,14 @@ from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
 from covey.options.schema import Config
 from covey.plan.facts import Facts
-from covey.plan.layout import Layout
+from covey.plan.layout import Machine
 from covey.rewards.reward_set import RewardSet
 from covey.training.facts.data import Data, with_data
 from covey.training.facts.model import stand_in_codec, with_model
 from covey.training.facts.objects import NO_OBJECTS, Objects
 from covey.training.facts.pace import with_pace
 from covey.training.facts.rewards import with_rewards
-from covey.training.facts.run import elsewhere, run_facts, with_replay
+from covey.training.facts.run import run_facts, with_layout, with_replay
 
 if TYPE_CHECKING:
     from covey.models.live import LiveModel
@@ -60,17 +60,16 @@ def survey(
     *,
     offline: bool = False,
     objects: Objects = NO_OBJECTS,
-    layout: Layout | None = None,
+    machine: Machine | None = None,
 ) -> Survey:
     """Look at machine, model, data and rewards; a part that cannot be read leaves its facts unknown.
 
     With `offline` it is for a plan alone: no hub is asked, and earlier runs are looked at for the time, which
     ranks of one run might see differently. `objects` are what the configuration names and this process
-    holds. `layout` is a machine that takes the place of this one.
+    holds. `machine` takes the place of this one.
     """
     facts = run_facts(config, num_processes)
-    if layout is not None:
-        facts = elsewhere(facts, layout)
+    facts = with_layout(facts, config, machine)
     if offline:
         facts = with_pace(facts, config)
     facts = replace(facts, objects=objects.names)

@@ -1,0 +1,88 @@
+"""How model and engine lie on the devices, as `covey plan` forecasts it; `covey train` refuses what is not
+built."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from covey.options.declare import Options, option
+
+_WHOLE = "`covey train` holds the whole model in each process."
+_OWN_ENGINE = "`covey train` samples in the training process, with its own engine (--engine native)."
+
+
+class DeviceOptions(Options):
+    """Devices: forecast by covey plan, not yet run by covey train."""
+
+    deepspeed: str | None = option(
+        None,
+        "DeepSpeed's ZeRO: zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, or a JSON file of "
+        "DeepSpeed.",
+        trl="given to accelerate",
+        swift="not set",
+        not_built=_WHOLE,
+    )
+    fsdp: str | None = option(
+        None,
+        "PyTorch's sharding: full_shard (also fsdp2) splits weights, gradients and optimizer state over the "
+        "GPUs, shard_grad_op splits the last two; full_shard offload keeps them in the machine's memory.",
+        trl="not set",
+        swift="not set",
+        not_built=_WHOLE,
+    )
+    use_vllm: bool = option(
+        ...,
+        "Whether vLLM samples.",
+        rule="true where another option of vLLM is typed, else false",
+        trl="false",
+        swift="false",
+        not_built=_OWN_ENGINE,
+    )
+    vllm_mode: Literal["colocate", "server"] = option(
+        "colocate",
+        "Whether vLLM shares the GPUs that train, or has GPUs of its own.",
+        trl="colocate",
+        swift="colocate",
+        not_built=_OWN_ENGINE,
+    )
+    vllm_gpu_memory_utilization: float = option(
+        0.3,
+        "Share of each GPU's memory that vLLM takes.",
+        gt=0,
+        lt=1,
+        why="It is the share of a GPU's memory that vLLM takes; the training needs the rest.",
+        trl="0.3",
+        swift="0.9",
+        not_built=_OWN_ENGINE,
+    )
+    vllm_tensor_parallel_size: int = option(
+        1,
+        "GPUs that one vLLM spans.",
+        ge=1,
+        why="It is a number of GPUs.",
+        trl="1",
+        swift="1",
+        not_built=_OWN_ENGINE,
+    )
+    vllm_enable_sleep_mode: bool = option(
+        ...,
+        "Whether vLLM gives its memory back while the model trains.",
+        rule="true where sleep_level is above 0",
+        trl="false",
+        not_built=_OWN_ENGINE,
+    )
+    sleep_level: int = option(
+        0,
+        "The same as ms-swift has it: 0 is never.",
+        ge=0,
+        le=2,
+        why="vLLM has the levels 0, 1 and 2.",
+        swift="0",
+        not_built=_OWN_ENGINE,
+    )
+    async_generate: bool = option(
+        False,
+        "Whether vLLM samples while the model trains; it then has GPUs of its own.",
+        swift="false",
+        not_built=_OWN_ENGINE,
+    )
