@@ -110,10 +110,11 @@ def to_run(resolved: Resolved) -> Resolved:
 
 
 def _not_built(name: str, value: Any, source: str) -> Problem:
+    spelled = str(value).lower() if isinstance(value, bool) else value
     return Problem(
         code="E102",
         option=name,
-        seen=f"{name} is {value} ({source}), and covey cannot train with that yet.",
+        seen=f"{name} is {spelled} ({source}), and covey cannot train with that yet.",
         why=FACTS[name].not_built,
         fixes=(Fix(text=f"leave out --{name}; `covey plan` with it forecasts the memory"),),
     )
