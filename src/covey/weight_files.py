@@ -25,6 +25,7 @@ _BITS = {
 _MAX_HEADER = 100_000_000
 _PIECE = 1 << 20
 _COMPARED = 4 * _PIECE
+_METADATA = "__metadata__"
 
 
 class DamagedFileError(ValueError):
@@ -77,17 +78,12 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """What a file's header says, held to the length of the file; DamagedFileError where the two differ."""
     size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or not 0 < length <= min(size - 8, _MAX_HEADER):
-            raise DamagedFileError(f"{file.name}, {size:,} bytes long, has no header")
-        content = stream.read(length)
+    header, begin = _header(file)
     try:
-        header = json.loads(content)
-        tensors = {name: _tensor(file, e, 8 + length) for name, e in header.items() if name != "__metadata__"}
+        tensors = {name: _tensor(file, e, begin) for name, e in header.items() if name != _METADATA}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{file.name} has a header that cannot be read: {error!r}") from error
-    needed = max((t.end for t in tensors.values()), default=8 + length)
+    needed = max((t.end for t in tensors.values()), default=begin)
     if needed != size:
         raise DamagedFileError(f"{file.name} is {size:,} bytes long, and by its header {needed:,}")
     for name, tensor in tensors.items():
@@ -96,6 +92,31 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             words = f"{name} has {tensor.end - tensor.start:,} bytes in {file.name}, which are not "
             raise DamagedFileError(f"{words}{tensor.dtype} of shape {tensor.shape}")
     return tensors
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """What a file says of itself beside its tensors, such as {"format": "pt"}."""
+    metadata = _header(file)[0].get(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise DamagedFileError(f"{file.name} has a header that cannot be read: its metadata are no texts")
+    return metadata
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """A file's header, and where the bytes of its tensors begin."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or not 0 < length <= min(size - 8, _MAX_HEADER):
+            raise DamagedFileError(f"{file.name}, {size:,} bytes long, has no header")
+        content = stream.read(length)
+    try:
+        header = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{file.name} has a header that cannot be read: {error!r}") from error
+    if not isinstance(header, dict):
+        raise DamagedFileError(f"{file.name} has a header that cannot be read: it is no object")
+    return header, 8 + length
 
 
 def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:

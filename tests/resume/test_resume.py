@@ -298,7 +298,7 @@ def test_guard(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         assert_same_run(other, whole, 3)
     shutil.copytree(whole, tmp_path / "spoiled")
-    moments = tmp_path / "spoiled" / "checkpoint-3" / "trainer" / "optimizer.safetensors"
+    moments = tmp_path / "spoiled" / "checkpoint-3" / "trainer" / "optimizer" / "rank-00000.safetensors"
     data = bytearray(moments.read_bytes())
     data[-1] ^= 1
     moments.write_bytes(data)

@@ -14,7 +14,9 @@ from typing import Any
 from covey.checkpoint.exact import JSON
 from covey.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
+"""The format that is written. Format 1 had the optimizer's state in one file of one rank."""
+_READ = (1, 2)
 MANIFEST = "manifest.json"
 TRAINER = "trainer"
 
@@ -31,12 +33,16 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself; `trainer` is False where only the model is kept."""
+    """What a checkpoint says of itself; `trainer` is False where only the model is kept.
+
+    Models are alike in every `format`; a run goes on from the newest alone.
+    """
 
     step: int
     trainer: bool
     meta: Mapping[str, JSON]
     files: Mapping[str, FileEntry]
+    format: int = FORMAT
 
     @property
     def size(self) -> int:
@@ -62,7 +68,7 @@ def render_manifest(manifest: Manifest) -> str:
     unseen.
     """
     body: dict[str, Any] = {
-        "format": FORMAT,
+        "format": manifest.format,
         "step": manifest.step,
         "trainer": manifest.trainer,
         "meta": dict(manifest.meta),
@@ -85,15 +91,32 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(body, dict) or "format" not in body:
         raise CheckpointError(f"{path} is not a manifest: it does not name its format")
-    if body["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {body['format']!r}; this version reads format {FORMAT}")
+    if body["format"] not in _READ:
+        raise CheckpointError(
+            f"{path} has format {body['format']!r}; this version of covey reads the formats "
+            f"{_READ[0]} to {_READ[-1]}"
+        )
     if body.pop("digest", None) != _digest(body):
         raise CheckpointError(f"{path} was changed after it was written: its own digest does not match")
     try:
         files = {name: FileEntry(size=e["size"], sha256=e["sha256"]) for name, e in body["files"].items()}
-        return Manifest(step=body["step"], trainer=body["trainer"], meta=body["meta"], files=files)
+        return Manifest(
+            step=body["step"], trainer=body["trainer"], meta=body["meta"], files=files, format=body["format"]
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a manifest: {error!r}") from error
+
+
+def require_states(checkpoint: Path, manifest: Manifest) -> None:
+    """Raise CheckpointError where a run cannot go on from a checkpoint: it keeps the model only, or is of an
+    older format."""
+    if not manifest.trainer:
+        raise CheckpointError(f"{checkpoint} keeps the model only: it has no {TRAINER}/ to go on from")
+    if manifest.format != FORMAT:
+        raise CheckpointError(
+            f"{checkpoint} has format {manifest.format}, and this version of covey goes on from format "
+            f"{FORMAT}; go on with the version that wrote it, or start from its weights: --model {checkpoint}"
+        )
 
 
 def list_files(checkpoint: Path) -> dict[str, Path]:

@@ -18,10 +18,13 @@ from covey.checkpoint.manifest import (
     hash_file,
     list_files,
     read_manifest,
+    require_states,
 )
+from covey.checkpoint.pieces import SavedPieces
 from covey.checkpoint.registry import State
 from covey.checkpoint.write import STATE_FILE, tensor_file
 from covey.errors import CheckpointError
+from covey.weight_files import DamagedFileError, read_header
 
 _MOST_FAULTS = 5
 
@@ -49,35 +52,99 @@ def verify(checkpoint: Path) -> Manifest:
     Raises CheckpointError that names each file which is missing, surplus, of another length or of another
     content (the first five of them). Contents are read only where names and lengths agree.
     """
+    return _verified(checkpoint, contents=True)
+
+
+def verify_sizes(checkpoint: Path) -> Manifest:
+    """`verify` without reading the contents of files."""
+    return _verified(checkpoint, contents=False)
+
+
+def _verified(checkpoint: Path, *, contents: bool) -> Manifest:
     manifest = read_manifest(checkpoint)
+    _raise_faults(checkpoint, find_faults(checkpoint, manifest, contents=contents))
+    return manifest
+
+
+def find_faults(
+    checkpoint: Path, manifest: Manifest, *, contents: bool = True, everything: bool = False
+) -> list[str]:
+    """Return what is wrong with the files of a checkpoint by its manifest.
+
+    Contents are read where all names and lengths agree, or of `everything` whose length does. CheckpointError
+    for a checkpoint under the name of another step, and for links and special files.
+    """
     named = checkpoint_step(checkpoint.name)
     if named is not None and named != manifest.step:
         raise CheckpointError(f"{checkpoint} holds step {manifest.step}, not the step of its name")
     try:
         files = list_files(checkpoint)
-        faults = _shape_faults(files, manifest) or _content_faults(files, manifest.files)
+        faults = _shape_faults(files, manifest)
+        if not contents or (faults and not everything):
+            return faults
+        alike = {n: f for n, f in files.items() if n in manifest.files and _has_length(f, manifest.files[n])}
+        return faults + _content_faults(alike, {name: manifest.files[name] for name in alike})
     except OSError as error:
         raise CheckpointError(f"{checkpoint} cannot be read: {error}") from error
-    _raise_faults(checkpoint, faults)
-    return manifest
 
 
 def read_states(checkpoint: Path, *, verified: Manifest | None = None) -> dict[str, State]:
-    """Return the state of every component, tensors on the CPU, bit for bit as they were saved.
+    """Return the state of every component, tensors on the CPU, bit for bit as they were saved; of those in
+    pieces `read_pieces` gives the tensors.
 
     `verified` is what `verify` gave for this very checkpoint and saves reading the files twice; without it
     the trainer's files are verified here.
     """
     manifest = verified or read_manifest(checkpoint)
-    if not manifest.trainer:
-        raise CheckpointError(f"{checkpoint} keeps the model only; there is no state in it to resume from")
+    require_states(checkpoint, manifest)
     trainer = checkpoint / TRAINER
     if verified is None:
         _verify_trainer(checkpoint, manifest)
-    body = json.loads((trainer / STATE_FILE).read_text(encoding="utf-8"))
-    if body["format"] != FORMAT:
-        raise CheckpointError(f"{trainer / STATE_FILE} has format {body['format']!r}, not {FORMAT}")
-    return {name: _read_state(trainer, name, entry) for name, entry in body["components"].items()}
+    components = _read_body(checkpoint)["components"]
+    return {name: _read_state(trainer, name, entry) for name, entry in components.items()}
+
+
+def read_pieces(checkpoint: Path) -> dict[str, SavedPieces]:
+    """Return the tensors of every component that each rank has written its own pieces of; headers are read,
+    and what is asked for later."""
+    return {name: SavedPieces(checkpoint / TRAINER / name) for name in _read_body(checkpoint)["pieces"]}
+
+
+def state_faults(checkpoint: Path) -> list[str]:
+    """Return what is wrong with the states by the headers of their files; imports no torch."""
+    trainer = checkpoint / TRAINER
+    try:
+        body = _read_body(checkpoint)
+    except CheckpointError as error:
+        return [str(error)]
+    faults = []
+    for name in body["pieces"]:
+        try:
+            SavedPieces(trainer / name)
+        except CheckpointError as error:
+            faults.append(str(error))
+    for name, entry in body["components"].items():
+        try:
+            held = sorted(read_header(trainer / tensor_file(name))) if entry["tensors"] else []
+        except (OSError, DamagedFileError) as error:
+            faults.append(str(error))
+        else:
+            if held != entry["tensors"]:
+                faults.append(f"{TRAINER}/{tensor_file(name)} does not hold the tensors of {name!r}")
+    return faults
+
+
+def _read_body(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / TRAINER / STATE_FILE
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        if body["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {body['format']!r}, not {FORMAT}")
+        return {"components": dict(body["components"]), "pieces": list(body["pieces"])}
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r}") from error
 
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
@@ -97,12 +164,11 @@ def find_latest(output_dir: Path, *, with_trainer: bool = False) -> Latest:
     skipped: list[Skipped] = []
     for path in reversed(list_checkpoints(output_dir)):
         try:
+            if with_trainer:
+                require_states(path, read_manifest(path))
             manifest = verify(path)
         except CheckpointError as error:
             skipped.append(Skipped(path=path, reason=str(error)))
-            continue
-        if with_trainer and not manifest.trainer:
-            skipped.append(Skipped(path=path, reason=f"{path} keeps the model only"))
             continue
         return Latest(path=path, manifest=manifest, skipped=tuple(skipped))
     return Latest(path=None, manifest=None, skipped=tuple(skipped))
@@ -122,6 +188,10 @@ def _shape_faults(files: Mapping[str, Path], manifest: Manifest) -> list[str]:
         if name in files and (size := files[name].stat().st_size) != entry.size:
             faults.append(f"{name} has {size:,} bytes, its manifest says {entry.size:,}")
     return faults
+
+
+def _has_length(path: Path, entry: FileEntry) -> bool:
+    return path.stat().st_size == entry.size
 
 
 def _content_faults(files: Mapping[str, Path], entries: Mapping[str, FileEntry]) -> list[str]:

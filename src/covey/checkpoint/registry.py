@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from covey.checkpoint.exact import JSON
+from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -35,11 +36,26 @@ class Stateful(Protocol):
         """Continue from `state`."""
 
 
+class InPieces(Protocol):
+    """A component whose tensors are too large for one rank: each rank writes its own pieces of them."""
+
+    @property
+    def name(self) -> str:
+        """The name under which the pieces are kept."""
+
+    def pieces(self) -> Iterable[Piece]:
+        """This rank's share; together the ranks' shares are every row once."""
+
+    def load_pieces(self, saved: SavedPieces) -> None:
+        """Continue from what any number of ranks has saved."""
+
+
 class Registry:
     """The components of this run, and the names that must be among them before anything is saved."""
 
     def __init__(self) -> None:
         self._components: dict[str, Stateful] = {}
+        self._in_pieces: dict[str, InPieces] = {}
         self._expected: set[str] = set()
         self._later: set[str] = set()
 
@@ -48,11 +64,19 @@ class Registry:
 
         `is_later` says that older checkpoints have no state for it: it then stays as it is.
         """
-        if component.name in self._components:
-            raise CheckpointError(f"two components are called {component.name!r}; each name stands once")
+        self._refuse_taken(component.name)
         self._components[component.name] = component
         if is_later:
             self._later.add(component.name)
+
+    def register_in_pieces(self, component: InPieces) -> None:
+        """Add a component that every rank writes its own pieces of."""
+        self._refuse_taken(component.name)
+        self._in_pieces[component.name] = component
+
+    def _refuse_taken(self, name: str) -> None:
+        if name in self.names:
+            raise CheckpointError(f"two components are called {name!r}; each name stands once")
 
     def expect(self, names: Iterable[str]) -> None:
         """Declare names that must be registered by the time of a save or a load."""
@@ -60,25 +84,31 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The registered names, in the order in which they came."""
-        return tuple(self._components)
+        """The registered names, in the order in which they came; those in pieces last."""
+        return (*self._components, *self._in_pieces)
 
     def states(self) -> dict[str, State]:
-        """Return the state of every component; one that is expected and absent is a CheckpointError."""
+        """Return the state of every component but those in pieces; one that is expected and absent is a
+        CheckpointError."""
         self._require_expected("saved")
         return {name: component.state() for name, component in self._components.items()}
 
-    def load(self, states: Mapping[str, State]) -> None:
-        """Give every component its state.
+    def pieces(self) -> dict[str, Iterable[Piece]]:
+        """Return this rank's pieces of the components that have them."""
+        return {name: component.pieces() for name, component in self._in_pieces.items()}
+
+    def load(self, states: Mapping[str, State], pieces: Mapping[str, SavedPieces] | None = None) -> None:
+        """Give every component its state, or the pieces that all ranks have saved of it.
 
         The names must match, but for those of later components. All of them are compared before the first
         component changes, so a refused load leaves every component as it was.
         """
         self._require_expected("loaded")
-        missing = sorted(set(self._components) - set(states) - self._later)
+        saved = {**states, **(pieces or {})}
+        missing = sorted(set(self.names) - set(saved) - self._later)
         if missing:
             raise CheckpointError(f"the checkpoint has no state for {_quoted(missing)}")
-        surplus = sorted(set(states) - set(self._components))
+        surplus = sorted(set(saved) - set(self.names))
         if surplus:
             raise CheckpointError(
                 f"the checkpoint has state for {_quoted(surplus)}, which nothing in this run takes"
@@ -86,9 +116,11 @@ class Registry:
         for name, component in self._components.items():
             if name in states:
                 component.load_state(states[name])
+        for name, parts in (pieces or {}).items():
+            self._in_pieces[name].load_pieces(parts)
 
     def _require_expected(self, action: str) -> None:
-        missing = sorted(self._expected - set(self._components))
+        missing = sorted(self._expected - set(self.names))
         if missing:
             raise CheckpointError(f"nothing can be {action}: {_quoted(missing)} must be registered first")
 

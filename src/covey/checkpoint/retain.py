@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from covey.checkpoint.manifest import TRAINER, Manifest, read_manifest
-from covey.checkpoint.read import list_checkpoints, verify
+from covey.checkpoint.read import list_checkpoints, verify, verify_sizes
 from covey.checkpoint.staging import hidden_sibling, store_manifest, sync_directory, tidy
 from covey.errors import CheckpointError
 
@@ -35,11 +35,12 @@ def retain(
 ) -> list[Deletion]:
     """Delete what the limits no longer cover and return it, oldest first.
 
-    The newest `total_limit` checkpoints that verify stay (None: all), and so do protected ones; of those
-    that stay, all but the newest `keep_trainer_state` are reduced to the model. The one just `written` (by
-    default the newest) is verified first, always stays, and if it does not verify no checkpoint is touched.
-    One that is damaged within the limits, that has no readable manifest, or that is a link is neither counted
-    nor deleted: its files may be all that somebody has.
+    The newest `total_limit` checkpoints that are whole stay (None: all), and so do protected ones; of those
+    that stay, all but the newest `keep_trainer_state` are reduced to the model. The one just `written` always
+    stays; its sums are those of the bytes that were written, so it is not read again. Without it the newest
+    is verified first, and if it does not verify no checkpoint is touched. Of older ones files and lengths are
+    compared, not contents. One that lacks a part within the limits, that has no readable manifest, or that is
+    a link is neither counted nor deleted: its files may be all that somebody has.
     """
     tidy(output_dir)
     paths = [path for path in list_checkpoints(output_dir) if not path.is_symlink()]
@@ -47,14 +48,14 @@ def retain(
         return []
     newest = written or paths[-1]
     try:
-        verified = verify(newest)
+        verified = verify(newest) if written is None else verify_sizes(written)
     except CheckpointError:
         return []
     safe = {path.resolve() for path in protected} | {newest.resolve()}
     deletions: list[Deletion] = []
     rank = 0
     for path in reversed(paths):
-        # Contents are read only as far as a limit still counts on them.
+        # Files are looked at only as far as a limit still counts on them.
         must_verify = rank < (max(keep_trainer_state, 1) if total_limit is None else total_limit)
         manifest = verified if path == newest else _manifest(path, must_verify)
         if manifest is None:
@@ -69,7 +70,7 @@ def retain(
 
 def _manifest(path: Path, must_verify: bool) -> Manifest | None:
     try:
-        return verify(path) if must_verify else read_manifest(path)
+        return verify_sizes(path) if must_verify else read_manifest(path)
     except CheckpointError:
         return None
 

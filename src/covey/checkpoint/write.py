@@ -1,4 +1,9 @@
-"""Writing a checkpoint: everything into a hidden sibling, the manifest last, then one rename."""
+"""Writing a checkpoint: everything into a hidden sibling, the manifest last, then one rename.
+
+Every rank writes its own files and takes their sums while it writes; the first rank makes the directory,
+lists all files in the manifest without reading them again, and renames. No rank goes on before that, and what
+fails on one rank fails on all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,17 +28,22 @@ from covey.checkpoint.manifest import (
     hash_file,
     list_files,
 )
+from covey.checkpoint.pieces import Piece, write_pieces
 from covey.checkpoint.registry import State
 from covey.checkpoint.staging import hidden_sibling, store_manifest, sync_directory, sync_file, tidy
+from covey.checkpoint.tensor_file import write_tensors, write_text
 from covey.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from covey.comm import Comm
 
 STATE_FILE = "state.json"
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _ADAM_BYTES = 8
 _MASTER_BYTES = 4
+
+Entries = Mapping[str, FileEntry]
+"""Files by their path in the checkpoint, each with the length and sum that it was written with."""
 
 
 def forecast_bytes(num_params: int, dtype_bytes: int, with_optimizer: bool, with_master: bool) -> int:
@@ -51,39 +60,107 @@ def write_checkpoint(
     directory: Path,
     *,
     step: int,
-    write_model: Callable[[Path], None],
+    write_model: Callable[[Path], Entries | None],
     states: Mapping[str, State] | None,
     meta: Mapping[str, JSON],
+    pieces: Mapping[str, Iterable[Piece]] | None = None,
+    comm: Comm | None = None,
 ) -> Path:
-    """Write `checkpoint-<step>` into `directory` and return its path.
+    """Write `checkpoint-<step>` into `directory` and return its path. Collective over `comm` (None: one
+    process); no other process may write there at a time.
 
-    `write_model` saves weights, configuration and tokenizer into the directory it is given. `states` None
-    keeps the model only. The checkpoint appears under its name once it is whole and on the disk; on any
-    failure the temporary directory is removed, and a checkpoint that had the name before stays what it was.
-    One process may write at a time.
+    `write_model` writes this rank's part of weights, configuration and tokenizer into the directory it is
+    given, and returns what it knows the sums of; the first rank takes those of its other files. Neither it
+    nor an iteration of this rank's `pieces` may have a collective. `states` are the first rank's; None keeps
+    the model only. The checkpoint appears under its name once it is whole and on the disk; on any failure the
+    temporary directory is removed, and a checkpoint that had the name before stays what it was.
     """
-    require_json(meta, "meta")
-    if states is not None:
-        _check_states(states)
-    directory.mkdir(parents=True, exist_ok=True)
-    _refuse_other_kind(directory / checkpoint_name(step))
-    tidy(directory)
-    temporary = hidden_sibling(directory, "tmp", checkpoint_name(step))
-    temporary.mkdir()
-    try:
+    if comm is None:
+        from covey.comm import LocalComm
+
+        comm = LocalComm()
+    ranks, is_first = comm, comm.rank == 0
+    final = directory / checkpoint_name(step)
+    temporary: Path | None = None
+
+    def begin() -> str:
+        require_json(meta, "meta")
+        _check_names({} if states is None else states, pieces or {})
+        return _begin(final).name if is_first else ""
+
+    def write() -> dict[str, list[JSON]]:
+        assert temporary is not None
         with _plain_errors(temporary):
-            write_model(temporary)
-        for reserved in (TRAINER, MANIFEST):
-            if (temporary / reserved).exists():
-                raise CheckpointError(f"the model's own files include {reserved}, a name that is reserved")
-        if states is not None:
-            with _plain_errors(temporary):
-                _write_states(temporary / TRAINER, states)
-        _seal(temporary, step=step, trainer=states is not None, meta=meta)
-        return _put_in_place(temporary, directory / checkpoint_name(step))
+            entries = dict(write_model(temporary) or {})
+            if states is not None:
+                entries |= _write_pieces(temporary / TRAINER, pieces or {}, ranks)
+                if is_first:
+                    entries |= _write_states(temporary / TRAINER, states, sorted(pieces or {}))
+        return {name: [e.size, e.sha256] for name, e in entries.items()}
+
+    def seal(entries: Entries) -> None:
+        assert temporary is not None
+        if is_first:
+            files = _sealed(temporary, entries)
+            store_manifest(temporary, Manifest(step=step, trainer=states is not None, meta=meta, files=files))
+            _put_in_place(temporary, final)
+
+    try:
+        temporary = directory / _on_every_rank(ranks, begin)[0]
+        written = _on_every_rank(ranks, write)
+        entries = {n: FileEntry(size=s, sha256=h) for own in written for n, (s, h) in own.items()}
+        _on_every_rank(ranks, lambda: seal(entries))
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if is_first and temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
+    return final
+
+
+def _begin(final: Path) -> Path:
+    """Make the hidden directory of a checkpoint."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_other_kind(final)
+    tidy(final.parent)
+    temporary = hidden_sibling(final.parent, "tmp", final.name)
+    temporary.mkdir()
+    return temporary
+
+
+def _on_every_rank(comm: Comm, work: Callable[[], Any]) -> list[Any]:
+    """Do a part of the work on every rank and return the results of all; where it fails on some, all raise
+    what the first of these raised. Returns after every rank is done with it."""
+    own: BaseException | None = None
+    result = None
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 - raised below, once the others know of it
+        own = error
+    outcomes = comm.gather_json({"result": result, "error": None if own is None else _described(own)})
+    failed = [
+        (rank, outcome["error"]) for rank, outcome in enumerate(outcomes) if outcome["error"] is not None
+    ]
+    if not failed:
+        return [outcome["result"] for outcome in outcomes]
+    rank, described = failed[0]
+    raise own if own is not None and rank == comm.rank else _rebuilt(rank, described)
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, OSError):
+        path = None if error.filename is None else str(error.filename)
+        return {"kind": "OSError", "number": error.errno, "words": error.strerror or str(error), "path": path}
+    kind = "CheckpointError" if isinstance(error, CheckpointError) else type(error).__name__
+    return {"kind": kind, "words": str(error)}
+
+
+def _rebuilt(rank: int, error: Mapping[str, Any]) -> Exception:
+    """The error of another rank."""
+    if error["kind"] == "OSError":
+        return OSError(error["number"], error["words"], error["path"])
+    if error["kind"] == "CheckpointError":
+        return CheckpointError(error["words"])
+    return RuntimeError(f"rank {rank} could not write its part: {error['kind']}: {error['words']}")
 
 
 def _refuse_other_kind(final: Path) -> None:
@@ -116,10 +193,10 @@ def tensor_file(component: str) -> str:
     return f"{component}.safetensors"
 
 
-def _check_states(states: Mapping[str, State]) -> None:
+def _check_names(states: Mapping[str, State], pieces: Iterable[str]) -> None:
     """Refuse names that would leave the directory or meet each other, and values that JSON would change."""
     seen: dict[str, str] = {}
-    for name, state in states.items():
+    for name in (*pieces, *states):
         for part in name.split("/"):
             if not _PART.fullmatch(part) or part.endswith((".safetensors", ".json")):
                 raise CheckpointError(f"{name!r} cannot name a component: it becomes a path of files")
@@ -127,58 +204,55 @@ def _check_states(states: Mapping[str, State]) -> None:
         if other := seen.get(name.lower()):
             raise CheckpointError(f"the components {other!r} and {name!r} differ in case only")
         seen[name.lower()] = name
+    for name, state in states.items():
         require_json(state.json, name)
 
 
-def _write_states(trainer: Path, states: Mapping[str, State]) -> None:
-    trainer.mkdir()
+def _write_pieces(trainer: Path, pieces: Mapping[str, Iterable[Piece]], comm: Comm) -> dict[str, FileEntry]:
+    """Write this rank's pieces of every component that has them."""
+    entries = {}
+    for name, own in pieces.items():
+        file, entry = write_pieces(trainer / name, own, comm.rank, comm.world)
+        entries[f"{TRAINER}/{name}/{file}"] = entry
+    return entries
+
+
+def _write_states(trainer: Path, states: Mapping[str, State], in_pieces: list[str]) -> dict[str, FileEntry]:
+    trainer.mkdir(exist_ok=True)
     components: dict[str, Any] = {}
+    entries = {}
     for name, state in sorted(states.items()):
         components[name] = {"json": dict(state.json), "tensors": sorted(state.tensors)}
         if state.tensors:
-            _write_tensors(trainer / tensor_file(name), name, state.tensors)
-    body = {"format": FORMAT, "components": components}
+            file = tensor_file(name)
+            (trainer / file).parent.mkdir(parents=True, exist_ok=True)
+            entries[f"{TRAINER}/{file}"] = write_tensors(trainer / file, state.tensors)
+    body = {"format": FORMAT, "components": components, "pieces": in_pieces}
     text = json.dumps(body, sort_keys=True, allow_nan=False)
-    (trainer / STATE_FILE).write_text(text + "\n", encoding="utf-8")
+    entries[f"{TRAINER}/{STATE_FILE}"] = write_text(trainer / STATE_FILE, text + "\n")
+    return entries
 
 
-def _write_tensors(path: Path, component: str, tensors: Mapping[str, Tensor]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        save_file(_detached(tensors), str(path))
-    except (SafetensorError, RuntimeError, TypeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"the tensors of {component!r} cannot be written: {error}") from error
-
-
-def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous copies or views on the CPU, no two on one storage, as the file format asks."""
-    storages: set[int] = set()
-    plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        flat = tensor.detach().cpu().contiguous()
-        if flat.untyped_storage().data_ptr() in storages:
-            flat = flat.clone()
-        storages.add(flat.untyped_storage().data_ptr())
-        plain[name] = flat
-    return plain
-
-
-def _seal(temporary: Path, *, step: int, trainer: bool, meta: Mapping[str, JSON]) -> None:
-    """Put every file on the disk, then list them all in the manifest."""
+def _sealed(temporary: Path, entries: Entries) -> dict[str, FileEntry]:
+    """Hold the files that are there to what the ranks say they wrote, and put everything on the disk."""
     files = list_files(temporary)
+    if lost := sorted(set(entries) - set(files)):
+        raise CheckpointError(
+            f"{temporary} does not hold {lost[0]}: all processes have to write on the same disk"
+        )
+    others = {name: path for name, path in files.items() if name not in entries}
+    reserved = [name for name in others if name.split("/")[0] == TRAINER]
+    if (temporary / MANIFEST).exists() or reserved:
+        word = MANIFEST if not reserved else TRAINER
+        raise CheckpointError(f"the model's own files include {word}, a name that is reserved")
     # safetensors writes for its owner alone; the directory has what the user's umask leaves.
     mode = temporary.stat().st_mode & 0o666
-    for path in files.values():
+    for path in others.values():
         path.chmod(mode)
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        entries = list(pool.map(_seal_file, files.values()))
+    added = {name: _seal_file(path) for name, path in others.items()}
     for folder, _, _ in os.walk(temporary):
         sync_directory(Path(folder))
-    listed = dict(zip(files, entries, strict=True))
-    store_manifest(temporary, Manifest(step=step, trainer=trainer, meta=meta, files=listed))
+    return {**entries, **added}
 
 
 def _seal_file(path: Path) -> FileEntry:
@@ -186,7 +260,7 @@ def _seal_file(path: Path) -> FileEntry:
     return FileEntry(size=path.stat().st_size, sha256=hash_file(path))
 
 
-def _put_in_place(temporary: Path, final: Path) -> Path:
+def _put_in_place(temporary: Path, final: Path) -> None:
     """Rename to the final name; what stood there comes back should anything fail."""
     aside = hidden_sibling(final.parent, "old", final.name)
     try:
@@ -201,4 +275,3 @@ def _put_in_place(temporary: Path, final: Path) -> Path:
             os.rename(aside, final)
         raise
     shutil.rmtree(aside, ignore_errors=True)
-    return final

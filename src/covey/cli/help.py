@@ -16,6 +16,7 @@ from covey.options.verbs import (
     ExportOptions,
     PlanOptions,
     SelftestOptions,
+    VerifyOptions,
 )
 from covey.plan.words import flags, wrapped
 
@@ -67,6 +68,13 @@ The exit code is 0 for a run that is well, 3 where something is wrong with it, 2
 Writes the model of a checkpoint without what only a resume needs. With --merge an adapter is added to its
 base model, and the result is loaded again and compared: the same logits, or nothing is written.
 """,
+    "verify": """\
+Says what is wrong with a checkpoint of a run: each file that is missing, surplus, short or changed, rows that
+no rank has saved, and a model that does not fit its config.json. The directory of a model, which has no
+manifest, is held to its index and the headers of its files. Nothing is written, and no weight is loaded.
+
+The exit code is 0 where all are whole, 1 where one is damaged, 2 where one is no checkpoint.
+""",
     "selftest": """\
 Computes the same things in two ways on this machine and prints how far they are apart, in a table to be
 pasted into an issue. Exits with 3 where one is not within its bound. Writes temporary files only; no network.
@@ -79,6 +87,7 @@ _WORDS: Mapping[str, tuple[str, type[Options]]] = {
     "doctor": ("RUN", DoctorOptions),
     "export": ("CHECKPOINT", ExportOptions),
     "selftest": ("", SelftestOptions),
+    "verify": ("CHECKPOINT ...", VerifyOptions),
 }
 """The words of the verbs that take no option of a run, and what declares their own."""
 

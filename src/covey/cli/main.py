@@ -2,7 +2,8 @@
 
 0 done; 2 the configuration or the input is at fault, and nothing was started; 3 a guard stopped the run, its
 directory could no longer be written, or `covey doctor` found something wrong with it; 130 Ctrl-C; 143
-SIGTERM; 1 anything else. Verbs import what they need when they run, so that `covey --help` is quick.
+SIGTERM; 1 anything else, such as a checkpoint that `covey verify` finds damaged. Verbs import what they need
+when they run, so that `covey --help` is quick.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DONE, AT_FAULT, GUARDED, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
 
 # A verb is the function of its name in the module of its name, but for these.
 _FUNCTIONS = {"eval": ("evaluate", "evaluate"), "rlhf": ("train", "rlhf")}
-_SAY_HELP_ALONE = ("doctor", "export")
+_SAY_HELP_ALONE = ("doctor", "export", "verify")
 _SPEAK_CHINESE = ("doctor", "explain")
 
 

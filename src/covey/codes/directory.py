@@ -21,6 +21,12 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "The run would overwrite what stands there, or stop with its progress unsaved.",
     ),
     (
+        "E413",
+        "Neither a checkpoint nor a model",
+        "What is wrong with a checkpoint is found in its manifest and in the headers of its files. Here "
+        "there are none to compare.",
+    ),
+    (
         "W161",
         "Options of the stopped run unknown",
         "A resume compares its options with them, so that samples, gradients and learning rates go on as "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from covey.errors import CheckpointError
 from covey.types import StepStats
 
 # Elements compared before and after a step, for update_ratio and frac_params_changed.
@@ -228,16 +229,37 @@ class Masters:
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` gave; an unstepped optimizer has no moments to restore."""
+        """Restore what `state` gave; an unstepped optimizer has no moments to restore.
+
+        CheckpointError where a tensor is of another parameter, of another shape, or not there.
+        """
+        saved: dict[str, list[str]] = {name: [] for name in self.names}
+        for key in tensors:
+            kind, _, name = key.partition("/")
+            if name not in saved:
+                raise CheckpointError(f"the checkpoint has {key}, and this run trains no {name}")
+            saved[name].append(kind)
         for name, master, low in zip(self.names, self.masters, self._low, strict=True):
-            keys = [k for k in tensors if k.endswith(f"/{name}") and k[: -len(name) - 1] != "master"]
-            if keys:
-                self._optimizer.state[master] = {
-                    k[: -len(name) - 1]: tensors[k].to(master.device, copy=True) for k in keys
-                }
+            found = {kind: _of_shape(tensors, f"{kind}/{name}", master) for kind in saved[name]}
             if low:
-                master.copy_(tensors[f"master/{name}"])
+                if "master" not in found:
+                    raise CheckpointError(
+                        f"the checkpoint has no master/{name}, the float32 weights of {name}"
+                    )
+                master.copy_(found["master"])
+            moments = {k: t.to(master.device, copy=True) for k, t in found.items() if k != "master"}
+            if moments:
+                self._optimizer.state[master] = moments
         self._write_back()
+
+
+def _of_shape(tensors: Mapping[str, Tensor], key: str, master: Tensor) -> Tensor:
+    """A saved tensor, which is of its master's shape or one number."""
+    tensor = tensors[key]
+    if tensor.dim() and tensor.shape != master.shape:
+        words = f"{key} of the checkpoint is {tuple(tensor.shape)}, and in this run {tuple(master.shape)}"
+        raise CheckpointError(words)
+    return tensor
 
 
 def _gradient(master: nn.Parameter) -> Tensor:

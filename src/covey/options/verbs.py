@@ -47,6 +47,12 @@ class ExportOptions(VerbOptions):
     )
 
 
+class VerifyOptions(VerbOptions):
+    """What `covey verify` takes."""
+
+    json_: bool = option(False, "Print what was found as a JSON list, one object a directory.")
+
+
 class SelftestOptions(VerbOptions):
     """What `covey selftest` takes."""
 

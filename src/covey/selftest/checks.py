@@ -16,7 +16,7 @@ from covey.algorithm.kl import k3
 from covey.algorithm.losses import LossConfig
 from covey.batching.pack import PackPlan, pack
 from covey.batching.samples import to_samples
-from covey.checkpoint.read import read_states
+from covey.checkpoint.read import read_pieces, read_states
 from covey.checkpoint.registry import Registry
 from covey.checkpoint.write import write_checkpoint
 from covey.comm import LocalComm
@@ -279,8 +279,9 @@ class _Run:
 def _run(policy: Policy) -> _Run:
     backend, progress, buffer = backend_of(policy), Progress(), RolloutBuffer()
     registry = Registry()
-    for component in (progress, buffer, OptimizerState(backend), RandomState(LocalComm())):
+    for component in (progress, buffer, RandomState(LocalComm())):
         registry.register(component)
+    registry.register_in_pieces(OptimizerState(backend))
     return _Run(backend=backend, progress=progress, buffer=buffer, registry=registry)
 
 
@@ -299,7 +300,7 @@ def _resume(subject: Subject, groups: Sequence[ScoredGroup]) -> float:
         del run
         _release(subject)
         again = _run(subject.policy(checkpoint))
-        again.registry.load(read_states(checkpoint))
+        again.registry.load(read_states(checkpoint), read_pieces(checkpoint))
     start = again.weights()
     again.go_on(4)
     differences = again.weights()
@@ -316,5 +317,6 @@ def _save(run: _Run, subject: Subject, directory: Path) -> Path:
         step=run.progress.step,
         write_model=lambda target: save_policy(policy, subject.directory, target),
         states=run.registry.states(),
+        pieces=run.registry.pieces(),
         meta={},
     )

@@ -3,12 +3,13 @@ implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
 
-from covey.checkpoint.read import read_states
+from covey.checkpoint.manifest import FileEntry, read_manifest
+from covey.checkpoint.read import read_pieces, read_states
 from covey.checkpoint.registry import Registry, Stateful
 from covey.comm import Comm
 from covey.config.resolve import Resolved
@@ -17,10 +18,8 @@ from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.health.weights import WeightWatch
 from covey.learner.backends.base import Backend
-from covey.learner.reference import MovingReference
 from covey.models.dropout import dropouts
-from covey.models.load import choose_stream, save_policy
-from covey.models.policy import Policy
+from covey.models.load import choose_stream, copy_text_files, save_policy
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
@@ -85,8 +84,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     objective = settings.objective(config, total_steps)
     source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found, objective)
     health = _health(config, plan, backend, comm, scoring.rewards.tasks)
-    states = (progress, buffer, OptimizerState(backend), RandomState(comm), best, objective.bonus)
-    registry = _registry(states, backend.moving, health, source)
+    states = (progress, buffer, RandomState(comm), best, objective.bonus)
+    registry = _registry(states, backend, health, source, comm)
     with writing(Path(config.output_dir), lock, 0):
         files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
@@ -113,12 +112,12 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         guards=health.guards,
         rules=health.rules,
         saver=Saver(
-            plan=_save_plan(config, found, policy, health.guards),
+            plan=_save_plan(config, found, backend, health.guards, comm),
             output_dir=Path(config.output_dir),
             registry=registry,
             best=best,
             recorder=recorder,
-            activity=comm.activity,
+            comm=comm,
             saved_step=-1 if resume is None else progress.step,
         ),
         recorder=recorder,
@@ -141,15 +140,16 @@ def _health(
 
 
 def _registry(
-    components: Iterable[Stateful | None], moving: MovingReference | None, health: Health, source: Source
+    components: Iterable[Stateful | None], backend: Backend, health: Health, source: Source, comm: Comm
 ) -> Registry:
     """What a checkpoint keeps; None is of a component that the run does not have."""
     registry = Registry()
     for component in components:
         if component is not None:
             registry.register(component)
-    if moving is not None:
-        registry.register(ReferenceState(moving))
+    registry.register_in_pieces(OptimizerState(backend))
+    if backend.moving is not None:
+        registry.register_in_pieces(ReferenceState(backend.moving, comm))
     registry.register(health, is_later=True)
     if isinstance(source, SelectingSource):
         registry.register(source, is_later=True)
@@ -191,10 +191,11 @@ def _restore(
     registry: Registry, resume: Path, progress: Progress, buffer: RolloutBuffer, files: RunFiles | None
 ) -> None:
     """Give every component its state back, and put aside what was recorded after it."""
+    # Its files were compared with its manifest before the run was built.
+    states = read_states(resume, verified=read_manifest(resume))
     # A run that no longer selects goes on without what a selection would need.
-    states = read_states(resume)
     kept = {n: s for n, s in states.items() if n in registry.names or n != SelectingSource.name}
-    registry.load(kept)
+    registry.load(kept, read_pieces(resume))
     check_position(progress, buffer)
     if files is not None:
         # A rollout that is in the buffer has its file already.
@@ -214,7 +215,7 @@ def _recorder(config: Config, files: RunFiles | None, total_steps: int, lock: Lo
     )
 
 
-def _save_plan(config: Config, found: Survey, policy: Policy, guards: Guards) -> SavePlan:
+def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards, comm: Comm) -> SavePlan:
     live, pass_rates = found.live, found.facts.pass_rates
     origin = model_dir(config) if live is None else live.directory
     base = None if live is None else live.name
@@ -226,9 +227,27 @@ def _save_plan(config: Config, found: Survey, policy: Policy, guards: Guards) ->
         model_only=config.save_only_model,
         keep_best=config.load_best_model_at_end,
         check=guards.check_before_save,
-        write_model=lambda target: save_policy(policy, origin, target, base=base),
+        model_writer=lambda: _model_writer(backend, origin, base, comm),
         meta={"model": config.model, **measured},
     )
+
+
+def _model_writer(
+    backend: Backend, origin: Path, base: str | None, comm: Comm
+) -> Callable[[Path], dict[str, FileEntry]]:
+    """What writes this rank's part of the model, the tokenizer of `origin` beside it; of an adapter, which
+    names `origin` as its base, or `base`, the first rank writes all. Collective; the writing is not."""
+    files = backend.model_files() if backend.policy.adapter is None else None
+
+    def write(target: Path) -> dict[str, FileEntry]:
+        entries = {} if files is None else files.write(target)
+        if comm.rank == 0 and files is None:
+            save_policy(backend.policy, origin, target, base=base)
+        elif comm.rank == 0:
+            copy_text_files(origin, target)
+        return entries
+
+    return write
 
 
 def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:

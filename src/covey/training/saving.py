@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.activity import Activity
 from covey.checkpoint.registry import Registry
 from covey.checkpoint.retain import retain
-from covey.checkpoint.write import write_checkpoint
+from covey.checkpoint.write import Entries, write_checkpoint
+from covey.comm import Comm
 from covey.training.evaluate import Best
+from covey.training.failure import writing
 from covey.training.recorder import Recorder
 
 
@@ -18,7 +19,8 @@ from covey.training.recorder import Recorder
 class SavePlan:
     """When checkpoints are written and how many stay; `keep_best` also writes one at each best evaluation.
 
-    `check` raises GuardStop where the weights of a step must not be saved.
+    `check` raises GuardStop where the weights of a step must not be saved. `model_writer` gathers what this
+    rank writes of the model, and returns what writes it into a directory.
     """
 
     every: int
@@ -27,7 +29,7 @@ class SavePlan:
     model_only: bool
     keep_best: bool
     check: Callable[[int], None]
-    write_model: Callable[[Path], None]
+    model_writer: Callable[[], Callable[[Path], Entries]]
     meta: Mapping[str, str]
 
 
@@ -40,7 +42,7 @@ class Saver:
     registry: Registry
     best: Best
     recorder: Recorder
-    activity: Activity
+    comm: Comm
     saved_step: int = -1
 
     def path(self, step: int) -> Path:
@@ -54,26 +56,30 @@ class Saver:
         return path if path is not None and path.is_dir() else None
 
     def save(self, step: int) -> None:
-        """Write `checkpoint-<step>` once, verify it, and let older ones go. Collective.
+        """Write `checkpoint-<step>` once, on every rank its own part, and let older ones go. Collective.
 
-        Raises GuardStop (F128) before anything is written where the weights are not finite.
+        Raises GuardStop (F128) before anything is written where the weights are not finite, and on every rank
+        RunFailed (F130, F132) where one of them cannot write.
         """
         if self.saved_step == step:
             return
-        self.activity.enter("save")
+        self.comm.activity.enter("save")
         self.plan.check(step)
         states = None if self.plan.model_only else self.registry.states()
+        write_model = self.plan.model_writer()
         self.saved_step = step
-        if self.recorder.files is None:
-            return
-        with self.recorder.writing(step):
+        with writing(self.output_dir, self.recorder.lock, step):
             path = write_checkpoint(
                 self.output_dir,
                 step=step,
-                write_model=self.plan.write_model,
+                write_model=write_model,
                 states=states,
+                pieces=None if states is None else self.registry.pieces(),
                 meta=self.plan.meta,
+                comm=self.comm,
             )
+        if self.recorder.files is None:
+            return
         self.recorder.event("saved", step=step, path=path.name)
         best = self.best_path
         with self.recorder.writing(step):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from covey.checkpoint.pieces import Piece, SavedPieces, share_of
 from covey.checkpoint.registry import State
 from covey.comm import Comm
 from covey.errors import CheckpointError
@@ -86,13 +87,13 @@ class OptimizerState:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def state(self) -> State:
-        """The backend's tensors."""
-        return State(tensors=dict(self._backend.state()))
+    def pieces(self) -> Iterable[Piece]:
+        """The tensors that the backend holds on this rank."""
+        return self._backend.pieces()
 
-    def load_state(self, state: State) -> None:
-        """Give them back to the backend."""
-        self._backend.load_state(state.tensors)
+    def load_pieces(self, saved: SavedPieces) -> None:
+        """Give the backend what all ranks have saved."""
+        self._backend.load_pieces(saved)
 
 
 class ReferenceState:
@@ -100,16 +101,16 @@ class ReferenceState:
 
     name = "reference"
 
-    def __init__(self, moving: MovingReference) -> None:
-        self._moving = moving
+    def __init__(self, moving: MovingReference, comm: Comm) -> None:
+        self._moving, self._comm = moving, comm
 
-    def state(self) -> State:
-        """Its tensors."""
-        return State(tensors=dict(self._moving.state()))
+    def pieces(self) -> Iterable[Piece]:
+        """This rank's part of its tensors, which every rank holds."""
+        return share_of(self._moving.state(), self._comm.rank, self._comm.world)
 
-    def load_state(self, state: State) -> None:
+    def load_pieces(self, saved: SavedPieces) -> None:
         """Give them back."""
-        self._moving.load_state(state.tensors)
+        self._moving.load_state(saved)
 
 
 class RandomState:

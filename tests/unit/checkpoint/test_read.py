@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from covey.checkpoint.manifest import read_manifest, render_manifest
 from covey.checkpoint.read import find_latest, list_checkpoints, read_states, verify
 from covey.errors import CheckpointError
 
@@ -101,9 +103,21 @@ def test_a_renamed_step_and_a_foreign_format_are_refused(make_checkpoint: Make, 
     best = (tmp_path / "checkpoint-41").rename(tmp_path / "best")
     assert verify(best).step == 40
     manifest = best / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2}))
-    with pytest.raises(CheckpointError, match="format 2"):
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 3}))
+    with pytest.raises(CheckpointError, match="format 3"):
         verify(best)
+
+
+def test_a_run_does_not_go_on_from_an_older_format(make_checkpoint: Make, tmp_path: Path) -> None:
+    """Its files verify, and its model is one as ever."""
+    checkpoint = make_checkpoint(40)
+    older = replace(read_manifest(checkpoint), format=1)
+    (checkpoint / "manifest.json").write_text(render_manifest(older))
+    assert verify(checkpoint).format == 1
+    with pytest.raises(CheckpointError, match=r"checkpoint-40 has format 1.*--model .*checkpoint-40"):
+        read_states(checkpoint)
+    latest = find_latest(tmp_path, with_trainer=True)
+    assert latest.path is None and "has format 1" in latest.skipped[0].reason
 
 
 def test_states_are_not_read_from_damaged_files(make_checkpoint: Make) -> None:

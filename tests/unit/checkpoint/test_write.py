@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from covey.checkpoint import write
+from covey.checkpoint.pieces import whole
 from covey.checkpoint.read import list_checkpoints, read_states, verify
 from covey.checkpoint.registry import State
 from covey.checkpoint.staging import tidy
@@ -194,6 +195,7 @@ STATES = {
     "a": State(json={"x": 1}, tensors={"t": torch.ones(2)}),
     "rng/0": State(tensors={"t": torch.ones(1)}),
 }
+PIECES = {"optimizer": [whole("moment", torch.ones(3))]}
 
 
 def interrupted_save(directory: Path, step: int, at: int) -> int:
@@ -202,10 +204,10 @@ def interrupted_save(directory: Path, step: int, at: int) -> int:
     with pytest.MonkeyPatch.context() as patch:
         for name in WATCHED:
             patch.setattr(os, name, failing.wrap(getattr(os, name)))
-        for name in ("hash_file", "_write_states", "_write_tensors"):
+        for name in ("hash_file", "_write_states", "_write_pieces", "write_tensors", "write_text"):
             patch.setattr(write, name, failing.wrap(getattr(write, name)))
         try:
-            save(directory, step, states=STATES, meta={"which": "new"})
+            save(directory, step, states=STATES, pieces=PIECES, meta={"which": "new"})
         except KeyboardInterrupt:
             assert failing.calls >= at
     return failing.calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
+from covey.checkpoint.model_files import ModelFiles
+from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.reference import MovingReference
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
@@ -71,12 +73,18 @@ class Backend(Protocol):
         """Weights under transformers' names, one at a time. Collective."""
         ...
 
-    def state(self) -> Mapping[str, Tensor]:
-        """Optimizer state and masters, enough for an exact resume together with the saved model."""
+    def model_files(self) -> ModelFiles:
+        """The part of the model without adapter that this rank writes: its `write` has no collective.
+        Collective."""
         ...
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` gave."""
+    def pieces(self) -> Iterable[Piece]:
+        """This rank's share of optimizer state and masters; those of all ranks are enough for an exact resume
+        together with the saved model. No collective."""
+        ...
+
+    def load_pieces(self, saved: SavedPieces) -> None:
+        """Restore what any number of ranks saved. No collective: each rank reads the rows that it holds."""
         ...
 
     def close(self) -> None:

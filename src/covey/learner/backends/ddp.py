@@ -2,7 +2,7 @@
 
 # No postponed annotations in this file: DDP compares those of its hook with the classes themselves.
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from covey.algorithm.losses import LossOutput
+from covey.checkpoint.model_files import ModelFiles
+from covey.checkpoint.pieces import Piece, SavedPieces, share_of
 from covey.learner.backends.base import Advance, Annotation, LossFunction
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import Masters, OptimizerConfig
@@ -97,17 +99,22 @@ class DDPBackend:
         """Weights of this rank's copy, equal on all."""
         return self._local.named_weights(dtype)
 
-    def state(self) -> Mapping[str, Tensor]:
-        """Optimizer state, equal on all ranks."""
-        return self._local.state()
+    def model_files(self) -> ModelFiles:
+        """This rank's part of the model."""
+        files = ModelFiles(self.policy.model, dist.get_rank(), self.world)
+        return files.add_all(self.policy.model.named_parameters())
+
+    def pieces(self) -> Iterable[Piece]:
+        """This rank's part of the optimizer's tensors, which are whole and equal on all ranks."""
+        return share_of(self.masters.state(), dist.get_rank(), self.world)
 
     def close(self) -> None:
         """Let go of DDP, whose reducer must not outlive the process group."""
         del self._wrapped
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore on every rank."""
-        self._local.load_state(tensors)
+    def load_pieces(self, saved: SavedPieces) -> None:
+        """Restore every tensor on every rank."""
+        self._local.load_pieces(saved)
 
 
 def _is_everywhere(own: bool) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
+from covey.checkpoint.model_files import ModelFiles
+from covey.checkpoint.pieces import Piece, SavedPieces, share_of
 from covey.learner.backends.base import Advance, Annotation, LossFunction
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
@@ -107,13 +109,17 @@ class SingleBackend:
         for name, weight in plain_weights(self.policy):
             yield name, weight if dtype is None else weight.to(dtype)
 
-    def state(self) -> Mapping[str, Tensor]:
-        """AdamW's moments and the masters."""
-        return self.masters.state()
+    def model_files(self) -> ModelFiles:
+        """The whole model."""
+        return ModelFiles(self.policy.model).add_all(self.policy.model.named_parameters())
+
+    def pieces(self) -> Iterable[Piece]:
+        """AdamW's moments and the masters, whole."""
+        return share_of(self.masters.state())
 
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_pieces(self, saved: SavedPieces) -> None:
         """Restore moments and masters."""
-        self.masters.load_state(tensors)
+        self.masters.load_state(saved)

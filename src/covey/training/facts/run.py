@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from covey.checkpoint.manifest import Manifest
+from covey.checkpoint.manifest import Manifest, read_manifest, require_states
 from covey.checkpoint.read import Skipped, find_latest, verify
 from covey.config.file import read_file
 from covey.errors import CheckpointError
@@ -204,10 +204,8 @@ def _resume(config: Config) -> ResumeFacts | None:
 
 
 def _with_trainer(path: Path) -> Manifest:
-    manifest = verify(path)
-    if not manifest.trainer:
-        raise CheckpointError("it keeps the model only (trainer/ is not there), so nothing can go on from it")
-    return manifest
+    require_states(path, read_manifest(path))
+    return verify(path)
 
 
 def _newest_in(path: Path) -> str:

@@ -1,0 +1,196 @@
+"""What is wrong with a checkpoint, all of it: `covey verify`. Imports no torch and loads no weight.
+
+A checkpoint of a run is held to its manifest, byte for byte. A directory that save_pretrained wrote has none:
+there the headers of its files, its index and its config.json are held to each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from covey.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    TRAINER,
+    Manifest,
+    checkpoint_step,
+    read_manifest,
+)
+from covey.checkpoint.read import find_faults, list_checkpoints, state_faults
+from covey.errors import CheckpointError
+from covey.models.adapter_shapes import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_settings
+from covey.models.config_shapes import shapes_of_config
+from covey.models.fit import unfit_words
+from covey.weight_files import INDEX, WHOLE, DamagedFileError, StoredTensor, read_header, stored_tensors
+
+_CONFIG = "config.json"
+_NO_MANIFEST = f"without a {MANIFEST} contents cannot be compared with what was written"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What was found in a directory: `faults` name every file, tensor or row at fault, `notes` say what could
+    not be compared. `kind` "none" is neither a checkpoint nor a model, for the reason in `faults`."""
+
+    path: Path
+    kind: Literal["checkpoint", "model", "none"]
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    step: int | None = None
+    num_files: int = 0
+    num_bytes: int = 0
+    goes_on: bool = False
+    """Whether a run can go on from it."""
+
+
+def examine(path: Path) -> Examined:
+    """Examine a directory, every file of it."""
+    if not path.is_dir():
+        return _none(path, "it is no directory" if path.exists() else "there is nothing of this name")
+    try:
+        if (path / MANIFEST).exists():
+            return _examine_checkpoint(path)
+        return _examine_plain(path)
+    except OSError as error:
+        return Examined(path=path, kind="model", faults=(f"it cannot be read: {error}",))
+
+
+def _none(path: Path, why: str) -> Examined:
+    return Examined(path=path, kind="none", faults=(why,))
+
+
+def _examine_checkpoint(path: Path) -> Examined:
+    try:
+        manifest = read_manifest(path)
+        faults = find_faults(path, manifest, everything=True)
+    except CheckpointError as error:
+        return Examined(path=path, kind="checkpoint", faults=(str(error),), step=checkpoint_step(path.name))
+    of_trainer = [fault for fault in faults if fault.startswith(f"{TRAINER}/")]
+    notes: list[str] = []
+    if manifest.trainer and manifest.format == FORMAT and not of_trainer:
+        faults += state_faults(path)
+    if len(of_trainer) == len(faults):
+        found, notes = _model_faults(path)
+        faults += found
+    if manifest.format != FORMAT:
+        notes.append(f"it has format {manifest.format}: no run goes on from it; its model is one as ever")
+    return Examined(
+        path=path,
+        kind="checkpoint",
+        faults=tuple(faults),
+        notes=tuple(notes),
+        step=manifest.step,
+        num_files=len(manifest.files),
+        num_bytes=manifest.size,
+        goes_on=_goes_on(manifest) and not faults,
+    )
+
+
+def _goes_on(manifest: Manifest) -> bool:
+    return manifest.trainer and manifest.format == FORMAT
+
+
+def _examine_plain(path: Path) -> Examined:
+    """A directory without a manifest."""
+    if (path / TRAINER).is_dir():
+        fault = f"{MANIFEST} is missing: the checkpoint was not written to its end, or copied in part"
+        return Examined(path=path, kind="checkpoint", faults=(fault,), step=checkpoint_step(path.name))
+    if not any((path / name).is_file() for name in (WHOLE, INDEX, _CONFIG, ADAPTER_CONFIG)):
+        runs = list_checkpoints(path)
+        hint = f"it is the directory of a run, whose newest checkpoint is {runs[-1]}" if runs else ""
+        return _none(path, hint or f"it has no {MANIFEST}, no {_CONFIG} and no {ADAPTER_CONFIG}")
+    faults, notes = _model_faults(path)
+    files = [file for file in path.iterdir() if file.is_file()]
+    return Examined(
+        path=path,
+        kind="model",
+        faults=tuple(faults),
+        notes=(_NO_MANIFEST, *notes),
+        num_files=len(files),
+        num_bytes=sum(file.stat().st_size for file in files),
+    )
+
+
+def _model_faults(path: Path) -> tuple[list[str], list[str]]:
+    """What is wrong with the model of a directory, or with its adapter; and what could not be compared."""
+    try:
+        if (path / ADAPTER_CONFIG).is_file():
+            return list(_adapter_faults(path)), []
+        return _weight_faults(path)
+    except (DamagedFileError, CheckpointError) as error:
+        return [str(error)], []
+
+
+def _adapter_faults(path: Path) -> Iterator[str]:
+    adapter_settings(path)
+    if not (path / ADAPTER_WEIGHTS).is_file():
+        yield f"{ADAPTER_WEIGHTS} is missing"
+    elif not read_header(path / ADAPTER_WEIGHTS):
+        yield f"{ADAPTER_WEIGHTS} holds no tensor"
+
+
+def _weight_faults(path: Path) -> tuple[list[str], list[str]]:
+    config = _read_config(path)
+    faults = [f"{_CONFIG} is missing or cannot be read"] if config is None else []
+    index, notes = _index(path), []
+    if index is not None:
+        faults += [f"{name} is missing" for name in sorted({*index.values()}) if not (path / name).is_file()]
+        if faults:
+            return faults, []
+    tensors = stored_tensors(path)
+    if not tensors:
+        return [*faults, f"there is neither {WHOLE} nor {INDEX}"], []
+    if index is not None and (lost := sorted(set(tensors) - set(index))):
+        faults.append(f"{lost[0]} is in {tensors[lost[0]].file.name}, and {INDEX} does not name it")
+    named = {tensor.file.name for tensor in tensors.values()}
+    shards = (file.name for file in path.glob("model*.safetensors"))
+    faults += [f"{name} is a file of weights that is not loaded" for name in sorted({*shards} - named)]
+    if config is not None:
+        unfit, note = _held_to_config(config, tensors)
+        faults += unfit
+        notes += note
+    return faults, notes
+
+
+def _held_to_config(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> tuple[list[str], list[str]]:
+    try:
+        expected = shapes_of_config(config)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        return [f"{_CONFIG} describes no model: {error}"], []
+    if expected is None:
+        family = config.get("model_type", "unknown")
+        return [], [
+            f"shapes are not compared with {_CONFIG}: the layers of the family {family} are not known"
+        ]
+    missing = [name for name in expected.tensors if name not in tensors]
+    odd = [
+        (n, tensors[n].shape, s)
+        for n, s in expected.tensors.items()
+        if n in tensors and tensors[n].shape != s
+    ]
+    surplus = sorted(set(tensors) - set(expected.tensors))
+    words = unfit_words(str(config.get("model_type")), missing, odd, surplus)
+    return [words] if words else [], []
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
+    try:
+        config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _index(path: Path) -> dict[str, str] | None:
+    """The index where it is what is loaded; None where one file holds the model, or an index names none."""
+    if (path / WHOLE).is_file() or not (path / INDEX).is_file():
+        return None
+    try:
+        names = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return names if isinstance(names, dict) else None

@@ -1,0 +1,214 @@
+"""Tensors whose rows lie on several ranks: each rank writes its own rows, and any number of ranks reads them.
+
+A directory holds one file a rank. Its tensors are whole, or some rows of a tensor under the name
+`NAME[first:last]`; the metadata says how many files there are and what shape a tensor has that is in parts.
+A reader asks for rows by the name of the tensor and never learns in which files they lie, so a checkpoint of
+eight ranks is read by two, or by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.checkpoint.manifest import FileEntry
+from covey.checkpoint.tensor_file import write_tensors
+from covey.errors import CheckpointError
+from covey.weight_files import DamagedFileError, read_header, read_metadata
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+_MOST_FAULTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [first_row, first_row + tensor.shape[0]) of the tensor `name`, whose whole shape is `shape`.
+
+    A tensor without dimensions is whole. What every rank holds is a piece of one of them alone.
+    """
+
+    name: str
+    tensor: Tensor
+    first_row: int
+    shape: Shape
+
+
+def whole(name: str, tensor: Tensor) -> Piece:
+    """A tensor as one piece."""
+    return Piece(name, tensor, 0, tuple(tensor.shape))
+
+
+def share_of(tensors: Mapping[str, Tensor], rank: int = 0, world: int = 1) -> Iterator[Piece]:
+    """The tensors that this rank writes of those that every rank holds whole: dealt out by size."""
+    names = list(tensors)
+    owners = deal([tensors[n].numel() * tensors[n].element_size() for n in names], world)
+    return (whole(n, tensors[n]) for n, owner in zip(names, owners, strict=True) if owner == rank)
+
+
+def deal(sizes: Sequence[int], world: int) -> list[int]:
+    """Give each size to a rank, the largest first, always to the one that has least: nearly equal sums."""
+    owners, held = [0] * len(sizes), [0] * world
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        owners[index] = held.index(min(held))
+        held[owners[index]] += sizes[index]
+    return owners
+
+
+def pieces_file(rank: int) -> str:
+    """The name of a rank's file: "rank-00000.safetensors"."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def write_pieces(directory: Path, pieces: Iterable[Piece], rank: int, world: int) -> tuple[str, FileEntry]:
+    """Write a rank's pieces into a file of its own in `directory`; returns the file's name and entry."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    parts: dict[str, tuple[str, int, Shape]] = {}
+    for piece in pieces:
+        rows = tuple(piece.tensor.shape)
+        key = piece.name
+        if rows != piece.shape:
+            last = piece.first_row + rows[0]
+            assert rows[1:] == piece.shape[1:] and last <= piece.shape[0], (
+                f"{piece.name} is no row of a tensor"
+            )
+            key = f"{piece.name}[{piece.first_row}:{last}]"
+            parts[key] = (piece.name, piece.first_row, piece.shape)
+        if key in tensors:
+            raise CheckpointError(f"rank {rank} has {key} twice")
+        if key == piece.name or rows[0]:
+            tensors[key] = piece.tensor
+    metadata = {"rank": str(rank), "world": str(world), "parts": json.dumps(parts)}
+    name = pieces_file(rank)
+    return name, write_tensors(directory / name, tensors, metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a tensor: the tensor `key` of a file."""
+
+    file: Path
+    key: str
+    first: int
+    last: int
+
+
+class SavedPieces(Mapping[str, "Tensor"]):
+    """The tensors of a directory of pieces: whole ones by name, as of any mapping, or some rows (`read`).
+
+    Constructing reads headers alone, without torch. Raises CheckpointError where a file is missing or
+    damaged, and where rows are missing or there twice, by the names of the tensors.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._parts: dict[str, list[_Part]] = {}
+        self._shapes: dict[str, Shape] = {}
+        self._dtypes: dict[str, str] = {}
+        self._opened: dict[Path, Any] = {}
+        faults = self._find() or self._gaps()
+        if faults:
+            more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
+            raise CheckpointError(f"{directory}: " + "; ".join(faults[:_MOST_FAULTS]) + more)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A whole tensor, in memory of its own."""
+        shape = self.shape(name)
+        return self.read(name, 0, shape[0]) if shape else self._open(name).get_tensor(name).clone()
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors."""
+        return tuple(self._parts)
+
+    def shape(self, name: str) -> Shape:
+        """The shape of the whole tensor; CheckpointError where there is none of this name."""
+        if name not in self._shapes:
+            raise CheckpointError(f"{self._directory} has no tensor {name}")
+        return self._shapes[name]
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """Rows [first, last) of a tensor on the CPU, from whatever files they lie in."""
+        import torch
+
+        shape = self.shape(name)
+        assert shape and 0 <= first <= last <= shape[0], f"{name} has no rows {first} to {last}"
+        rows: Tensor | None = None
+        for part in self._parts[name]:
+            start, end = max(first, part.first), min(last, part.last)
+            if start < end:
+                found = self._handle(part.file).get_slice(part.key)[start - part.first : end - part.first]
+                if rows is None:
+                    rows = torch.empty((last - first, *shape[1:]), dtype=found.dtype)
+                rows[start - first : end - first] = found
+        if rows is not None:
+            return rows
+        empty: Tensor = self._open(name).get_slice(self._parts[name][0].key)[0:0]
+        return empty.clone()
+
+    def _open(self, name: str) -> Any:
+        return self._handle(self._parts[name][0].file)
+
+    def _handle(self, file: Path) -> Any:
+        from safetensors import safe_open
+
+        if file not in self._opened:
+            self._opened[file] = safe_open(str(file), framework="pt")
+        return self._opened[file]
+
+    def _find(self) -> list[str]:
+        """Read what lies in each file; returns what is wrong with them."""
+        files = sorted(self._directory.glob("rank-*.safetensors"))
+        if not files:
+            return ["it holds no file of a rank"]
+        try:
+            worlds = {int(read_metadata(file)["world"]) for file in files}
+            if len(worlds) > 1:
+                return [f"its files are of runs with {' and '.join(map(str, sorted(worlds)))} ranks"]
+            expected = {pieces_file(rank) for rank in range(*worlds)}
+            if odd := sorted(expected ^ {file.name for file in files}):
+                return [f"{name} is {'missing' if name in expected else 'of no rank'}" for name in odd]
+            return [fault for file in files for fault in self._take(file)]
+        except (OSError, DamagedFileError, KeyError, ValueError, TypeError) as error:
+            return [f"{error}" if isinstance(error, DamagedFileError) else f"it cannot be read: {error!r}"]
+
+    def _take(self, file: Path) -> list[str]:
+        faults = []
+        parts = json.loads(read_metadata(file)["parts"])
+        for key, stored in read_header(file).items():
+            name, first, shape = parts.get(key, (key, 0, stored.shape))
+            rows = stored.shape[0] if stored.shape else 1
+            known = self._shapes.setdefault(name, tuple(shape)), self._dtypes.setdefault(name, stored.dtype)
+            if known != (tuple(shape), stored.dtype) or stored.shape[1:] != tuple(shape[1:]):
+                faults.append(f"{name} has parts of different dtypes or shapes")
+            self._parts.setdefault(name, []).append(_Part(file, key, first, first + rows))
+        return faults
+
+    def _gaps(self) -> list[str]:
+        """Rows that are missing or there twice."""
+        faults = []
+        for name, parts in self._parts.items():
+            total = self._shapes[name][0] if self._shapes[name] else 1
+            end = 0
+            for part in sorted(parts, key=lambda p: (p.first, p.last)):
+                if part.first > end:
+                    faults.append(f"{name}: rows {end} to {part.first - 1} of {total} are missing")
+                elif part.first < end:
+                    faults.append(f"{name}: rows {part.first} to {end - 1} are there twice")
+                end = max(end, part.last)
+            if end < total:
+                faults.append(f"{name}: rows {end} to {total - 1} of {total} are missing")
+            elif end > total:
+                faults.append(f"{name}: it has rows up to {end - 1}, and {total} rows by its shape")
+        return faults

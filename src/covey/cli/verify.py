@@ -1,0 +1,91 @@
+"""`covey verify CHECKPOINT ... [--json]`: what is wrong with checkpoints and models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.checkpoint.examine import Examined, examine
+from covey.config.argv import read_words
+from covey.errors import ConfigError
+from covey.options.verbs import VerifyOptions
+from covey.plan.disk import size
+from covey.plan.problem import problem
+from covey.plan.shape import counted
+from covey.plan.words import coded
+from covey.types import Fix, Problem
+
+WHOLE, DAMAGED = 0, 1
+
+
+def verify(argv: Sequence[str]) -> int:
+    """Print what is wrong with each directory and return 0, or 1 where one is damaged; ConfigError where one
+    is neither a checkpoint nor a model, once the others are printed."""
+    options, words = read_words("verify", argv, VerifyOptions, most=None)
+    if not words:
+        raise ConfigError([_nameless()])
+    found = [examine(Path(word)) for word in words]
+    known = [each for each in found if each.kind != "none"]
+    if options.json_:
+        sys.stdout.write(json.dumps([_as_json(each) for each in found], ensure_ascii=False, indent=2) + "\n")
+    elif known:
+        sys.stdout.write("\n".join(line for each in known for line in _as_lines(each)) + "\n")
+    if others := [each for each in found if each.kind == "none"]:
+        raise ConfigError([_no_checkpoint(each) for each in others])
+    return DAMAGED if any(each.faults for each in found) else WHOLE
+
+
+def _as_lines(found: Examined) -> list[str]:
+    lines = coded("damaged" if found.faults else "whole", f"{found.path}: {_facts(found)}")
+    for fault in found.faults:
+        lines += coded("fault", fault)
+    for note in found.notes:
+        lines += coded("note", note)
+    return lines
+
+
+def _facts(found: Examined) -> str:
+    if not found.num_files:
+        return "a checkpoint" if found.step is None else f"the checkpoint of step {found.step}"
+    files = f"{counted(found.num_files, 'file')}, {size(found.num_bytes)}"
+    if found.kind == "model":
+        return f"a model, {files}"
+    use = "; a run can go on from it" if found.goes_on else ""
+    return f"the checkpoint of step {found.step}, {files}{use}"
+
+
+def _as_json(found: Examined) -> dict[str, Any]:
+    return {
+        "path": str(found.path),
+        "kind": found.kind,
+        "verdict": "damaged" if found.faults else "whole",
+        "step": found.step,
+        "files": found.num_files,
+        "bytes": found.num_bytes,
+        "goes_on": found.goes_on,
+        "faults": list(found.faults),
+        "notes": list(found.notes),
+    } | ({"verdict": "none"} if found.kind == "none" else {})
+
+
+def _nameless() -> Problem:
+    return problem(
+        "E108",
+        "verify",
+        "No checkpoint is named.",
+        "A value that was left out.",
+        Fix(text="`covey verify runs/NAME/checkpoint-N`; several directories may be given"),
+    )
+
+
+def _no_checkpoint(found: Examined) -> Problem:
+    return problem(
+        "E413",
+        "verify",
+        f"{found.path}: {found.faults[0]}.",
+        "A misspelt path, or the directory of a run in the place of its checkpoint.",
+        Fix(text="give the directory of a checkpoint or of a model: runs/NAME/checkpoint-N"),
+    )

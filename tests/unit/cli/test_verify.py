@@ -1,0 +1,217 @@
+"""`covey verify`: every fault of a checkpoint by its name, models without a manifest, exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from covey.checkpoint.manifest import FileEntry, hash_file, list_files, read_manifest, render_manifest
+from covey.checkpoint.model_files import ModelFiles
+from covey.checkpoint.pieces import Piece
+from covey.checkpoint.registry import State
+from covey.checkpoint.write import write_checkpoint
+from covey.cli.main import main
+from covey.models.adapter_shapes import LoraSettings
+from covey.models.load import load_adapted, save_policy
+from support.models import random_model, save_model
+from support.threads import on_ranks
+
+MOMENT = torch.arange(12.0).reshape(6, 2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of two ranks with the model in two files."""
+    model = random_model("qwen2")
+    directory = tmp_path_factory.mktemp("run")
+
+    def save(comm: Any) -> Path:
+        piece = Piece("exp_avg/w", MOMENT[3 * comm.rank :][:3], 3 * comm.rank, (6, 2))
+        files = ModelFiles(model, comm.rank, 2).add_all(model.named_parameters())
+        return write_checkpoint(
+            directory,
+            step=4,
+            write_model=files.write,
+            states={"rollout": State(json={"done": 1}, tensors={"old": torch.ones(3)})},
+            pieces={"optimizer": [piece]},
+            meta={},
+            comm=comm,
+        )
+
+    return on_ranks(2, save)[0]
+
+
+@pytest.fixture
+def checkpoint(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "checkpoint-4")
+
+
+def verify(capsys: Any, *paths: Path) -> tuple[int, list[dict[str, Any]]]:
+    code = main(["verify", *map(str, paths), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def sealed_again(checkpoint: Path) -> None:
+    """The manifest of somebody who has changed files and taken their sums anew."""
+    entries = {
+        n: FileEntry(size=p.stat().st_size, sha256=hash_file(p)) for n, p in list_files(checkpoint).items()
+    }
+    text = render_manifest(replace(read_manifest(checkpoint), files=entries))
+    (checkpoint / "manifest.json").write_text(text)
+
+
+def test_a_whole_checkpoint(checkpoint: Path, capsys: Any) -> None:
+    code, (found,) = verify(capsys, checkpoint)
+    assert code == 0 and found["verdict"] == "whole" and found["goes_on"] and found["step"] == 4
+    assert found["faults"] == found["notes"] == [] and found["files"] == len(list_files(checkpoint))
+    assert main(["verify", str(checkpoint)]) == 0
+    assert "checkpoint of step 4" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_fault_is_named_at_once(checkpoint: Path, capsys: Any) -> None:
+    rank = checkpoint / "trainer/optimizer/rank-00001.safetensors"
+    rank.unlink()
+    (checkpoint / "surplus.bin").write_bytes(b"x")
+    short, changed = checkpoint / "config.json", checkpoint / "model-00002-of-00002.safetensors"
+    short.write_bytes(short.read_bytes()[:-1])
+    data = bytearray(changed.read_bytes())
+    data[-1] ^= 1
+    changed.write_bytes(data)
+    code, (found,) = verify(capsys, checkpoint)
+    said = "; ".join(found["faults"])
+    assert code == 1 and found["verdict"] == "damaged" and len(found["faults"]) == 4
+    for words in (
+        "rank-00001.safetensors is missing",
+        "surplus.bin is not in its manifest",
+        "config.json has",
+        "model-00002-of-00002.safetensors has SHA-256",
+    ):
+        assert words in said
+
+
+def test_one_bit_of_any_file_is_named(checkpoint: Path, capsys: Any) -> None:
+    for path in [*list_files(checkpoint).values(), checkpoint / "manifest.json"]:
+        content = path.read_bytes()
+        damaged = bytearray(content)
+        damaged[len(content) // 2] ^= 4
+        path.write_bytes(damaged)
+        code, (found,) = verify(capsys, checkpoint)
+        assert code == 1 and path.name in found["faults"][0], path
+        path.write_bytes(content)
+
+
+def _rows_lost(checkpoint: Path) -> None:
+    (checkpoint / "trainer/optimizer/rank-00001.safetensors").unlink()
+
+
+def _shard_lost(checkpoint: Path) -> None:
+    (checkpoint / "model-00002-of-00002.safetensors").unlink()
+
+
+def _tensor_lost(checkpoint: Path) -> None:
+    path = checkpoint / "model-00001-of-00002.safetensors"
+    tensors = load_file(str(path))
+    del tensors[sorted(tensors)[0]]
+    save_file(tensors, str(path))
+
+
+def _other_shape(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "intermediate_size": 100}))
+
+
+def _other_state(checkpoint: Path) -> None:
+    save_file({"new": torch.ones(3)}, str(checkpoint / "trainer/rollout.safetensors"))
+
+
+INSIDE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "rows of a rank": (_rows_lost, "rank-00001.safetensors is missing"),
+    "a shard": (_shard_lost, "model-00002-of-00002.safetensors is missing"),
+    "a tensor of the index": (_tensor_lost, "and it is not there"),
+    "a shape": (_other_shape, "by config.json"),
+    "a state": (_other_state, "does not hold the tensors of 'rollout'"),
+}
+
+
+@pytest.mark.parametrize("case", INSIDE)
+def test_what_a_manifest_does_not_show(case: str, checkpoint: Path, capsys: Any) -> None:
+    damage, words = INSIDE[case]
+    damage(checkpoint)
+    sealed_again(checkpoint)
+    code, (found,) = verify(capsys, checkpoint)
+    assert code == 1 and words in "; ".join(found["faults"]) and not found["goes_on"]
+
+
+def test_a_plain_model(tmp_path: Path, capsys: Any) -> None:
+    directory = save_model("qwen2", tmp_path / "checkpoint-7")
+    code, (found,) = verify(capsys, directory)
+    assert (code, found["kind"], found["faults"]) == (0, "model", [])
+    assert "contents cannot be compared" in found["notes"][0]
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    code, (found,) = verify(capsys, directory)
+    assert code == 1 and "model.safetensors is" in found["faults"][0]
+    file.unlink()
+    code, (found,) = verify(capsys, directory)
+    assert code == 1 and "there is neither" in found["faults"][0]
+
+
+def test_a_family_whose_shapes_are_not_known(tmp_path: Path, capsys: Any) -> None:
+    code, (found,) = verify(capsys, save_model("gpt2", tmp_path / "model"))
+    assert code == 0 and "the family gpt2 are not known" in found["notes"][1]
+
+
+def test_an_adapter(tmp_path: Path, capsys: Any) -> None:
+    base = save_model("llama", tmp_path / "base")
+    lora = LoraSettings(rank=2, alpha=4.0, target_modules=("q_proj",))
+    given = {"device": torch.device("cpu"), "disable_dropout": True, "gradient_checkpointing": False}
+    policy = load_adapted(base, lora, adapter=None, seed=0, compute_dtype=torch.float32, **given)
+    save_policy(policy, base, tmp_path / "adapter")
+    assert verify(capsys, tmp_path / "adapter")[0] == 0
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    code, (found,) = verify(capsys, tmp_path / "adapter")
+    assert code == 1 and "adapter_model.safetensors is missing" in found["faults"][0]
+
+
+def test_what_is_no_checkpoint_exits_with_2(checkpoint: Path, tmp_path: Path, capsys: Any) -> None:
+    """The others are looked at all the same."""
+    run = checkpoint.parent
+    for path, words in ((tmp_path / "absent", "there is nothing"), (run, "newest checkpoint is")):
+        assert main(["verify", str(path), str(checkpoint)]) == 2
+        said = capsys.readouterr()
+        assert "E413" in said.err and words in said.err and "whole" in said.out
+    assert main(["verify", str(checkpoint), "--unknown"]) == 2
+    assert main(["verify", "--json"]) == 2
+    assert "E108" in capsys.readouterr().err
+
+
+def test_a_write_that_did_not_end_is_damage(checkpoint: Path, capsys: Any) -> None:
+    (checkpoint / "manifest.json").unlink()
+    code, (found,) = verify(capsys, checkpoint)
+    assert code == 1 and "manifest.json is missing" in found["faults"][0]
+
+
+def test_an_older_format_is_whole_and_goes_on_nowhere(checkpoint: Path, capsys: Any) -> None:
+    older = replace(read_manifest(checkpoint), format=1)
+    (checkpoint / "manifest.json").write_text(render_manifest(older))
+    code, (found,) = verify(capsys, checkpoint)
+    assert code == 0 and not found["goes_on"] and "format 1" in found["notes"][0]
+
+
+def test_no_torch_is_imported(checkpoint: Path) -> None:
+    program = (
+        "import sys; from covey.cli.main import main\n"
+        "code = main(['verify', sys.argv[1]]); sys.exit(code or 'torch' in sys.modules)"
+    )
+    words = [sys.executable, "-c", program, str(checkpoint)]
+    assert subprocess.run(words, check=False, stdout=subprocess.DEVNULL).returncode == 0
