@@ -27,6 +27,18 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "there are none to compare.",
     ),
     (
+        "E418",
+        "Checkpoint of another trainer",
+        "The state of its optimizer is a pickle, which can run code when it is read, so it cannot be taken "
+        "over. A new run can start from its weights.",
+    ),
+    (
+        "E419",
+        "Another reference than at the start",
+        "The KL term would compare with another model than before the stop, so the steps after it would not "
+        "be those of the run that was stopped.",
+    ),
+    (
         "W161",
         "Options of the stopped run unknown",
         "A resume compares its options with them, so that samples, gradients and learning rates go on as "

@@ -51,6 +51,42 @@ START: tuple[tuple[str, str, str], ...] = (
         "tokenizer, and its rows have to be readable.",
     ),
     (
+        "E380",
+        "Adapter that cannot be read",
+        "A run that starts from an adapter needs its configuration, and its weights as safetensors; a pickle "
+        "can run code when it is read.",
+    ),
+    (
+        "E381",
+        "Adapter of another kind",
+        "What an adapter has beside the two matrices of LoRA would be left out, and the run would start from "
+        "another model than the one that was saved.",
+    ),
+    (
+        "E382",
+        "Option that the adapter decides",
+        "Rank, scale and modules of a saved adapter are fixed; with other values its weights would give "
+        "another model.",
+    ),
+    (
+        "E383",
+        "Adapter that does not fit the model",
+        "Without a place for each of its tensors the run would start from another model than the one that "
+        "was trained.",
+    ),
+    (
+        "E384",
+        "Reference that cannot be held",
+        "The reference of a run that starts from an adapter is the same model, with other weights in that "
+        "adapter or with the adapter off.",
+    ),
+    (
+        "E385",
+        "Weights in the shards of a trainer",
+        "Such shards are pickles, and each holds a part of the weights; covey reads whole weights as "
+        "safetensors.",
+    ),
+    (
         "W151",
         "Tensors that are not loaded",
         "The model that config.json describes has no place for them, so they take no part in the training.",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from covey.codes import CODES
+from covey.config.adapters import is_adapter
 from covey.config.take import Typed
 from covey.options.schema import FACTS
 from covey.types import Problem, Severity
@@ -39,9 +40,12 @@ def ms_swift_typed(typed: dict[str, Typed]) -> dict[str, Typed]:
 
 def dialect_note(typed: Mapping[str, Typed]) -> Problem:
     """Return the note, said once, on which defaults hold and which of ms-swift's do not."""
-    names = (*MS_SWIFT, "learning_rate")
-    if "tuner_type" in typed and typed["tuner_type"].value == "full":
+    names: tuple[str, ...] = (*MS_SWIFT, "learning_rate")
+    has_adapter = "adapters" in typed or ("model" in typed and is_adapter(str(typed["model"].value)))
+    if has_adapter or ("tuner_type" in typed and typed["tuner_type"].value == "full"):
         names = tuple(name for name in names if not name.startswith("lora_"))
+    if not has_adapter:
+        names = tuple(name for name in names if name != "ref_adapters")
     taken = sorted(name for name in names if name not in typed)
     return Problem(
         code="W113",

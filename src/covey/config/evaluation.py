@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from covey.config.adapters import base_of
 from covey.config.file import read_file
 from covey.config.layers import merge
 from covey.config.objects import is_live
@@ -14,8 +14,10 @@ from covey.config.resolve import Resolved, resolve, to_run
 from covey.config.take import Typed
 from covey.types import Fix, Problem
 
-_ADAPTER = "adapter_config.json"
-_OF_TRAINING = ("pass_rates", "pass_rate_column", "min_pass_rate", "max_pass_rate", "curriculum")
+_OF_TRAINING = (
+    *("pass_rates", "pass_rate_column", "min_pass_rate", "max_pass_rate", "curriculum"),
+    *("adapters", "ref_adapters"),
+)
 _GIVEN = "the model that is evaluated"
 
 
@@ -25,7 +27,9 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
     all_problems = list(problems)
     options = dict(typed)
     if "model" in typed:
-        all_problems.append(_two_models(model, typed["model"]))
+        all_problems.append(_two_models(model, "model", typed["model"]))
+    if options.pop("adapters", None) is not None:
+        all_problems.append(_two_models(model, "adapters", typed["adapters"]))
     beside = directory.parent / "config.yaml"
     if beside.is_file() and is_checkpoint(directory):
         layer = read_file(str(beside))
@@ -34,7 +38,7 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
         options = merge({n: t for n, t in layer.typed.items() if n not in _OF_TRAINING}, options)
     if is_checkpoint(directory) and not directory.is_dir():
         model = str(directory.absolute())  # RUN/checkpoint-N looks like the id of a model on a hub
-    options["model"] = Typed(_base_of(directory) or model, _GIVEN)
+    options["model"] = Typed(base_of(directory) or model, _GIVEN)
     needs_data = "dataset" not in options or _are_gone(options["dataset"], typed)
     if needs_data and "val_dataset" in options:
         # The facts of a run are learnt from its data; here that is what is evaluated on.
@@ -56,13 +60,13 @@ def _are_gone(dataset: Typed, typed: Mapping[str, Typed]) -> bool:
     return "dataset" not in typed and any(is_live(text) for text in dataset.value)
 
 
-def _two_models(model: str, other: Typed) -> Problem:
+def _two_models(model: str, option: str, other: Typed) -> Problem:
     return Problem(
         code="E106",
-        option="model",
-        seen=f"model is {other.value} ({other.source}), and {model} is evaluated.",
+        option=option,
+        seen=f"{option} is {other.value} ({other.source}), and {model} is evaluated.",
         why="Only one of them can be evaluated.",
-        fixes=(Fix(text=f"leave out --model; `covey eval {other.value} ...` evaluates the other one"),),
+        fixes=(Fix(text=f"leave out --{option}; `covey eval {other.value} ...` evaluates the other one"),),
     )
 
 
@@ -88,14 +92,3 @@ def is_checkpoint(directory: Path) -> bool:
 def has_own_output(resolved: Resolved) -> bool:
     """Whether somebody typed where the results go."""
     return resolved.sources["output_dir"] != _GIVEN
-
-
-def _base_of(directory: Path) -> str | None:
-    """The base model of an adapter, by its own word; None for a whole model."""
-    path = directory / _ADAPTER
-    if not path.is_file():
-        return None
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") or "") or None
-    except ValueError:
-        return None

@@ -102,8 +102,6 @@ MOOT: Mapping[str, Moot] = {
 """Names that say what covey does anyway: accepted and said once. Other values than those are refused."""
 
 REFUSED: Mapping[str, str] = {
-    "adapters": "A run starts with new adapters; to train on from merged ones: `covey export DIR --merge`.",
-    "ref_adapters": "The reference is the model with the adapter off.",
     "merge_lora": "`covey export CHECKPOINT --merge` merges an adapter into its model.",
     "quant_method": _QUANT,
     "quant_bits": _QUANT,
@@ -120,7 +118,9 @@ REFUSED: Mapping[str, str] = {
     "wandb_project": _OURS,
     "num_completions_to_print": _ROLLOUTS,
     "eval_dataset": "Sets to evaluate on are --val_dataset FILE ...",
-    "resume_only_model": "To start from saved weights, give them as --model.",
+    "resume_only_model": (
+        "To start from saved weights, give them as --model, those of an adapter as --adapters."
+    ),
     "ignore_data_skip": "A resumed run goes on in the data where it stopped.",
     "dataset_config": _SPLIT,
     "dataset_train_split": _SPLIT,
@@ -171,7 +171,6 @@ REFUSED_PREFIXES: Mapping[str, str] = {
 _FEWER_BYTES = "--tuner_type lora if memory is short"
 
 INSTEAD: Mapping[str, str] = {
-    "adapters": "--model CHECKPOINT-merged, which `covey export CHECKPOINT --merge` writes",
     "merge_lora": "`covey export CHECKPOINT --merge` after the run",
     "quant_method": "--tuner_type lora",
     "quant_bits": "--tuner_type lora",
@@ -181,7 +180,7 @@ INSTEAD: Mapping[str, str] = {
     "wandb_project": "WANDB_PROJECT=NAME in front of covey",
     "num_completions_to_print": "--log_completions N",
     "eval_dataset": "--val_dataset FILE",
-    "resume_only_model": "--model CHECKPOINT",
+    "resume_only_model": "--model CHECKPOINT, or --adapters CHECKPOINT",
     "dataset_config": "--dataset ID:SUBSET",
     "dataset_train_split": "--dataset ID@SPLIT",
     "dataset_test_split": "--val_dataset ID@SPLIT",

@@ -18,6 +18,7 @@ from covey.config.derive import (
 )
 from covey.config.dialect import SOURCE, dialect_note, ms_swift_typed
 from covey.config.output import default_output_dir
+from covey.config.start import start_of
 from covey.config.take import Typed, take_mapping
 from covey.errors import ConfigError
 from covey.options.schema import DERIVED, FACTS, OPTIONS, REQUIRED, Config, default_of
@@ -51,9 +52,12 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
 
     Raises ConfigError where no configuration can be built at all, with every problem so far.
     """
-    all_problems = [*problems, *_missing(typed, {p.option for p in problems})]
+    start = start_of(typed)
+    all_problems = [*problems, *start.problems, *_missing(typed, {p.option for p in problems})]
     values = {name: t.value for name, t in typed.items()}
     sources = {name: t.source for name, t in typed.items()}
+    for name, (value, source) in start.values.items():
+        values[name], sources[name] = value, source
     typed_values = dict(values)
 
     def fill(name: str, value: Any, source: str) -> None:

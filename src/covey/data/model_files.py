@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.data.errors import nearest
+from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
 from covey.weight_files import INDEX, WHOLE, DamagedFileError, stored_tensors, weight_files
 
 _OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
@@ -41,8 +42,8 @@ def model_problem(directory: Path, *, with_weights: bool = True) -> ModelProblem
 
     Kinds: not_a_directory, adapter, no_config, bad_config, remote_code, unknown_model_type, vision,
     encoder_decoder, not_causal, quantized, slow_tokenizer, no_tokenizer, missing_shards, damaged,
-    pickled_weights, no_weights. With `with_weights` false, as for a model located on a hub, the last four are
-    not asked.
+    shards, pickled_weights, no_weights. With `with_weights` false, as for a model located on a hub, the last
+    five are not asked.
     """
     return _problem(directory, _architecture_problem, with_weights=with_weights)
 
@@ -118,6 +119,8 @@ def _without_config(directory: Path) -> ModelProblem:
             words=f"{directory} is an adapter of {base}, not a model: give {base} as --model, or merge the "
             "two with `covey export --merge`",
         )
+    if (shards := _shards_problem(directory)) is not None:
+        return shards
     return ModelProblem(kind="no_config", words=f"{directory} has no config.json")
 
 
@@ -244,7 +247,10 @@ def _without_weights(directory: Path) -> ModelProblem:
     # An adapter beside a config.json is no model's weights.
     if (directory / "adapter_config.json").is_file():
         return _without_config(directory)
-    pickled = sorted(p.name for pattern in _PICKLES for p in directory.glob(pattern))
+    if (shards := _shards_problem(directory)) is not None:
+        return shards
+    state = {p.name for pattern in STATE_PATTERNS for p in directory.glob(pattern)}
+    pickled = sorted({p.name for pattern in _PICKLES for p in directory.glob(pattern)} - state)
     if pickled:
         return ModelProblem(
             kind="pickled_weights",
@@ -261,6 +267,17 @@ def _without_weights(directory: Path) -> ModelProblem:
     return ModelProblem(
         kind="no_weights",
         words=f"{directory} has no .safetensors file, the only format of weights that is read",
+    )
+
+
+def _shards_problem(directory: Path) -> ModelProblem | None:
+    found = shards_of(directory)
+    if found is None:
+        return None
+    what, command = found
+    return ModelProblem(
+        kind="shards",
+        words=f"{directory} has its weights as {what} alone; convert: {command}",
     )
 
 

@@ -22,7 +22,8 @@ from covey.models.policy import Policy
 
 
 class MovingReference:
-    """Every `every` steps its tensors become `alpha` x policy's + (1 - `alpha`) x their own.
+    """Every `every` steps its tensors become `alpha` x policy's + (1 - `alpha`) x their own; with `every` 0
+    they stay, as those of the adapter that a run started from.
 
     They are float32 whatever is computed in: in bfloat16 most of a small move is rounded away. Taken from
     `reference`, or from the adapter of `policy`, while their weights are float32 and those of the first
@@ -44,6 +45,11 @@ class MovingReference:
                 own = parameter.detach().clone()
                 self._float32[name] = own
                 self._computing[name] = own if name in lora else own.to(dtype)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it follows the policy at all."""
+        return self._every > 0
 
     @contextmanager
     def view(self) -> Iterator[Policy]:
@@ -67,7 +73,7 @@ class MovingReference:
     @torch.no_grad()
     def move(self, step: int, masters: Masters) -> bool:
         """Move the tensors towards the masters if a sync is due after this step; says whether it was."""
-        if step % self._every:
+        if not self._every or step % self._every:
             return False
         for name, master in zip(masters.names, masters.masters, strict=True):
             self._float32[name].lerp_(master, self._alpha)

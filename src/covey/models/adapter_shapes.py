@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.config.adapters import AdapterFileError, read_adapter
 from covey.errors import CheckpointError
-from covey.weight_files import stored_tensors
+from covey.weight_files import StoredTensor, stored_tensors
 
 ALL_LINEAR = "all-linear"
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 TOKEN_LEAVES = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 """What models call the embedding of their tokens."""
@@ -30,18 +29,6 @@ HEAD_LEAVES = ("lm_head", "embed_out")
 _EMBEDDING_LEAVES = (*TOKEN_LEAVES, "wpe", "embed_positions")
 # peft reads these names, on a model with experts, as the experts' fused tensors, wherever the module lies.
 _EXPERT_LEAVES = ("w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate", "router")
-
-# What peft's LoRA may have beside LoraSettings.
-_UNSUPPORTED = (
-    "alpha_pattern",
-    "exclude_modules",
-    "layer_replication",
-    "layers_to_transform",
-    "lora_bias",
-    "rank_pattern",
-    "target_parameters",
-    "trainable_token_indices",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,28 +150,81 @@ def adapter_settings(directory: Path) -> tuple[LoraSettings, Path]:
 
     CheckpointError where adapter_config.json is no plain LoRA.
     """
-    path = directory / ADAPTER_CONFIG
     try:
-        body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        used = [n for n in _UNSUPPORTED if body.get(n)]
-        if body["peft_type"] != "LORA" or body.get("bias", "none") != "none" or used:
-            what = ", ".join(used) or "another kind"
-            raise CheckpointError(f"{path} is no adapter that can be used here, but one with {what}")
-        targets = body["target_modules"]
-        settings = LoraSettings(
-            rank=body["r"],
-            alpha=body["lora_alpha"],
-            dropout=body.get("lora_dropout", 0.0),
-            target_modules=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
-            modules_to_save=tuple(sorted(body.get("modules_to_save") or ())),
-            use_rslora=body.get("use_rslora", False),
-            use_dora=body.get("use_dora", False),
-        )
-        return settings, Path(body["base_model_name_or_path"] or "")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} cannot be read: {error!r}") from error
+        saved = read_adapter(directory)
+    except AdapterFileError as error:
+        raise CheckpointError(str(error)) from error
+    return settings_of(saved.options), Path(saved.base)
+
+
+def settings_of(options: Mapping[str, Any]) -> LoraSettings:
+    """The adapter that options of a run describe."""
+    return LoraSettings(
+        rank=options["lora_rank"],
+        alpha=options["lora_alpha"],
+        dropout=options["lora_dropout"],
+        target_modules=tuple(options["target_modules"]),
+        modules_to_save=tuple(options["modules_to_save"]),
+        use_rslora=options["use_rslora"],
+        use_dora=options["use_dora"],
+    )
+
+
+def adapter_fault(
+    tensors: Mapping[str, StoredTensor], shapes: ModelShapes, settings: LoraSettings
+) -> str | None:
+    """Why the tensors of a saved adapter are not those of an adapter with these settings on this model, in
+    words; None where they are.
+
+    Names are compared from the list of layers on, since a file may have other words in front than the model
+    in memory has.
+    """
+    facts = facts_of(shapes, settings)
+    for name, why in facts.refused.items():
+        return f"it has {name}: {why}"
+    if facts.unmatched:
+        return f"the model has no module {', '.join(facts.unmatched)}"
+    held = {_within(n): t.shape for n, t in tensors.items()}
+    own = _own_shapes(shapes, facts, settings)
+    missing, more = sorted(own.keys() - held.keys()), sorted(held.keys() - own.keys())
+    if missing:
+        return f"it lacks {len(missing)} of {len(own)} tensors that an adapter of it has, {missing[0]} first"
+    if more:
+        return f"{len(more)} of its tensors have no place in the model, {more[0]} first"
+    odd = next((name for name, shape in own.items() if held[name] != shape), None)
+    if odd is not None:
+        return f"its {odd} is {_words(held[odd])}, and one of the model's would be {_words(own[odd])}"
+    return None
+
+
+def _own_shapes(shapes: ModelShapes, facts: LoraFacts, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
+    """The tensors of an adapter of these settings."""
+    found: dict[str, tuple[int, ...]] = {}
+    for module in facts.targets:
+        one, other = shapes.tensors[f"{module}.weight"]
+        # GPT-2 holds its matrices turned round; the bias tells which side is the output.
+        is_turned = shapes.tensors.get(f"{module}.bias", (one,)) != (one,)
+        out, into = (other, one) if is_turned else (one, other)
+        found[_within(f"{module}.lora_A.weight")] = (settings.rank, into)
+        found[_within(f"{module}.lora_B.weight")] = (out, settings.rank)
+        if settings.use_dora:
+            found[_within(f"{module}.lora_magnitude_vector")] = (out,)
+    saved = tuple(f"{module}." for module in facts.saved)
+    return found | {_within(n): shape for n, shape in shapes.tensors.items() if n.startswith(saved)}
+
+
+def _within(tensor: str) -> str:
+    """A tensor's name from the list of layers on, as `layers.0.mlp.up_proj.lora_A.weight`; outside of layers
+    from its module on."""
+    start = tensor.find(".lora_")
+    start = tensor.rfind(".") if start < 0 else start
+    words = tensor[:start].split(".")
+    first = next((i for i, word in enumerate(words) if word.isdigit()), len(words))
+    return ".".join(words[max(0, first - 1) :]) + tensor[start:]
+
+
+def _words(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _saved(

@@ -11,9 +11,10 @@ import transformers
 from safetensors import SafetensorError
 from torch import nn
 
+from covey.config.adapters import ADAPTER_CONFIG
 from covey.errors import CheckpointError, ConfigError
 from covey.kernels.choose import KernelsName, choose_kernels
-from covey.models.adapter_shapes import ADAPTER_CONFIG, LoraSettings, adapter_settings
+from covey.models.adapter_shapes import LoraSettings, adapter_settings
 from covey.models.dropout import silence
 from covey.models.fit import unfit_words
 from covey.models.layouts import AttentionKind, automatic

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from covey.config.adapters import ADAPTER_WEIGHTS
 from covey.errors import CheckpointError, CoveyError
 from covey.models.adapter_shapes import (
-    ADAPTER_WEIGHTS,
     ALL_LINEAR,
     LoraFacts,
     LoraSettings,

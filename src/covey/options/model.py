@@ -131,6 +131,23 @@ class ModelOptions(Options):
 class TunerOptions(Options):
     """Adapters."""
 
+    adapters: str | None = option(
+        None,
+        "Directory of a saved LoRA adapter to train on; its rank, alpha and modules stay as they are. The "
+        "directory of an adapter as --model means the same.",
+        swift="none",
+        resume="free",
+    )
+    ref_adapters: str = option(
+        "start",
+        "With adapters and beta above 0, what the reference of the KL term is: start, the adapter as it was "
+        "when the run began; base, the model with the adapter off; or the directory of another adapter of "
+        "the same shape.",
+        trl="start",
+        swift="base",
+        rlhf="base",
+    )
+
     tuner_type: Literal["full", "lora"] = option(
         "full",
         "What is trained: full, all weights; or lora, low-rank adapters beside frozen weights.",

@@ -46,6 +46,7 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
         "An older upload, or a checkpoint of a trainer that saves other files.",
         (_BUILT_IN,),
     ),
+    "shards": ("E385", "", ()),
     "hub": (
         "E321",
         "No network from here, a name that is misspelt, or a model that asks for a login.",
@@ -157,7 +158,7 @@ def _fault(config: Config, fault: ModelFault, words: str) -> Problem:
     if fault == "hub" and _looks_local(config.model):
         fault = "missing"
     code, cause, fixes = _FAULTS[fault]
-    for needle, special, advice in _SPECIAL if fault not in ("weights", "quantized") else ():
+    for needle, special, advice in _SPECIAL if fault not in ("weights", "quantized", "shards") else ():
         if needle in words:
             cause = special
             first = Fix(text=advice.replace("MODEL", config.model.removeprefix("hf::")))
@@ -170,6 +171,12 @@ def _fault(config: Config, fault: ModelFault, words: str) -> Problem:
     elif fault == "format":
         words = words.partition("; convert to safetensors")[0]
         fixes = (Fix(text=_CONVERT.format(model=config.model)), _BUILT_IN)
+    elif fault == "shards":
+        words, _, command = words.partition("; convert: ")
+        again = (
+            "then copy config.json and the files of the tokenizer there, and give that directory as --model"
+        )
+        fixes = (Fix(text=f"where you trust the files: `{command}`; {again}"),)
     elif fault == "hub" and "HF_HUB_OFFLINE" not in words:
         get = f"hf download {config.model.removeprefix('hf::')}"
         fixes = (Fix(text=f"where there is a network `{get}`, then this command again"), *fixes)

@@ -11,6 +11,7 @@ from typing import Any
 from covey.options.schema import FACTS, Config
 from covey.plan.batch import plan_of
 from covey.plan.check_objects import SAME_OBJECTS, changed_objects, is_start_alone
+from covey.plan.check_start import foreign_resume
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts, ResumeFacts, RunOwner
 from covey.plan.problem import START_ANYWAY, problem, warning
@@ -210,6 +211,8 @@ def _next_name(path: str) -> str:
 def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
     if resume is None:
         return []
+    if resume.foreign:
+        return [foreign_resume(resume)]
     if resume.problem is not None:
         return [_nothing_to_resume(config, resume, resume.problem)]
     passed = [_passed_over(resume, reason) for reason in resume.skipped]

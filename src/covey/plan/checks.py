@@ -20,6 +20,7 @@ from covey.plan.check_objects import object_problems
 from covey.plan.check_pass_rates import pass_rate_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
+from covey.plan.check_start import is_settled, start_problems
 from covey.plan.check_steps import step_problems
 from covey.plan.check_tasks import task_problems
 from covey.plan.check_values import value_problems
@@ -41,6 +42,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     problems = [
         *object_problems(config, facts),
         *model_problems(config, facts),
+        *start_problems(config, facts, typed or ()),
         *kernel_problems(config, facts),
         *version_problems(config, facts),
         *data_problems(config, facts),
@@ -67,17 +69,18 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
 
     What only follows from a value that nobody could read is left out.
     """
-    faulty = {problem.option for problem in resolved.problems}
+    said = [problem for problem in resolved.problems if not is_settled(problem, facts)]
+    faulty = {problem.option for problem in said}
     no_gpus = not facts.layout.num_gpus
     no_batch = no_gpus or bool(faulty & {*COUNTS, "nproc_per_node"})
     # Of a launcher that says something wrong nobody knows how many processes it starts.
-    no_batch = no_batch or any(problem.code in ("E370", "E371") for problem in resolved.problems)
+    no_batch = no_batch or any(problem.code in ("E370", "E371") for problem in said)
     checked = [
         problem
         for problem in checks(resolved.config, facts, resolved.typed_names)
         if problem.option not in faulty and not (no_batch and problem.code.startswith("E2"))
     ]
-    problems = [*resolved.problems, *checked]
+    problems = [*said, *checked]
     if any(problem.severity is Severity.ERROR for problem in problems):
         raise ConfigError(problems)
     return problems

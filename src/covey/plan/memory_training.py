@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from covey.config.start import reference_adapter
 from covey.options.schema import Config
 from covey.plan.activations import (
     FLOAT,
@@ -73,10 +74,11 @@ def held_parts(
         held["adapters"] = layout.on_gpu(adapters, "weights")
     if weights.low:
         held["masters"] = layout.on_gpu(FLOAT * weights.low, "optimizer")
-    # A policy with an adapter is its own reference, unless that follows the policy: then it has an adapter.
+    # A policy with an adapter is its own reference, unless that has an adapter too: since it follows the
+    # policy, or since the run started from one.
     if has_kl(config) and how.full:
         held["reference"] = layout.on_gpu(how.element * model.parameters, "weights")
-    if config.sync_ref_model and has_kl(config):
+    if has_kl(config) and (config.sync_ref_model or (not how.full and reference_adapter(config) is not None)):
         held |= _moving(how, weights, layout)
     return held
 
@@ -87,8 +89,8 @@ def has_kl(config: Config) -> bool:
 
 
 def _moving(how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
-    """What a reference that follows the policy keeps: float32 of all that is trained, which in full training
-    in float32 the reference is."""
+    """What a reference that follows the policy, or has an adapter of its own, keeps: float32 of all that is
+    trained, which in full training in float32 the reference is."""
     if how.full:
         low = FLOAT * weights.low
         return {"reference in float32": layout.on_gpu(low, "weights")} if low else {}

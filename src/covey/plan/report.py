@@ -9,6 +9,7 @@ from typing import Any
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.check_pass_rates import histogram
+from covey.plan.check_start import reference_words
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
@@ -100,10 +101,12 @@ def _model(config: Config, facts: Facts) -> list[str]:
             if facts.num_trained is not None and facts.num_parameters
             else ""
         )
-        targets = " ".join(config.target_modules)
+        targets = " ".join(dict.fromkeys(name.rpartition(".")[2] for name in config.target_modules))
         lines.append(
             f"LoRA{kind} on {targets}, rank {config.lora_rank}, alpha {config.lora_alpha:g}{trained}{share}"
         )
+        if config.adapters is not None:
+            lines.append(f"it starts as the adapter {config.adapters}; {reference_words(config)}")
     else:
         lines.append("all weights are trained")
     return lines

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from covey.comm import Comm
+from covey.config.start import adapter_directory, reference_adapter
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
 from covey.models.live import LiveModel, take_weights
 from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy
+from covey.models.lora import load_adapter
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.facts import Facts
@@ -43,6 +45,8 @@ def backend_for(
     dtype = settings.compute_dtype(config, device)
     lora = lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
+    # The adapter that trains, and that of the reference where it has one, which is put on and copied first.
+    own, of_reference = resume or adapter_directory(config), reference_adapter(config) if reference else None
     # A policy with an adapter is its own reference: the same weights with the adapter off.
     has_copy = reference and lora is None
     first = copy.deepcopy(start) if has_copy else start
@@ -61,7 +65,7 @@ def backend_for(
         policy = load_adapted(
             start,
             lora,
-            adapter=resume,
+            adapter=of_reference or own,
             seed=config.seed,
             compute_dtype=dtype,
             device=device,
@@ -75,6 +79,8 @@ def backend_for(
     optimizer = settings.optimizer(config)
     frozen = _reference(first, config, device) if has_copy else None
     moving = settings.moving_reference(config, policy, frozen, dtype) if reference else None
+    if of_reference is not None and own is not None:
+        load_adapter(policy, own)
     if frozen is not None:
         _ready(frozen, config, dtype)
     kind = DDPBackend if comm.world > 1 else SingleBackend

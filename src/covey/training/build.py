@@ -148,7 +148,7 @@ def _registry(
         if component is not None:
             registry.register(component)
     registry.register_in_pieces(OptimizerState(backend))
-    if backend.moving is not None:
+    if backend.moving is not None and backend.moving.moves:
         registry.register_in_pieces(ReferenceState(backend.moving, comm))
     registry.register(health, is_later=True)
     if isinstance(source, SelectingSource):
@@ -177,7 +177,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         is_comparable=settings.is_comparable(config),
         may_be_silent=settings.may_be_silent(config),
         has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
-        sync_every=0 if backend.moving is None else config.ref_model_sync_steps,
+        sync_every=config.ref_model_sync_steps if config.sync_ref_model else 0,
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(
             frozen={n: p for n, p in weights if not p.requires_grad},
@@ -220,6 +220,8 @@ def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards, 
     origin = model_dir(config) if live is None else live.directory
     base = None if live is None else live.name
     measured = {"pass_rates": pass_rates.digest} if pass_rates is not None else {}
+    adapter = found.facts.adapter
+    reference = {"reference": adapter.digest} if adapter is not None and adapter.digest is not None else {}
     return SavePlan(
         every=config.save_steps,
         total_limit=config.save_total_limit,
@@ -228,7 +230,7 @@ def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards, 
         keep_best=config.load_best_model_at_end,
         check=guards.check_before_save,
         model_writer=lambda: _model_writer(backend, origin, base, comm),
-        meta={"model": config.model, **measured},
+        meta={"model": config.model, **measured, **reference},
     )
 
 

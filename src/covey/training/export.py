@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from covey.checkpoint.manifest import MANIFEST, TRAINER
 from covey.checkpoint.read import verify
+from covey.config.adapters import ADAPTER_CONFIG
 from covey.data.text import TemplateError, load_codec
 from covey.errors import CoveyError
-from covey.models.adapter_shapes import ADAPTER_CONFIG, adapter_settings
+from covey.models.adapter_shapes import adapter_settings
 from covey.models.load import base_directory, copy_text_files, load_any
 from covey.models.lora import merge_into_base
 

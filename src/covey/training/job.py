@@ -246,7 +246,7 @@ class Job:
             "memory/peak_gib": Metric(value=peak_memory_gib(self.backend.policy.device)),
             **evaluated,
         }
-        if self.backend.moving is not None:
+        if self.backend.moving is not None and self.backend.moving.moves:
             last = self.backend.moving.last_sync(self.progress.step)
             metrics["reference/last_sync"] = Metric(value=last)
         return StepRecord(

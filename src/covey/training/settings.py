@@ -16,6 +16,7 @@ from covey.batching.credit import CreditConfig
 from covey.batching.pack import PackPlan
 from covey.comm import Comm
 from covey.config.resolve import Resolved
+from covey.config.start import reference_adapter
 from covey.data.text import TextCodec
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.reference import MovingReference
@@ -128,10 +129,12 @@ def needs(config: Config, steps_per_rollout: int) -> Needs:
 def moving_reference(
     config: Config, policy: Policy, reference: Policy | None, dtype: torch.dtype
 ) -> MovingReference | None:
-    """The reference that follows the policy, where one is asked for; of weights in float32."""
-    if not config.sync_ref_model:
+    """The reference that follows the policy, or that has the adapter of `policy` as it is now, where one is
+    asked for; of weights in float32."""
+    if not config.sync_ref_model and (policy.adapter is None or reference_adapter(config) is None):
         return None
-    every, alpha = config.ref_model_sync_steps, config.ref_model_mixup_alpha
+    every = config.ref_model_sync_steps if config.sync_ref_model else 0
+    alpha = config.ref_model_mixup_alpha
     return MovingReference(policy, reference, every=every, alpha=alpha, dtype=dtype)
 
 

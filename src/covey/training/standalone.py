@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from covey.comm import LocalComm
+from covey.config.adapters import ADAPTER_CONFIG
 from covey.config.evaluation import has_own_output, is_checkpoint
 from covey.config.objects import live_kind
 from covey.config.output import first_free
 from covey.config.resolve import Resolved
 from covey.data.pass_rates import FILE as PASS_RATES
 from covey.data.pass_rates import lines_of
-from covey.models.adapter_shapes import ADAPTER_CONFIG, adapter_settings
+from covey.models.adapter_shapes import adapter_settings
 from covey.models.live import LiveModel, lent
 from covey.models.load import base_directory, choose_stream, load_adapted, load_policy
 from covey.models.lora import merged

@@ -3,7 +3,7 @@ stay pure."""
 
 from covey.plan.facts.all_facts import Facts
 from covey.plan.facts.data import EvalSet, LeftOut, MissingColumn, PassRateFacts, UnreadableFile
-from covey.plan.facts.model import ModelFault, ModelSizes, TargetFacts
+from covey.plan.facts.model import AdapterFacts, ModelFault, ModelSizes, TargetFacts
 from covey.plan.facts.rewards import (
     BlindReward,
     FaultyReward,
@@ -16,6 +16,7 @@ from covey.plan.facts.rewards import (
 from covey.plan.facts.run import Measured, OutputDirState, ResumeFacts, RunOwner
 
 __all__ = [
+    "AdapterFacts",
     "BlindReward",
     "EvalSet",
     "Facts",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from covey.plan.facts.data import EvalSet, LeftOut, MissingColumn, PassRateFacts, UnreadableFile
-from covey.plan.facts.model import ModelFault, ModelSizes, TargetFacts
+from covey.plan.facts.model import AdapterFacts, ModelFault, ModelSizes, TargetFacts
 from covey.plan.facts.rewards import (
     BlindReward,
     FaultyReward,
@@ -81,6 +81,7 @@ class Facts:
     reward_names           the names of the rewards in metrics, in order
     reward_notes           what is to be said of the rewards
     unmatched_targets      adapter targets that match no module
+    adapter                the adapter that the run starts from, where it starts from one
     untrainable_targets    (name, reason) of adapter targets that an adapter would not reach
     eval_sets              the sets of prompts to evaluate on
     missing_packages       (option, what has to be installed) for libraries that are not there
@@ -159,6 +160,7 @@ class Facts:
     reads_steps: bool | None = None
     reward_names: tuple[str, ...] = ()
     reward_notes: tuple[str, ...] = ()
+    adapter: AdapterFacts | None = None
     unmatched_targets: tuple[TargetFacts, ...] = ()
     untrainable_targets: tuple[tuple[str, str], ...] = ()
     eval_sets: tuple[EvalSet, ...] = ()

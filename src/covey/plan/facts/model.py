@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ModelFault = Literal["missing", "kind", "media", "code", "format", "hub", "template", "weights", "quantized"]
+ModelFault = Literal[
+    "missing", "kind", "media", "code", "format", "shards", "hub", "template", "weights", "quantized"
+]
 """What is wrong with a model: its files, what it is, that it sees or hears, that it brings code, that its
-weights are not safetensors, that a hub does not give it, its chat template, that its weights are not those of
-its config.json, or that they are quantized."""
+weights are not safetensors, that they are the shards of a trainer, that a hub does not give it, its chat
+template, that its weights are not those of its config.json, or that they are quantized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,23 @@ class TargetFacts:
 
     target: str
     nearest: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFacts:
+    """What is known of the adapter that a run starts from, and of that of its reference.
+
+    problem            why its tensors do not fit the model, in words, or None
+    is_on_all_linear   whether it lies on every layer that `all-linear` means
+    reference_problem  (code, words) why that of ref_adapters cannot be the reference, or None
+    digest             SHA-256 of the weights of the adapter that the reference has; None where no KL term
+                       reads them, or the reference is the base
+    """
+
+    problem: str | None = None
+    is_on_all_linear: bool = False
+    reference_problem: tuple[str, str] | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

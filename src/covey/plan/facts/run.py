@@ -17,7 +17,8 @@ class ResumeFacts:
     says of each newer one why it is passed over. `is_elsewhere` is where it does not lie in output_dir.
     `config_changes` are the options that differ from those of the stopped run as (name, old value, new
     value), where its config.yaml can be read (`is_compared`); `pass_rates` is the digest of what was measured
-    then.
+    then, `reference` that of the adapter that the reference had. `foreign` is what a checkpoint of another
+    trainer holds.
     """
 
     path: str
@@ -28,6 +29,8 @@ class ResumeFacts:
     is_compared: bool = True
     config_changes: tuple[tuple[str, Any, Any], ...] = ()
     pass_rates: str | None = None
+    reference: str | None = None
+    foreign: Literal["", "model", "adapter"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

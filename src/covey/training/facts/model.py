@@ -13,13 +13,14 @@ from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import model_context, model_problem, read_json, vocabulary_of
 from covey.data.text import TextCodec, load_codec, prompt_problem, stop_tokens_in_words
 from covey.errors import ConfigError
-from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes
+from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes, settings_of
 from covey.models.config_shapes import FAMILIES, shapes_of_config
 from covey.models.fit import fit_of
 from covey.options.schema import Config
 from covey.plan.checks import checks
 from covey.plan.facts import Facts, ModelFault, TargetFacts
 from covey.quickstart import task
+from covey.training.facts.adapter import with_adapter
 from covey.training.facts.memory import model_sizes
 from covey.training.facts.reward_models import fetch_reward_models
 from covey.training.facts.sizes import checkpoint_sizes
@@ -46,6 +47,7 @@ _FAULTS: Mapping[str, ModelFault] = {
     "unknown_model_type": "kind",
     "adapter": "kind",
     "pickled_weights": "format",
+    "shards": "shards",
     "quantized": "quantized",
 }
 
@@ -78,15 +80,7 @@ def lora_settings(config: Config) -> LoraSettings | None:
 
 def _adapter_settings(config: Config) -> LoraSettings:
     """The adapter that a configuration describes, whether or not it trains one."""
-    return LoraSettings(
-        rank=config.lora_rank,
-        alpha=config.lora_alpha,
-        dropout=config.lora_dropout,
-        target_modules=tuple(config.target_modules),
-        modules_to_save=tuple(config.modules_to_save),
-        use_rslora=config.use_rslora,
-        use_dora=config.use_dora,
-    )
+    return settings_of(config.model_dump())
 
 
 def with_model(
@@ -223,6 +217,7 @@ def _with_sizes(facts: Facts, config: Config, directory: Path, shapes: ModelShap
         return facts
     described = facts_of(shapes, _adapter_settings(config))
     found = None if lora_settings(config) is None else described
+    facts = with_adapter(facts, config, shapes)
     count = sum(_numel(shape) for shape in shapes.tensors.values())
     sizes = checkpoint_sizes(
         config,
@@ -240,7 +235,7 @@ def _with_sizes(facts: Facts, config: Config, directory: Path, shapes: ModelShap
         checkpoint_bytes=sizes.whole,
         model_bytes=sizes.model,
     )
-    if found is None:
+    if found is None or config.adapters is not None:
         return facts
     return replace(
         facts,

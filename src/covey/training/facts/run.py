@@ -13,9 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from covey.checkpoint.manifest import Manifest, read_manifest, require_states
-from covey.checkpoint.read import Skipped, find_latest, verify
+from covey.checkpoint.manifest import MANIFEST, Manifest, read_manifest, require_states
+from covey.checkpoint.read import Skipped, find_latest, list_checkpoints, verify
 from covey.config.file import read_file
+from covey.data.foreign_checkpoints import foreign_kind
 from covey.errors import CheckpointError
 from covey.options.schema import Config
 from covey.plan.deepspeed import PRESETS, FromFile, from_content, states_of, unreadable
@@ -184,6 +185,8 @@ def _resume(config: Config) -> ResumeFacts | None:
     asked = config.resume_from_checkpoint
     if asked is None:
         return None
+    if (foreign := _foreign_resume(config, asked)) is not None:
+        return foreign
     if asked not in ("latest", "auto"):
         try:
             return _resume_facts(Path(asked), _with_trainer(Path(asked)), config, ())
@@ -201,6 +204,20 @@ def _resume(config: Config) -> ResumeFacts | None:
         problem=f"{problem}{': ' + reasons if reasons else ''}",
         skipped=tuple(s.reason for s in latest.skipped),
     )
+
+
+def _foreign_resume(config: Config, asked: str) -> ResumeFacts | None:
+    """A checkpoint of another trainer in the place of one of covey's: the one that is named, or the newest of
+    the directory that is written to or named."""
+    named = Path(config.output_dir if asked in ("latest", "auto") else asked)
+    if any((named / name).exists() for name in (MANIFEST, "config.yaml")):
+        return None
+    for path in (named, *reversed(list_checkpoints(named))):
+        kind = foreign_kind(path) if path.is_dir() and not (path / MANIFEST).is_file() else ""
+        if kind:
+            words = "is a checkpoint of transformers' Trainer (TRL, ms-swift), not of covey."
+            return ResumeFacts(path=str(path), problem=words, foreign=kind)
+    return None
 
 
 def _with_trainer(path: Path) -> Manifest:
@@ -225,6 +242,7 @@ def _resume_facts(
         is_compared=bool(read_file(str(path.parent / "config.yaml")).typed),
         config_changes=_config_changes(path.parent / "config.yaml", config),
         pass_rates=None if "pass_rates" not in manifest.meta else str(manifest.meta["pass_rates"]),
+        reference=None if "reference" not in manifest.meta else str(manifest.meta["reference"]),
     )
 
 

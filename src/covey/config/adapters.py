@@ -1,0 +1,190 @@
+"""A saved adapter of peft as a run sees it: the options that it decides, and why one cannot be trained on.
+
+Read are adapter_config.json and the header of adapter_model.safetensors; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.weight_files import DamagedFileError, StoredTensor, read_header
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+_PICKLED = "adapter_model.bin"
+_PREFIX, _MATRIX = "base_model.model.", ".lora_A.weight"
+# What the options of a run hold, or what the adapter's tensors say by their names.
+_OF_NAMES = ("exclude_modules", "layers_to_transform", "layers_pattern")
+_HELD = (
+    *("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora"),
+    *_OF_NAMES,
+)
+# What decides nothing once an adapter is trained: where it comes from, and how it was first drawn.
+_SILENT = (
+    *("auto_mapping", "base_model_name_or_path", "eva_config", "fan_in_fan_out", "inference_mode"),
+    *("megatron_core", "peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config"),
+)
+# Other ways to draw it take a part out of the base's weights, which those of the base no longer have.
+_DRAWN = (None, True, False, "eva", "gaussian", "orthogonal")
+
+
+class AdapterFileError(ValueError):
+    """A directory that holds no adapter to train on, in words; `is_other` where it holds one of a kind that
+    covey's LoRA cannot be."""
+
+    def __init__(self, words: str, *, is_other: bool = False) -> None:
+        self.is_other = is_other
+        super().__init__(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedAdapter:
+    """What a directory says of its adapter: the options of a run that it decides, and its base by its own
+    word, "" where it names none."""
+
+    options: Mapping[str, Any]
+    base: str
+
+
+def adapter_path(name: str) -> Path:
+    """The directory that a typed name means."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # the home of somebody who is not there
+        return Path(name)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a name is the path of a directory with an adapter and no model."""
+    directory = adapter_path(name)
+    try:
+        return (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file()
+    except OSError:  # no path is as long as some names
+        return False
+
+
+def base_of(directory: Path) -> str:
+    """The base that an adapter names; "" where nothing can be read."""
+    try:
+        return str(_body(directory).get("base_model_name_or_path") or "")
+    except AdapterFileError:
+        return ""
+
+
+def read_adapter(directory: Path) -> SavedAdapter:
+    """What adapter_config.json says; AdapterFileError where the adapter is none that covey's LoRA can be.
+
+    `target_modules` are names as `--target_modules` takes them. Where peft found the modules in another way,
+    as by a pattern, they are the very modules that the file of weights has.
+    """
+    body = _body(directory)
+    others = other_parts(body)
+    if others:
+        words = f"{directory} is an adapter with {', '.join(others)}, which covey's LoRA has not"
+        raise AdapterFileError(words, is_other=True)
+    weights = directory / ADAPTER_WEIGHTS
+    modules = sorted(matrices(stored(directory))) if weights.is_file() else []
+    try:
+        options = {
+            "lora_rank": int(body["r"]),
+            "lora_alpha": float(body["lora_alpha"]),
+            "lora_dropout": float(body.get("lora_dropout") or 0.0),
+            "target_modules": _targets(body, modules),
+            "modules_to_save": sorted(str(name) for name in body.get("modules_to_save") or ()),
+            "use_rslora": bool(body.get("use_rslora")),
+            "use_dora": bool(body.get("use_dora")),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise AdapterFileError(f"{directory / ADAPTER_CONFIG} cannot be read: {error!r}") from error
+    return SavedAdapter(options=options, base=str(body.get("base_model_name_or_path") or ""))
+
+
+def weights_fault(directory: Path) -> str | None:
+    """Why the weights of an adapter cannot be loaded, or None."""
+    if (directory / ADAPTER_WEIGHTS).is_file():
+        try:
+            stored(directory)
+        except AdapterFileError as error:
+            return str(error)
+        return None
+    if (directory / _PICKLED).is_file():
+        return (
+            f"{directory} has its weights in {_PICKLED} alone, a pickle, which can run code and is not read"
+        )
+    return f"{directory} has no {ADAPTER_WEIGHTS}"
+
+
+def stored(directory: Path) -> Mapping[str, StoredTensor]:
+    """The tensors of an adapter by their names within the base model; AdapterFileError where the file is
+    damaged."""
+    try:
+        tensors = read_header(directory / ADAPTER_WEIGHTS)
+    except (OSError, DamagedFileError) as error:
+        raise AdapterFileError(f"the weights of {directory} are damaged: {error}") from error
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+
+
+def matrices(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """The first matrix of each module that has an adapter, by the module's name."""
+    return {n.removesuffix(_MATRIX): t for n, t in tensors.items() if n.endswith(_MATRIX)}
+
+
+def other_parts(body: Mapping[str, Any]) -> list[str]:
+    """What an adapter has beside plain LoRA, by the names of adapter_config.json."""
+    if body.get("peft_type") != "LORA":
+        return [f"peft_type {body.get('peft_type')}"]
+    found = []
+    for name, value in body.items():
+        if name in (*_HELD, *_SILENT) or not value:
+            continue
+        if name in ("rank_pattern", "alpha_pattern"):
+            usual = body.get("r" if name == "rank_pattern" else "lora_alpha")
+            if isinstance(value, Mapping) and all(one == usual for one in value.values()):
+                continue
+        if name == "bias":
+            found += [] if value == "none" else [f"bias {value}"]
+        elif name == "task_type":
+            found += [] if value == "CAUSAL_LM" else [f"task_type {value}"]
+        elif name == "init_lora_weights":
+            found += [] if value in _DRAWN else [f"init_lora_weights {value}"]
+        else:
+            found.append(str(name))
+    return found
+
+
+def _body(directory: Path) -> dict[str, Any]:
+    path = directory / ADAPTER_CONFIG
+    if not directory.is_dir():
+        raise AdapterFileError(f"{directory} is not a directory")
+    if not path.is_file():
+        inner = next((p.parent for p in sorted(directory.glob(f"*/{ADAPTER_CONFIG}"))), None)
+        hint = "" if inner is None else f"; {inner} has one"
+        raise AdapterFileError(f"{directory} has no {ADAPTER_CONFIG}{hint}")
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdapterFileError(f"{path} cannot be read: {error}") from error
+    if not isinstance(body, dict):
+        raise AdapterFileError(f"{path} cannot be read: it is no JSON object")
+    return body
+
+
+def _targets(body: Mapping[str, Any], modules: list[str]) -> list[str]:
+    """The names that mean the modules of the file, those of the configuration where they do."""
+    named = body["target_modules"]
+    names = sorted(named) if isinstance(named, list) else [str(named)]
+    if not modules:
+        return names
+    used = [name for name in names if any(_means(name, module) for module in modules)]
+    is_whole = all(any(_means(name, module) for name in used) for module in modules)
+    is_plain = isinstance(named, list) and not any(body.get(name) for name in _OF_NAMES)
+    return used if is_plain and is_whole else modules
+
+
+def _means(name: str, module: str) -> bool:
+    return module == name or module.endswith(f".{name}")

@@ -1,0 +1,202 @@
+"""The options of a run that starts from a saved adapter, which decides its own shape and names its base.
+
+`--adapters DIR` names it, as in ms-swift; a directory of an adapter as `--model DIR` is one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from covey.codes import CODES
+from covey.config.adapters import (
+    ADAPTER_CONFIG,
+    AdapterFileError,
+    adapter_path,
+    base_of,
+    is_adapter,
+    read_adapter,
+    weights_fault,
+)
+from covey.config.dialect import SOURCE
+from covey.config.take import Typed
+from covey.options.schema import Config, default_of
+from covey.types import Fix, Problem
+
+START, BASE = "start", "base"
+"""What ref_adapters may be beside a directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Options that follow from the adapter, with the words for where each came from, and what is wrong."""
+
+    values: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+def start_of(typed: Mapping[str, Typed]) -> Start:
+    """What follows from the adapter that was typed; nothing where none was."""
+    named = _named(typed)
+    if named is None:
+        return Start()
+    option, where = named
+    directory = adapter_path(where.value)
+    values: dict[str, tuple[Any, str]] = {"adapters": (where.value, where.source)}
+    problems: list[Problem] = []
+    model = typed.get("model")
+    if option == "model":
+        values["adapters"] = (where.value, "model, which is the directory of an adapter")
+    elif model is not None and is_adapter(str(model.value)):
+        problems += _two_adapters(model, where)
+    if model is not None and is_adapter(str(model.value)):
+        base, faults = _base(adapter_path(str(model.value)))
+        problems += faults
+        values["model"] = (base, f"base_model_name_or_path of {model.value}/{ADAPTER_CONFIG}")
+    source = f"{ADAPTER_CONFIG} of {where.value}"
+    tuner = typed.get("tuner_type")
+    if tuner is not None and tuner.value == "full" and _is_choice("tuner_type", tuner, where):
+        return Start(values, (*problems, _full(tuner, where.value)))
+    values["tuner_type"] = ("lora", "derived from adapters")
+    try:
+        options = read_adapter(directory).options
+    except AdapterFileError as error:
+        return Start(values, (*problems, _unusable(option, str(error), where.value, error.is_other)))
+    fault = weights_fault(directory)
+    if fault is not None:
+        problems.append(_unusable(option, fault, where.value, False))
+    for name, value in options.items():
+        own = typed.get(name)
+        if own is None or not _is_choice(name, own, where):
+            values[name] = (value, source)
+        elif name != "lora_dropout" and not _is_same(own.value, value):
+            values[name] = (value, source)
+            problems.append(_differs(name, own, value, where.value))
+    return Start(values, tuple(problems))
+
+
+def adapter_directory(config: Config) -> Path | None:
+    """The directory of the adapter that a run starts from, or None."""
+    return None if config.adapters is None else adapter_path(config.adapters)
+
+
+def reference_adapter(config: Config) -> Path | None:
+    """The directory of the adapter that the reference of a KL term has; None where it is the base alone."""
+    if config.adapters is None or config.ref_adapters == BASE:
+        return None
+    return adapter_path(config.adapters if config.ref_adapters == START else config.ref_adapters)
+
+
+def _named(typed: Mapping[str, Typed]) -> tuple[str, Typed] | None:
+    """The option that names the adapter, and what was typed."""
+    adapters, model = typed.get("adapters"), typed.get("model")
+    if adapters is not None and adapters.value is not None:
+        return "adapters", adapters
+    if model is not None and is_adapter(str(model.value)):
+        return "model", model
+    return None
+
+
+def _is_choice(name: str, own: Typed, adapter: Typed) -> bool:
+    """Whether somebody chose this value for a run with the adapter: no default of ms-swift, and none that
+    stands in the file of another run, where the adapter is a flag."""
+    if own.source == SOURCE:
+        return False
+    is_flag = adapter.source.startswith(("flag ", "argument"))
+    from_file = not own.source.startswith(("flag ", "argument"))
+    return not (is_flag and from_file and own.value == default_of(name))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return set(one) == set(other)
+    return bool(one == other)
+
+
+def _two_adapters(model: Typed, adapters: Typed) -> list[Problem]:
+    if Path(str(model.value)).resolve() == Path(str(adapters.value)).resolve():
+        return []
+    return [
+        _problem(
+            "E106",
+            "adapters",
+            f"model is {model.value} ({model.source}), which is an adapter, and adapters is "
+            f"{adapters.value} ({adapters.source}).",
+            "",
+            Fix(text="one of the two: leave out --adapters, or give the base model as --model"),
+        )
+    ]
+
+
+def _base(directory: Path) -> tuple[str, list[Problem]]:
+    """The base of an adapter that was given as the model, where it can be found."""
+    base = base_of(directory)
+    here = adapter_path(base)
+    give = Fix(text=f"say where its base is: --model BASE --adapters {directory}")
+    if not base:
+        seen = f"{directory} is an adapter, and its {ADAPTER_CONFIG} names no base model."
+        return "", [_problem("E301", "model", seen, "", give)]
+    if here.is_absolute() and not here.is_dir():
+        seen = f"{directory} is an adapter of {base}, which is not on this machine."
+        return base, [_problem("E301", "model", seen, "The adapter was trained on another machine.", give)]
+    return base, []
+
+
+def _full(tuner: Typed, where: str) -> Problem:
+    return _problem(
+        "E382",
+        "tuner_type",
+        f"tuner_type is full ({tuner.source}), and adapters is {where}.",
+        "ms-swift trains all weights then from those of the base, and leaves the adapter out.",
+        Fix(text="go on training the adapter", edits={"tuner_type": "lora"}),
+        Fix(
+            text=f"train all weights from the sum: `covey export {where} --merge`, and the directory that it "
+            "writes as --model, without --adapters"
+        ),
+    )
+
+
+def _differs(name: str, own: Typed, value: Any, where: str) -> Problem:
+    return _problem(
+        "E382",
+        name,
+        f"{name} is {_shown(own.value)} ({own.source}), and that of the adapter {where} is {_shown(value)}.",
+        "",
+        Fix(text="as the adapter is", edits={name: value})
+        if value
+        else Fix(text=f"as the adapter is: leave out --{name}"),
+    )
+
+
+def _unusable(option: str, words: str, where: str, is_other: bool) -> Problem:
+    if is_other:
+        merge = "merge it with peft (`merge_and_unload`), save the merged model, and give that as --model"
+        return _problem("E381", option, f"{words}.", "", Fix(text=merge))
+    fixes = [Fix(text="give the directory that holds adapter_config.json and adapter_model.safetensors")]
+    if "a pickle" in words:
+        convert = (
+            'where you trust the file, write it anew beside it: `python -c "from peft import '
+            f"AutoPeftModelForCausalLM as M; M.from_pretrained('{where}').save_pretrained('{where}')\"`"
+        )
+        fixes = [Fix(text=convert)]
+    elif "not a directory" in words and where.count("/") == 1 and not where.startswith((".", "/", "~")):
+        fixes.insert(0, Fix(text=f"fetch it from its hub first: `hf download {where} --local-dir DIR`"))
+    return _problem("E380", option, f"{words}.", "", *fixes)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "empty"
+    return (
+        f"{value:g}"
+        if isinstance(value, float)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
+
+
+def _problem(code: str, option: str, seen: str, cause: str, *fixes: Fix) -> Problem:
+    return Problem(code=code, option=option, seen=seen, why=CODES[code].why, cause=cause, fixes=fixes)

@@ -1,0 +1,127 @@
+"""What is wrong with the adapter or the checkpoint that a run starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from covey.config.start import BASE, START
+from covey.options.schema import Config
+from covey.plan.facts import Facts, ResumeFacts
+from covey.plan.memory_training import has_kl
+from covey.plan.problem import problem, warning
+from covey.types import Fix, Problem
+
+
+def start_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+    """Return what stands against starting from this adapter, with this reference."""
+    return [*_fit(config, facts), *_reference(config, facts, typed), *_resumed(config, facts)]
+
+
+def is_settled(said: Problem, facts: Facts) -> bool:
+    """Return whether the model shows that what was said of the options alone is no fault: the adapter lies on
+    every linear layer, which `all-linear` means."""
+    is_on_all = facts.adapter is not None and facts.adapter.is_on_all_linear
+    return said.code == "E382" and said.option == "target_modules" and is_on_all
+
+
+def reference_words(config: Config) -> str:
+    """Return what the KL term of a run that starts from an adapter compares with."""
+    if not has_kl(config):
+        return "no reference, since beta is 0"
+    if config.ref_adapters == BASE:
+        return "reference: the model with the adapter off (--ref_adapters base)"
+    if config.ref_adapters == START:
+        return "reference: the adapter as it is at the start (--ref_adapters start)"
+    return f"reference: the adapter {config.ref_adapters}"
+
+
+def foreign_resume(resume: ResumeFacts) -> Problem:
+    """Return the problem of a resume from a checkpoint of another trainer."""
+    option = "adapters" if resume.foreign == "adapter" else "model"
+    what = "adapter" if resume.foreign == "adapter" else "weights"
+    return problem(
+        "E418",
+        "resume_from_checkpoint",
+        f"{resume.path} {resume.problem}",
+        "",
+        Fix(text=f"a new run from its {what}, without --resume_from_checkpoint: --{option} {resume.path}"),
+    )
+
+
+def _fit(config: Config, facts: Facts) -> list[Problem]:
+    if facts.adapter is None or facts.adapter.problem is None:
+        return []
+    return [
+        problem(
+            "E383",
+            "adapters",
+            f"The adapter {config.adapters} does not fit {config.model}: {facts.adapter.problem}.",
+            "",
+            Fix(text="the model that the adapter was trained on: --model BASE"),
+        )
+    ]
+
+
+def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+    where = config.ref_adapters
+    is_word = where in (START, BASE)
+    start = Fix(text="the adapter as it is at the start", edits={"ref_adapters": START})
+    base = Fix(text="the model with the adapter off", edits={"ref_adapters": BASE})
+    if config.adapters is None:
+        if is_word:
+            return []
+        return [
+            problem(
+                "E384",
+                "ref_adapters",
+                f"ref_adapters is {where}, and adapters is not set: the policy would start from the base, "
+                "not from its reference.",
+                "In ms-swift both options name the adapter of the first training.",
+                Fix(text="start from that adapter too", edits={"adapters": where}),
+                Fix(text="leave out --ref_adapters"),
+            )
+        ]
+    if not has_kl(config):
+        if "ref_adapters" not in typed:
+            return []
+        seen = f"ref_adapters is {where}, and beta is 0: there is no KL term, so no reference is held."
+        return [warning("W108", "ref_adapters", seen, "", Fix(text="leave out --ref_adapters"))]
+    if facts.adapter is not None and facts.adapter.reference_problem is not None:
+        code, words = facts.adapter.reference_problem
+        return [problem(code, "ref_adapters", f"ref_adapters: {words}.", "", start, base)]
+    if config.sync_ref_model and where == BASE:
+        return [
+            problem(
+                "E384",
+                "ref_adapters",
+                "ref_adapters is base and sync_ref_model is on: a reference that follows the policy is an "
+                "adapter, and the base has none to begin with.",
+                "",
+                start,
+                Fix(text="leave the reference as it is", edits={"sync_ref_model": False}),
+            )
+        ]
+    return []
+
+
+def _resumed(config: Config, facts: Facts) -> list[Problem]:
+    """Where a run would go on with the weights of another reference than those that it began with."""
+    resume = facts.resume
+    if resume is None or resume.problem is not None or resume.reference is None or not has_kl(config):
+        return []
+    is_unread = config.adapters is not None and facts.adapter is None
+    now = None if facts.adapter is None else facts.adapter.digest
+    is_asked = config.allow_changes or any(name == "ref_adapters" for name, _, _ in resume.config_changes)
+    if is_unread or is_asked or now == resume.reference:
+        return []
+    held = "no adapter is named for it now" if now is None else f"those of now have {now[:12]}"
+    return [
+        problem(
+            "E419",
+            "adapters",
+            f"{resume.path} was made with a reference whose weights have the SHA-256 "
+            f"{resume.reference[:12]}; {held}.",
+            "" if now is None else "The adapter's directory was written over, or another one is named.",
+            Fix(text="the adapter that the run began with: --adapters DIR"),
+        )
+    ]

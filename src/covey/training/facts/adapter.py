@@ -1,0 +1,63 @@
+"""Facts about the adapter that a run starts from, and about that of its reference; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from covey.checkpoint.manifest import hash_file
+from covey.config.adapters import (
+    ADAPTER_WEIGHTS,
+    AdapterFileError,
+    read_adapter,
+    stored,
+    weights_fault,
+)
+from covey.config.start import adapter_directory, reference_adapter
+from covey.models.adapter_shapes import ALL_LINEAR, ModelShapes, adapter_fault, facts_of, settings_of
+from covey.options.schema import Config
+from covey.plan.facts import AdapterFacts, Facts
+from covey.plan.memory_training import has_kl
+
+_SHAPE = ("lora_rank", "lora_alpha", "use_rslora", "use_dora", "modules_to_save")
+
+
+def with_adapter(facts: Facts, config: Config, shapes: ModelShapes) -> Facts:
+    """The facts with those of the adapter, where a run starts from one that can be read."""
+    directory = adapter_directory(config)
+    if directory is None or config.tuner_type != "lora":
+        return facts
+    try:
+        saved, tensors = read_adapter(directory), stored(directory)
+    except AdapterFileError:
+        return facts  # said where the options were read
+    settings = settings_of(saved.options)
+    everywhere = replace(settings, target_modules=(ALL_LINEAR,))
+    problem = adapter_fault(tensors, shapes, settings)
+    found = AdapterFacts(
+        problem=problem,
+        is_on_all_linear=facts_of(shapes, settings).targets == facts_of(shapes, everywhere).targets,
+    )
+    reference = reference_adapter(config) if has_kl(config) else None
+    if reference is not None and problem is None:
+        fault = _reference_problem(config, reference, shapes) if reference != directory else None
+        digest = hash_file(reference / ADAPTER_WEIGHTS) if fault is None else None
+        found = replace(found, reference_problem=fault, digest=digest)
+    return replace(facts, adapter=found)
+
+
+def _reference_problem(config: Config, directory: Path, shapes: ModelShapes) -> tuple[str, str] | None:
+    """Why the reference cannot be the policy with the tensors of this directory in it."""
+    try:
+        saved = read_adapter(directory)
+    except AdapterFileError as error:
+        return ("E381" if error.is_other else "E380"), str(error)
+    words = weights_fault(directory)
+    if words is not None:
+        return "E380", words
+    own = config.model_dump()
+    for name in _SHAPE:
+        if saved.options[name] != own[name]:
+            return "E384", f"{directory} has {name} {saved.options[name]}, and adapters {own[name]}"
+    fault = adapter_fault(stored(directory), shapes, settings_of(own))
+    return None if fault is None else ("E384", f"{directory} lies on other modules than adapters: {fault}")
