@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 from covey.rewards.sandbox.layers import Unisolated
@@ -58,9 +59,12 @@ def _pickled(here: Path) -> None:
 
 
 def _adapter(here: Path) -> None:
+    """One that was trained on another machine, as its base says."""
     (here / "adapter").mkdir()
-    (here / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}')
-    (here / "adapter" / "adapter_model.safetensors").write_bytes(b"")
+    body = {"peft_type": "LORA", "r": 8, "lora_alpha": 32, "target_modules": ["q_proj"]}
+    body["base_model_name_or_path"] = "/data/Qwen2.5-0.5B"
+    (here / "adapter" / "adapter_config.json").write_text(json.dumps(body))
+    (here / "adapter" / "adapter_model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
 
 
 def _unopened_template(here: Path) -> None:

@@ -29,7 +29,7 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
     (
         "E418",
         "Checkpoint of another trainer",
-        "The state of its optimizer is a pickle, which can run code when it is read, so it cannot be taken "
+        "The state of its optimizer is pickled, which can run code when it is read, so it cannot be taken "
         "over. A new run can start from its weights.",
     ),
     (

@@ -53,8 +53,8 @@ START: tuple[tuple[str, str, str], ...] = (
     (
         "E380",
         "Adapter that cannot be read",
-        "A run that starts from an adapter needs its configuration, and its weights as safetensors; a pickle "
-        "can run code when it is read.",
+        "A run that starts from an adapter needs its configuration, and its weights as safetensors; a "
+        "pickled file can run code when it is read.",
     ),
     (
         "E381",
@@ -83,7 +83,7 @@ START: tuple[tuple[str, str, str], ...] = (
     (
         "E385",
         "Weights in the shards of a trainer",
-        "Such shards are pickles, and each holds a part of the weights; covey reads whole weights as "
+        "Such shards are pickled, and each holds a part of the weights; covey reads whole weights as "
         "safetensors.",
     ),
     (

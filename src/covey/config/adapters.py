@@ -6,7 +6,7 @@ Read are adapter_config.json and the header of adapter_model.safetensors; nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,23 +79,23 @@ def base_of(directory: Path) -> str:
 def read_adapter(directory: Path) -> SavedAdapter:
     """What adapter_config.json says; AdapterFileError where the adapter is none that covey's LoRA can be.
 
-    `target_modules` are names as `--target_modules` takes them. Where peft found the modules in another way,
-    as by a pattern, they are the very modules that the file of weights has.
+    `target_modules` and `modules_to_save` are names as these options take them. Where peft found the modules
+    in another way, as by a pattern, they are the very modules that the file of weights has.
     """
     body = _body(directory)
-    others = other_parts(body)
+    others = _other_parts(body)
     if others:
-        words = f"{directory} is an adapter with {', '.join(others)}, which covey's LoRA has not"
+        words = f"{directory} is an adapter with {', '.join(others)}, which covey's LoRA cannot hold"
         raise AdapterFileError(words, is_other=True)
     weights = directory / ADAPTER_WEIGHTS
-    modules = sorted(matrices(stored(directory))) if weights.is_file() else []
+    tensors = stored(directory) if weights.is_file() else {}
     try:
         options = {
             "lora_rank": int(body["r"]),
             "lora_alpha": float(body["lora_alpha"]),
             "lora_dropout": float(body.get("lora_dropout") or 0.0),
-            "target_modules": _targets(body, modules),
-            "modules_to_save": sorted(str(name) for name in body.get("modules_to_save") or ()),
+            "target_modules": _targets(body, sorted(_matrices(tensors))),
+            "modules_to_save": _saved(body, tensors),
             "use_rslora": bool(body.get("use_rslora")),
             "use_dora": bool(body.get("use_dora")),
         }
@@ -113,9 +113,7 @@ def weights_fault(directory: Path) -> str | None:
             return str(error)
         return None
     if (directory / _PICKLED).is_file():
-        return (
-            f"{directory} has its weights in {_PICKLED} alone, a pickle, which can run code and is not read"
-        )
+        return f"{directory} has pickled weights alone ({_PICKLED}), which can run code and are not read"
     return f"{directory} has no {ADAPTER_WEIGHTS}"
 
 
@@ -129,15 +127,10 @@ def stored(directory: Path) -> Mapping[str, StoredTensor]:
     return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
-def matrices(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
-    """The first matrix of each module that has an adapter, by the module's name."""
-    return {n.removesuffix(_MATRIX): t for n, t in tensors.items() if n.endswith(_MATRIX)}
-
-
-def other_parts(body: Mapping[str, Any]) -> list[str]:
+def _other_parts(body: Mapping[str, Any]) -> list[str]:
     """What an adapter has beside plain LoRA, by the names of adapter_config.json."""
-    if body.get("peft_type") != "LORA":
-        return [f"peft_type {body.get('peft_type')}"]
+    if body["peft_type"] != "LORA":
+        return [f"peft_type {body['peft_type']}"]
     found = []
     for name, value in body.items():
         if name in (*_HELD, *_SILENT) or not value:
@@ -171,6 +164,8 @@ def _body(directory: Path) -> dict[str, Any]:
         raise AdapterFileError(f"{path} cannot be read: {error}") from error
     if not isinstance(body, dict):
         raise AdapterFileError(f"{path} cannot be read: it is no JSON object")
+    if "peft_type" not in body:
+        raise AdapterFileError(f"{path} cannot be read: it names no peft_type")
     return body
 
 
@@ -184,6 +179,19 @@ def _targets(body: Mapping[str, Any], modules: list[str]) -> list[str]:
     is_whole = all(any(_means(name, module) for name in used) for module in modules)
     is_plain = isinstance(named, list) and not any(body.get(name) for name in _OF_NAMES)
     return used if is_plain and is_whole else modules
+
+
+def _saved(body: Mapping[str, Any], tensors: Iterable[str]) -> list[str]:
+    """The same for modules that are trained whole, which may have others in them."""
+    names = sorted(str(name) for name in body.get("modules_to_save") or ())
+    modules = sorted({name.rpartition(".")[0] for name in tensors if ".lora_" not in name})
+    is_whole = all(any(f".{name}." in f".{module}." for name in names) for module in modules)
+    return names if is_whole or not names else modules
+
+
+def _matrices(tensors: Iterable[str]) -> set[str]:
+    """The modules that have an adapter."""
+    return {name.removesuffix(_MATRIX) for name in tensors if name.endswith(_MATRIX)}
 
 
 def _means(name: str, module: str) -> bool:

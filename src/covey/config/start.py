@@ -89,6 +89,14 @@ def reference_adapter(config: Config) -> Path | None:
     return adapter_path(config.adapters if config.ref_adapters == START else config.ref_adapters)
 
 
+def starts_at_reference(config: Config) -> bool:
+    """Whether policy and reference are one model when the run begins, so that their KL is 0."""
+    directory, other = adapter_directory(config), reference_adapter(config)
+    if directory is None or other is None:
+        return directory == other
+    return directory.resolve() == other.resolve()
+
+
 def _named(typed: Mapping[str, Typed]) -> tuple[str, Typed] | None:
     """The option that names the adapter, and what was typed."""
     adapters, model = typed.get("adapters"), typed.get("model")
@@ -149,11 +157,11 @@ def _full(tuner: Typed, where: str) -> Problem:
         "E382",
         "tuner_type",
         f"tuner_type is full ({tuner.source}), and adapters is {where}.",
-        "ms-swift trains all weights then from those of the base, and leaves the adapter out.",
+        "ms-swift would train all weights of the base here, without the adapter.",
         Fix(text="go on training the adapter", edits={"tuner_type": "lora"}),
         Fix(
-            text=f"train all weights from the sum: `covey export {where} --merge`, and the directory that it "
-            "writes as --model, without --adapters"
+            text=f"train all weights of the merged model: `covey export {where} --merge`, then the directory "
+            "that it writes as --model, without --adapters"
         ),
     )
 
@@ -175,7 +183,7 @@ def _unusable(option: str, words: str, where: str, is_other: bool) -> Problem:
         merge = "merge it with peft (`merge_and_unload`), save the merged model, and give that as --model"
         return _problem("E381", option, f"{words}.", "", Fix(text=merge))
     fixes = [Fix(text="give the directory that holds adapter_config.json and adapter_model.safetensors")]
-    if "a pickle" in words:
+    if "pickled" in words:
         convert = (
             'where you trust the file, write it anew beside it: `python -c "from peft import '
             f"AutoPeftModelForCausalLM as M; M.from_pretrained('{where}').save_pretrained('{where}')\"`"

@@ -23,7 +23,8 @@ _NEAR = 0.02
 class StepFacts:
     """What a step is held to.
 
-    `is_fresh`: no update since the rollout was annotated. `is_start`: no update since the run began.
+    `is_fresh`: no update since the rollout was annotated. `is_start`: no update since the run began from its
+    reference.
     `sampler_gap`: the largest mean |logprob - sampler's logprob| that rounding explains, None where the
     policy that sampled is unknown. `gradient_gap`: the largest relative difference between two computations
     of a gradient that rounding explains. `peak_rate`: the learning rate that was asked for. `may_lack`: parts

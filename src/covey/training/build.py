@@ -13,6 +13,7 @@ from covey.checkpoint.read import read_pieces, read_states
 from covey.checkpoint.registry import Registry, Stateful
 from covey.comm import Comm
 from covey.config.resolve import Resolved
+from covey.config.start import starts_at_reference
 from covey.config.write import to_yaml
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
@@ -177,6 +178,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         is_comparable=settings.is_comparable(config),
         may_be_silent=settings.may_be_silent(config),
         has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
+        starts_at_reference=starts_at_reference(config),
         sync_every=config.ref_model_sync_steps if config.sync_ref_model else 0,
         is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
         weights=WeightWatch(

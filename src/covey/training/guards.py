@@ -51,6 +51,7 @@ class Guards:
     step_refusals: tuple[StepRefusal, ...] = ()
     may_be_silent: bool = False
     has_dropout: bool = False
+    starts_at_reference: bool = True
     _is_replayed: bool = True
     _has_moved: bool = False
     _is_behind: bool = False
@@ -106,7 +107,7 @@ class Guards:
             step=step,
             # Where something is dropped, no two passes give a token the same probability.
             is_fresh=is_fresh and not self.has_dropout,
-            is_start=step == 1,
+            is_start=step == 1 and self.starts_at_reference,
             sampler_gap=None if self._is_replayed else gap,
             gradient_gap=_MATCH_LOW if self.is_low_precision else _MATCH_FLOAT32,
             peak_rate=self.peak_rate,

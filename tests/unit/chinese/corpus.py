@@ -20,8 +20,10 @@ MAKERS = {"Problem", "Finding", "Fix", "problem", "warning"}
 LOWER = (
     "checkpoint/manifest.py",
     "checkpoint/read.py",
+    "config/adapters.py",
     "config/foreign.py",
     "config/values.py",
+    "data/foreign_checkpoints.py",
     "data/hub.py",
     "data/mix.py",
     "data/model_files.py",

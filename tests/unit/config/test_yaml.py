@@ -32,7 +32,8 @@ def strategy(kind: Kind) -> st.SearchStrategy[Any]:
 
 
 REQUIRED = {name: strategy(kind_of(name)) for name in ("model", "dataset", "reward_funcs", "output_dir")}
-OTHERS = {name: strategy(kind_of(name)) for name in OPTIONS if name not in REQUIRED}
+# The directory of an adapter is read where options are resolved, so it has to be there.
+OTHERS = {n: strategy(kind_of(n)) for n in OPTIONS if n not in (*REQUIRED, "adapters")}
 
 
 GIVEN = given(st.fixed_dictionaries(REQUIRED, optional=OTHERS), st.integers(1, 9))

@@ -217,10 +217,10 @@ def test_settings_of_a_saved_adapter(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (config(peft_type="IA3"), "another kind"),
-        (config(bias="all"), "another kind"),
+        (config(peft_type="IA3"), "peft_type IA3"),
+        (config(bias="all"), "bias all"),
         (config(rank_pattern={"q_proj": 8}), "rank_pattern"),
-        ('{"peft_type": "LORA"}', "target_modules"),
+        ('{"peft_type": "LORA"}', "cannot be read: KeyError"),
         ("{", "cannot be read"),
     ],
 )
