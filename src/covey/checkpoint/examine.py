@@ -21,8 +21,9 @@ from covey.checkpoint.manifest import (
     read_manifest,
 )
 from covey.checkpoint.read import find_faults, list_checkpoints, state_faults
+from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from covey.errors import CheckpointError
-from covey.models.adapter_shapes import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_settings
+from covey.models.adapter_shapes import adapter_settings
 from covey.models.config_shapes import shapes_of_config
 from covey.models.fit import unfit_words
 from covey.weight_files import INDEX, WHOLE, DamagedFileError, StoredTensor, read_header, stored_tensors
