@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_H
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow mutants bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
+.PHONY: help install test-install quickstart test test-slow mutants contract bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -36,6 +36,9 @@ test: test-install lint types ## linters, type checker, tests: two at a time, on
 
 mutants: test-install ## plant every known fault and print what names it, when and how fast
 	@$(THREADS) $(VENV)/bin/python tests/mutants/table.py
+
+contract: test-install ## hold every backend to one process in every way of cutting a step; WRITE=docs/contract.md keeps the figures
+	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python tests/contract/table.py $(if $(WRITE),--write $(WRITE))
 
 test-slow: test-install ## the tests that take minutes: learning curves, wheel in an empty environment
 	@$(THREADS) $(VENV)/bin/python -m pytest -m slow

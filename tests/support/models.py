@@ -101,9 +101,9 @@ def policy_of(family: str, **changes: object) -> Policy:
     return Policy(model).eval()
 
 
-def save_model(family: str, directory: Path, seed: int = 1) -> Path:
+def save_model(family: str, directory: Path, seed: int = 1, **changes: object) -> Path:
     """Save a random model with the built-in tokenizer beside it."""
-    random_model(family, seed).save_pretrained(directory)
+    random_model(family, seed, **changes).save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         source = MODEL_DIR / name
         if source.is_file():

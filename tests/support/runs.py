@@ -55,24 +55,38 @@ def write_rollouts(directory: Path, *, rollouts: int = 5, seed: int = 0) -> Path
                 length = draw.randrange(1, 13) if group == 0 else draw.randrange(14, 31)
                 is_cut = group == 1 and sibling == 2
                 is_broken = group == 0 and sibling == 1
-                lines.append(_record(draw, rollout, group, sibling, prompt, length, is_cut, is_broken))
+                reward = None if is_broken else draw.choice((0.0, 0.5, 1.0)) + 0.01 * sibling
+                lines.append(
+                    record(
+                        draw,
+                        rollout=rollout,
+                        group=group,
+                        sibling=sibling,
+                        prompt=prompt,
+                        length=length,
+                        is_cut=is_cut,
+                        reward=reward,
+                    )
+                )
         path = directory / f"rollout-{rollout:06d}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return directory
 
 
-def _record(
+def record(
     draw: random.Random,
+    *,
     rollout: int,
     group: int,
     sibling: int,
     prompt: list[int],
     length: int,
     is_cut: bool,
-    is_broken: bool,
+    reward: float | None,
 ) -> dict[str, Any]:
-    reward = None if is_broken else draw.choice((0.0, 0.5, 1.0)) + 0.01 * sibling
-    part = {"name": "accuracy", "value": reward, "status": "error" if is_broken else "ok", "message": ""}
+    """A line of a rollout's file with random tokens; without a reward the row is invalid."""
+    status = "error" if reward is None else "ok"
+    part = {"name": "accuracy", "value": reward, "status": status, "message": ""}
     return {
         "rollout": rollout,
         "group": group,

@@ -1,0 +1,54 @@
+"""The backends that the contract holds: one entry each, and nothing else knows which there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from covey.learner.backends.base import Backend
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kind:
+    """A backend as a user selects it: `options` are typed, and `worlds` are the numbers of processes.
+
+    `is_variant`: near to one that is here, or to the oracle, so `make test` takes few cells of it. `unknown`
+    are the guards that cannot see their fault on it, each with the reason, and `nonsense` the planted faults
+    that it cannot have. `trained` gives the tensors whose `.grad` the optimizer reads.
+    """
+
+    name: str
+    worlds: tuple[int, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_variant: bool = False
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    nonsense: Mapping[str, str] = field(default_factory=dict)
+    trained: Callable[[Backend], Iterable[Tensor]]
+
+
+def _masters(backend: Any) -> Iterable[Tensor]:
+    return backend.masters.masters
+
+
+_ALONE = "one process has nobody to share a gradient with"
+
+KINDS = (
+    Kind(
+        name="single",
+        worlds=(1,),
+        is_variant=True,
+        trained=_masters,
+        nonsense={
+            "is not reduced over ranks": _ALONE,
+            "is averaged where a sum is due": _ALONE,
+            "is another one on each rank": _ALONE,
+        },
+    ),
+    Kind(name="ddp", worlds=(2,), trained=_masters),
+)
+"""Every backend, in the order of the tables."""
+
+BY_NAME = {kind.name: kind for kind in KINDS}

@@ -1,0 +1,182 @@
+"""The cells of the contract: what a run of five steps is made of, and which of them are run when."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from contract.backends import Kind
+from contract.rollouts import ROWS_PER_RANK, SIBLINGS, Rows
+
+STEPS = 5
+SAVED = 2
+"""The step that is saved."""
+
+TUNERS = ("full", "lora", "dora")
+ACCUMULATIONS = (1, 4, 32)
+ROWS: tuple[Rows, ...] = ("equal", "ragged", "an empty rank", "an all-masked rank")
+DTYPES = ("float32", "bfloat16")
+LAYOUTS = ("prefix", "packed", "padded")
+# Tied embeddings and untied ones.
+FAMILIES = ("qwen2", "llama")
+LOSSES = ("dapo", "grpo")
+
+# Tokens that a forward pass holds, so that there are at least as many passes as typed. One row is never
+# refused: with 1 each row has a pass of its own.
+_BUDGETS = {
+    1: dict.fromkeys(LAYOUTS, 100_000),
+    4: {"prefix": 50, "packed": 100, "padded": 170},
+    32: dict.fromkeys(LAYOUTS, 1),
+}
+# Five steps from here move the weights by about a thousandth, and most tokens far enough to be clipped.
+LEARNING_RATE = 1e-3
+# Smaller than the norm of any gradient here.
+MAX_GRAD_NORM = 0.05
+# AdamW with a small epsilon forgets how large a gradient is: with one as large as the elements of a clipped
+# gradient are here, its weights tell it from one that was doubled, or clipped twice. They also follow a
+# gradient smoothly, so that rounding is not made into a whole step.
+EPSILON = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is learnt: all that changes the gradient, in exact arithmetic. `world` only says how many rows a
+    step has, and which of them are masked."""
+
+    tuner: str = "full"
+    rows: Rows = "ragged"
+    world: int = 1
+    family: str = "qwen2"
+    loss: str = "dapo"
+
+    @property
+    def has_kl(self) -> bool:
+        """With a KL term a row without an advantage is forwarded: no rank is empty for lack of them."""
+        return self.rows != "an empty rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Problem):
+    """A problem, and how its steps are computed."""
+
+    accumulation: int = 1
+    dtype: str = "float32"
+    layout: str = "prefix"
+
+    def __str__(self) -> str:
+        ranks = f"{self.world} process{'es' if self.world > 1 else ''}"
+        names = (self.tuner, ranks, f"accumulation {self.accumulation}", self.rows, self.dtype)
+        return ", ".join((*names, self.layout, self.family, self.loss))
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of this cell."""
+        return Problem(**{name: getattr(self, name) for name in asdict(Problem())})
+
+
+def oracle(problem: Problem, dtype: str = "float32") -> Cell:
+    """The whole step in one forward pass of padded rows, in one process.
+
+    Float32, because that is the most precise that a user can type, and its rounding, measured against the
+    same in float64 by a test here, is ten times below the bound of 1e-5.
+    """
+    return Cell(**asdict(problem), dtype=dtype, layout="padded")
+
+
+def options(cell: Cell, model: Path, replay: Path, output: Path, *, processes: int) -> dict[str, Any]:
+    """What is typed for a cell; an oracle takes the rows of both ranks in one of the `processes`."""
+    rows = ROWS_PER_RANK * cell.world // processes
+    tuner = {"lora": {"lora_rank": 4}, "dora": {"lora_rank": 4, "use_dora": True}, "full": {}}[cell.tuner]
+    return {
+        "model": str(model),
+        "dataset": ["quickstart#64"],
+        "reward_funcs": ["accuracy"],
+        "replay_rollouts": str(replay),
+        "output_dir": str(output),
+        "tuner_type": "full" if cell.tuner == "full" else "lora",
+        **tuner,
+        "num_generations": SIBLINGS,
+        "per_device_train_batch_size": rows // cell.accumulation,
+        "gradient_accumulation_steps": cell.accumulation,
+        "max_tokens_per_micro_batch": _BUDGETS[cell.accumulation][cell.layout],
+        "max_completion_length": 32,
+        "mask_truncated_completions": True,
+        "loss_type": cell.loss,
+        "beta": 0.04 if cell.has_kl else 0.0,
+        "num_iterations": 2,
+        "epsilon": 0.1,
+        "learning_rate": LEARNING_RATE,
+        "adam_epsilon": EPSILON,
+        "max_grad_norm": MAX_GRAD_NORM,
+        "torch_dtype": cell.dtype,
+        "max_steps": STEPS,
+        "save_steps": 100,
+    }
+
+
+def full(kind: Kind) -> list[Cell]:
+    """Every cell of a backend; layout, model and loss are drawn, and DoRA has those of one accumulation."""
+    draw = random.Random(0)
+    found = [
+        cell
+        for values in itertools.product(TUNERS[:2], ROWS, kind.worlds, ACCUMULATIONS, DTYPES)
+        if reason_against(cell := _drawn(draw, values)) is None
+    ]
+    return [*found, *(replace(c, tuner="dora") for c in found if (c.tuner, c.accumulation) == ("lora", 4))]
+
+
+def _drawn(draw: random.Random, values: Sequence[Any]) -> Cell:
+    given = dict(zip(("tuner", "rows", "world", "accumulation", "dtype"), values, strict=True))
+    return Cell(layout=draw.choice(LAYOUTS), family=draw.choice(FAMILIES), loss=draw.choice(LOSSES), **given)
+
+
+def reason_against(cell: Cell) -> str | None:
+    """Why a cell makes no sense, where it makes none."""
+    if cell.world == 1 and cell.rows not in ROWS[:2]:
+        return f"{cell.rows} in one process is a step without a row to learn from, which is skipped"
+    return None
+
+
+def of_test(kind: Kind) -> list[Cell]:
+    """The cells that `make test` runs: few in which every two choices meet that can meet, and one of DoRA.
+    Of a variant it is a part of them."""
+    every = [
+        cell
+        for values in itertools.product(
+            TUNERS[:2], ROWS, kind.worlds, FAMILIES, LOSSES, ACCUMULATIONS, DTYPES, LAYOUTS
+        )
+        if reason_against(cell := Cell(**dict(zip(_NAMES, values, strict=True)))) is None
+    ]
+    left = set(itertools.chain.from_iterable(map(_pairs, every)))
+    chosen = []
+    while left:
+        best = max(every, key=lambda cell: len(left.intersection(_pairs(cell))))
+        chosen.append(best)
+        left.difference_update(_pairs(best))
+    dora = Cell(tuner="dora", rows="ragged", world=kind.worlds[-1], accumulation=4, layout="packed")
+    return chosen[1::4] if kind.is_variant else [*chosen, dora]
+
+
+_NAMES = ("tuner", "rows", "world", "family", "loss", "accumulation", "dtype", "layout")
+
+
+def _pairs(cell: Cell) -> Iterator[tuple[tuple[str, object], ...]]:
+    return itertools.combinations(asdict(cell).items(), 2)
+
+
+STOPPED = (
+    Cell(world=2, accumulation=4, rows="ragged"),
+    Cell(tuner="lora", world=2, accumulation=4, rows="an all-masked rank", dtype="bfloat16"),
+)
+"""Runs that are stopped and resumed: all weights, and an adapter in bfloat16."""
+
+NONSENSE = {
+    "a rank that has no row at all": "each rank has B × A rows of every step; those of an empty rank have no "
+    "advantage, those of a masked one are out of the loss",
+    "KL of an empty rank": "with a KL term a row without an advantage is forwarded, so no rank is empty",
+}
+"""Further cells that are none, with the reason."""

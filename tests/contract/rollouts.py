@@ -1,0 +1,70 @@
+"""The rollouts that every cell learns from, written once and replayed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any, Literal
+
+from support.runs import record
+
+Rows = Literal["equal", "ragged", "an empty rank", "an all-masked rank"]
+
+SIBLINGS = 8
+ROWS_PER_RANK = 32
+"""As many as 32 micro-batches of one row."""
+ROLLOUTS = 3
+"""Of two steps each."""
+
+_LONGEST_PROMPT = 10
+
+
+def write(directory: Path, rows: Rows, world: int) -> Path:
+    """Rollouts of 4 groups of 8 a rank. In every other one the rank that is empty or masked is the first.
+
+    Ragged rows are short on the first rank and long on the second; one of them failed, one was cut off, and
+    one group is all equal. An empty rank has groups that are all equal: rows without an advantage. A masked
+    one has rows that were cut off.
+    """
+    draw = random.Random(f"{rows} {world}")
+    directory.mkdir(parents=True)
+    per_rank = ROWS_PER_RANK // SIBLINGS
+    for rollout in range(ROLLOUTS):
+        special = (1 - rollout) % 2
+        lines = [
+            line
+            for group in range(per_rank * world)
+            for line in _group(draw, rollout, group, rows, is_special=group // per_rank == special)
+        ]
+        path = directory / f"rollout-{rollout:06d}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return directory
+
+
+def _group(
+    draw: random.Random, rollout: int, group: int, rows: Rows, *, is_special: bool
+) -> list[dict[str, Any]]:
+    is_equal = rows == "equal"
+    prompt = [draw.randrange(300) for _ in range(_LONGEST_PROMPT if is_equal else draw.choice((4, 7, 10)))]
+    lines = []
+    for sibling in range(SIBLINGS):
+        place = (group, sibling)
+        length = 12 if is_equal else draw.randrange(1, 9) if group < 4 else draw.randrange(8, 21)
+        reward = draw.choice((0.0, 0.5, 1.0)) + 0.01 * sibling
+        is_flat = (rows == "ragged" and group == 2) or (rows == "an empty rank" and is_special)
+        is_cut = (rows == "ragged" and place == (3, 2)) or (rows == "an all-masked rank" and is_special)
+        has_failed = rows == "ragged" and place == (1, 5)
+        lines.append(
+            record(
+                draw,
+                rollout=rollout,
+                group=group,
+                sibling=sibling,
+                prompt=prompt,
+                length=length,
+                is_cut=is_cut,
+                reward=None if has_failed else 1.0 if is_flat else reward,
+            )
+        )
+    return lines

@@ -1,0 +1,161 @@
+"""Every backend gives the gradient, the steps and the numbers of one process.
+
+Proven on replayed rollouts of tiny models: five optimizer steps, two on each rollout, with a KL term, clipped
+ratios and clipped gradients, against one process that takes the whole step in one forward pass of padded
+rows. The oracle itself is held to plain autograd in float64. A pairwise part of the matrix is run here, all
+of it by `make contract`; all guards of a run are on.
+
+Not proven here: NCCL, several machines, and models whose rounding is larger than that of three layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from contract import plain
+from contract.backends import KINDS, Kind
+from contract.cells import STOPPED, Cell, of_test, oracle
+from contract.compare import broken, distance, gaps
+from contract.faults import FAULTS
+from contract.matrix import Bench, Stopped, fault_cell, other_layout_gaps, planted, same_layout_gaps
+from contract.worker import Left
+
+SINGLE = KINDS[0]
+MAIN = [kind for kind in KINDS if not kind.is_variant]
+ORACLES = (
+    Cell(rows="ragged", world=2, family="llama", loss="grpo"),
+    Cell(rows="an all-masked rank", world=2),
+    Cell(rows="equal", tuner="lora", dtype="bfloat16"),
+)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    made = Bench(tmp_path_factory.mktemp("contract"))
+    tested = [cell for kind in KINDS for cell in of_test(kind)]
+    faulty = [fault_cell(kind, fault) for kind in MAIN for fault in FAULTS]
+    made.run_oracles(SINGLE, [*ORACLES, *tested, *faulty])
+    return made
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_cell_is_within_its_bounds(kind: Kind, bench: Bench) -> None:
+    faults = {}
+    for world in kind.worlds:
+        given = [cell for cell in of_test(kind) if cell.world == world]
+        for cell, left in zip(given, bench.run(kind, given, world), strict=True):
+            faults[str(cell)] = broken(bench.gaps(cell, left))
+    assert {cell: bad for cell, bad in faults.items() if bad} == {}
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("kind", MAIN, ids=lambda kind: kind.name)
+def test_every_fault_is_named(kind: Kind, bench: Bench) -> None:
+    """By the guard that can see it, or where none can by a comparison of the contract."""
+    found = planted(bench, kind)
+    assert {f.name: by for f, by in found.items() if not by.startswith(f.named_by(kind))} == {}
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("kind", MAIN, ids=lambda kind: kind.name)
+def test_a_resumed_run_is_the_run_that_went_on(kind: Kind, bench: Bench) -> None:
+    """In the same layout to the bit; in one process from the same masters and moments."""
+    world = kind.worlds[-1]
+    stopped = Stopped(bench, kind, STOPPED, world)
+    same, alone = stopped.resumed(kind, world), stopped.resumed(SINGLE, 1)
+    for number, cell in enumerate(STOPPED):
+        whole, cut = stopped.whole[number], stopped.cut[number]
+        assert broken(same_layout_gaps(same[number], whole)) == []
+        assert broken(other_layout_gaps(alone[number], cut, whole, cell)) == []
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("kind", MAIN, ids=lambda kind: kind.name)
+def test_a_run_of_one_process_goes_on_in_several(kind: Kind, bench: Bench) -> None:
+    stopped = Stopped(bench, SINGLE, STOPPED, 1)
+    resumed = stopped.resumed(kind, kind.worlds[-1])
+    for cell, left, cut, whole in zip(STOPPED, resumed, stopped.cut, stopped.whole, strict=True):
+        assert broken(other_layout_gaps(left, cut, whole, cell)) == []
+
+
+# -- the oracle, and the comparisons themselves
+
+
+@pytest.mark.parametrize("cell", ORACLES[:2], ids=str)
+def test_the_oracle_has_the_gradient_of_float64(cell: Cell, bench: Bench) -> None:
+    expected = plain.gradient(bench.model(cell.family), bench.replay(cell), cell.loss)
+    assert distance(bench.oracle(cell.problem).gradients[0], expected) < 2e-6
+
+
+def _gradients(left: Left, factor: float) -> Left:
+    return replace(left, gradients=[{n: factor * g for n, g in own.items()} for own in left.gradients])
+
+
+def _movement(left: Left, factor: float) -> Left:
+    start = left.weights[0]
+    moved = {
+        step: {n: start[n] + factor * (w - start[n]) for n, w in own.items()} if step else own
+        for step, own in left.weights.items()
+    }
+    return replace(left, weights=moved)
+
+
+def _metric(name: str) -> Callable[[Left, float], Left]:
+    def changed(left: Left, factor: float) -> Left:
+        return replace(left, metrics=[{**line, name: factor * line[name]} for line in left.metrics])
+
+    return changed
+
+
+# What is spoiled, and the comparison that has to see it.
+SPOILED: Mapping[str, tuple[Callable[[Left, float], Left], str]] = {
+    "gradients": (_gradients, "gradient"),
+    "movement": (_movement, "movement after step 5"),
+    "grad_norm": (_metric("grad_norm"), "logged norm of the first gradient"),
+    "grad_norm_clipped": (_metric("grad_norm_clipped"), "clipped norm"),
+    **{name: (_metric(name), f"metric {name}") for name in ("entropy", "num_tokens", "kl", "grad_norm")},
+    "loss": (_metric("loss"), "loss"),
+}
+
+
+@pytest.mark.parametrize("factor", (0.0, -1.0, 2.0))
+@pytest.mark.parametrize("given", ORACLES, ids=str)
+def test_what_is_zeroed_negated_or_doubled_fails(given: Cell, factor: float, bench: Bench) -> None:
+    cell, good = oracle(given.problem, given.dtype), bench.oracle(given.problem, given.dtype)
+    assert broken(bench.gaps(cell, good)) == []
+    seen = {}
+    for name, (spoil, what) in SPOILED.items():
+        (gap,) = [gap for gap in bench.gaps(cell, spoil(good, factor)) if gap.what == what]
+        seen[name] = not gap.is_within
+    assert seen == dict.fromkeys(SPOILED, True)
+
+
+def _other_order(left: Left) -> Left:
+    return replace(left, names=list(reversed(left.names)))
+
+
+def _tensor_less(left: Left) -> Left:
+    return replace(left, names=left.names[:-1])
+
+
+def _step_less(left: Left) -> Left:
+    return replace(left, gradients=left.gradients[:-1])
+
+
+def _one_token(left: Left) -> Left:
+    """A token of the step is left out of one tensor."""
+    name = left.names[3]
+    first = {**left.gradients[0], name: left.gradients[0][name] * (1 - 1e-3)}
+    return replace(left, gradients=[first, *left.gradients[1:]])
+
+
+@pytest.mark.parametrize(
+    "spoil", (_other_order, _tensor_less, _step_less, _one_token), ids=lambda f: f.__name__
+)
+def test_what_is_another_result_fails(spoil: Callable[[Left], Left], bench: Bench) -> None:
+    problem = ORACLES[0].problem
+    assert broken(gaps(spoil(bench.oracle(problem)), bench.oracle(problem), oracle(problem)))
