@@ -17,7 +17,8 @@ class Kind:
 
     `is_variant`: near to one that is here, or to the oracle, so `make test` takes few cells of it. `unknown`
     are the guards that cannot see their fault on it, each with the reason, and `nonsense` the planted faults
-    that it cannot have. `trained` gives the tensors whose `.grad` the optimizer reads.
+    that it cannot have. `trained` gives the tensors whose `.grad` the optimizer reads, and
+    `moments` what it has of AdamW's.
     """
 
     name: str
@@ -27,10 +28,17 @@ class Kind:
     unknown: Mapping[str, str] = field(default_factory=dict)
     nonsense: Mapping[str, str] = field(default_factory=dict)
     trained: Callable[[Backend], Iterable[Tensor]]
+    moments: Callable[[Backend], Iterable[Tensor]]
 
 
 def _masters(backend: Any) -> Iterable[Tensor]:
     return backend.masters.masters
+
+
+def _moments(backend: Any) -> Iterable[Tensor]:
+    return [
+        state[m] for state in backend.masters._optimizer.state.values() for m in ("exp_avg", "exp_avg_sq")
+    ]
 
 
 _ALONE = "one process has nobody to share a gradient with"
@@ -41,13 +49,14 @@ KINDS = (
         worlds=(1,),
         is_variant=True,
         trained=_masters,
+        moments=_moments,
         nonsense={
             "is not reduced over ranks": _ALONE,
             "is averaged where a sum is due": _ALONE,
             "is another one on each rank": _ALONE,
         },
     ),
-    Kind(name="ddp", worlds=(2,), trained=_masters),
+    Kind(name="ddp", worlds=(2,), trained=_masters, moments=_moments),
 )
 """Every backend, in the order of the tables."""
 

@@ -72,13 +72,15 @@ def gaps(actual: Left, expected: Left, cell: Cell) -> list[Gap]:
 def widened(found: Sequence[Gap], rounded: Mapping[str, float]) -> list[Gap]:
     """The gaps of a cell in bfloat16, with the bounds that the gaps of one process in bfloat16 give.
 
-    A norm is no further away than its gradient.
+    A norm is no further away than its gradient. The weight that is furthest away is that of one rounding, and
+    says nothing beside how far all have moved.
     """
     first, later = rounded["gradient"], rounded["gradient of steps 2 to 5"]
     known = {**rounded, "logged norm of the first gradient": first, "metric grad_norm": later}
     return [
         replace(gap, bound=max(gap.bound, SLACK * known.get(gap.what, 0.0))) if gap.bound else gap
         for gap in found
+        if not gap.what.startswith("weight after")
     ]
 
 

@@ -191,10 +191,14 @@ def _annotates(which: str, by: float) -> Change:
 
 
 def _loses_moments(backend: Any, kind: Kind, rank: int) -> None:
-    real = backend.load_state
-    backend.load_state = lambda tensors: real(
-        {n: torch.zeros_like(t) if n.startswith("exp_avg") else t for n, t in tensors.items()}
-    )
+    real = backend.load_pieces
+
+    def load(saved: Any) -> None:
+        real(saved)
+        for moment in kind.moments(backend):
+            moment.zero_()
+
+    backend.load_pieces = load
 
 
 FAULTS = (

@@ -18,13 +18,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from contract import faults
 from contract.backends import BY_NAME
-from contract.cells import SAVED
+from contract.cells import SAVED, STEPS
+from covey.checkpoint.pieces import SavedPieces, write_pieces
 from covey.comm import Comm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError, GuardStop
@@ -103,13 +105,13 @@ def _save(left: Left, path: Path) -> None:
     path.with_suffix(".json").write_text(json.dumps(words))
 
 
-def _left_by(run_: Run, comm: Comm) -> Left:
+def _left_by(run_: Run, comm: Comm, folder: Path) -> Left:
     began = time.process_time()
     with pytest.MonkeyPatch.context() as patch:
         if run_.fault is not None:
             faults.BY_NAME[run_.fault].plant(patch, BY_NAME[run_.kind], comm.rank)
         _lay_out(patch, run_.layout)
-        seen = _Seen()
+        seen = _Seen(folder)
         code, words = None, ""
         try:
             _train(run_, comm, seen)
@@ -147,6 +149,7 @@ def _lay_out(patch: pytest.MonkeyPatch, layout: str) -> None:
 
 @dataclass
 class _Seen:
+    folder: Path
     names: list[str] = field(default_factory=list)
     passes: list[int] = field(default_factory=lambda: [0])
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
@@ -191,18 +194,33 @@ def _watch(job: Job, seen: _Seen) -> None:
 
 
 def _keep(job: Job, seen: _Seen, step: int) -> None:
-    kept = {name: tensor.detach().cpu().clone() for name, tensor in job.backend.state().items()}
-    held = {n: p.detach().cpu() for n, p in job.backend.policy.named_parameters() if p.requires_grad}
+    """Keep float32 weights, and at the step of a stop what a checkpoint has of the optimizer. Collective."""
+    if step not in (0, 1, SAVED, STEPS):
+        return
+    kept = _whole_state(job, seen.folder / str(step))
+    held = {n: _whole(p) for n, p in job.backend.policy.named_parameters() if p.requires_grad}
     seen.weights[step] = {name: kept.get(f"master/{name}", tensor).clone() for name, tensor in held.items()}
     if step == SAVED:
-        seen.states[step] = kept
+        seen.states[step] = {name: t for name, t in kept.items() if not name.startswith("master/")}
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    held = parameter.detach()
+    return (held.full_tensor() if isinstance(held, DTensor) else held).cpu()
+
+
+def _whole_state(job: Job, folder: Path) -> dict[str, Tensor]:
+    """What all ranks would save, read as a resumed run does."""
+    write_pieces(folder, job.backend.pieces(), job.comm.rank, job.comm.world)
+    job.comm.gather_json(None)
+    return {name: tensor.clone() for name, tensor in SavedPieces(folder).items()}
 
 
 def _main(work: Path) -> None:
     torch.set_num_threads(1)
     with ranks(int(os.environ.get("WORLD_SIZE", "1"))) as comm:
         for number, given in enumerate(json.loads((work / "runs.json").read_text())):
-            left = _left_by(Run(**given), comm)
+            left = _left_by(Run(**given), comm, work / f"state-{number}")
             if comm.rank == 0:
                 _save(left, work / str(number))
 

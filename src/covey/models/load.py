@@ -25,6 +25,9 @@ from covey.models.probe import ProbeResult, widest_stream
 from covey.plan.problem import problem
 from covey.types import Fix
 
+# What torch's own memory for a CPU begins at a multiple of.
+_ALIGNED = 64
+
 
 def load_policy(
     source: Path | nn.Module,
@@ -128,7 +131,17 @@ def _read(source: Path | nn.Module, trust_remote_code: bool) -> Policy:
     words = unfit_words(name, report["missing_keys"], sorted(report["mismatched_keys"]))
     if words is not None:
         raise _unfit(source, words)
+    _align(model)
     return Policy(model, stream="padded")
+
+
+def _align(model: nn.Module) -> None:
+    """Give memory of its own to each weight that lies in a mapped file. Where it begins there depends on the
+    length of the file's header, and the last bit of a CPU's products on where it begins: a resumed run would
+    not be the same to the bit."""
+    for parameter in model.parameters():
+        if parameter.data_ptr() % _ALIGNED:
+            parameter.data = parameter.data.clone()
 
 
 def _unfit(directory: Path, words: str) -> ConfigError:

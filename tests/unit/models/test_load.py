@@ -185,3 +185,13 @@ def test_a_weight_that_is_missing_starts_from_no_random_numbers(tmp_path, tiny_m
     (found,) = raised.value.problems
     assert found.code == "E372"
     assert lost in found.seen
+
+
+def test_weights_begin_where_torch_puts_them(tmp_path, tiny_model):
+    """And not where they begin in a file, which depends on its header and decides how a CPU's products round."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for words in range(8):
+        save_file(weights, tmp_path / "model.safetensors", {"format": "pt", "said": 8 * words * "x"})
+        policy = load_policy(tmp_path, device=CPU, disable_dropout=True, gradient_checkpointing=False)
+        assert {p.data_ptr() % 64 for p in policy.parameters()} == {0}
