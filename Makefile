@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_H
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow mutants contract bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
+.PHONY: help install test-install quickstart test test-slow mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -39,6 +39,13 @@ mutants: test-install ## plant every known fault and print what names it, when a
 
 contract: test-install ## hold every backend to one process in every way of cutting a step; WRITE=docs/contract.md keeps the figures
 	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python tests/contract/table.py $(if $(WRITE),--write $(WRITE))
+
+BACKENDS ?= single,ddp
+KILLS ?= 100
+
+torture: test-install ## kill, fill and damage what writes checkpoints: BACKENDS=single,ddp KILLS=100 (about half an hour)
+	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python tests/torture/torture.py \
+		--backends '$(BACKENDS)' --kills '$(KILLS)'
 
 test-slow: test-install ## the tests that take minutes: learning curves, wheel in an empty environment
 	@$(THREADS) $(VENV)/bin/python -m pytest -m slow

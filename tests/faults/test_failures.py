@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from covey import train
-from covey.checkpoint import write
+from covey.checkpoint import model_files, pieces, write
 from covey.checkpoint.read import verify
 from covey.errors import RunFailed
 from covey.exits import started
@@ -142,16 +142,16 @@ def stopped(run: Path, **changes: Any) -> RunFailed:
     return failed.value
 
 
-@pytest.mark.parametrize("where", ["metrics", "weights", "state", "manifest"])
+@pytest.mark.parametrize("where", ["metrics", "weights", "adapter", "optimizer", "state", "manifest"])
 def test_a_full_disk_is_named_and_loses_nothing(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As safetensors says it too; then the run goes on from what was saved before."""
+    """As safetensors says it too, which writes adapters; then the run goes on from what was saved before."""
     from safetensors import SafetensorError
     from safetensors import torch as tensors
-    from transformers import modeling_utils
 
     run = tmp_path / "run"
+    lora = {"tuner_type": "lora", "lora_rank": 2} if where == "adapter" else {}
     words = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     with monkeypatch.context() as patch:
         if where == "metrics":
@@ -165,19 +165,24 @@ def test_a_full_disk_is_named_and_loses_nothing(
                 real(path, record)
 
             patch.setattr("covey.telemetry.files.append_line", cut)
-        elif where == "weights":
-            planted(patch, modeling_utils, "safe_save_file", words, 2)
-        elif where == "state":
+        elif where == "adapter":
             planted(patch, tensors, "save_file", words, 2)
         else:
-            planted(patch, write, "store_manifest", full(), 2)
-        failed = stopped(run)
+            owner, name = {
+                "weights": (model_files, "write_tensors"),
+                "optimizer": (pieces, "write_tensors"),
+                "state": (write, "write_text"),
+                "manifest": (write, "store_manifest"),
+            }[where]
+            planted(patch, owner, name, full(), 2)
+        failed = stopped(run, **lora)
     assert (failed.finding.code, failed.exit_code) == ("F130", 3)
     assert "No space left on device" in failed.finding.seen and "are free" in failed.finding.seen
     newest = run / ("checkpoint-4" if where == "metrics" else "checkpoint-2")
     assert verify(newest).trainer and not list(run.glob(".tmp-checkpoint-*"))
     assert str(newest) in failed.finding.fixes[-1].text
-    outcome = train(**SMALL, max_steps=6, save_steps=2, output_dir=str(run), resume_from_checkpoint="auto")
+    again = {**SMALL, **lora, "max_steps": 6, "save_steps": 2, "output_dir": str(run)}
+    outcome = train(**again, resume_from_checkpoint="auto")
     assert outcome.step == 6
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]

@@ -38,18 +38,33 @@ def run_in_processes(
 
     More than one are the ranks of a run on this machine, which join each other by themselves.
     """
-    _begin()
-    words = [file, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as said:
-        port, started = _free_port(), []
-        for rank in range(processes):
-            own = {**_rank(rank, processes, port), **(environment or {})}
-            given = words, own, str(folder or Path.cwd()), f"{said}/{rank}"
-            started.append(_CONTEXT.Process(target=_run, args=given))
-            started[-1].start()
+        started = start_processes(
+            file, *arguments, processes=processes, said=said, environment=environment, folder=folder
+        )
         codes = _codes(started, timeout)
         output = "\n".join(path.read_text()[-4000:] for path in sorted(Path(said).iterdir()))
     assert not any(codes), f"exit codes {codes}\n{output}"
+
+
+def start_processes(
+    file: str,
+    *arguments: object,
+    processes: int,
+    said: Path | str,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> list[BaseProcess]:
+    """Start the processes of `run_in_processes` and return them; what each says is in `said`, by its rank."""
+    _begin()
+    words = [file, *map(str, arguments)]
+    port, started = _free_port(), []
+    for rank in range(processes):
+        own = {**_rank(rank, processes, port), **(environment or {})}
+        given = words, own, str(folder or Path.cwd()), f"{said}/{rank}"
+        started.append(_CONTEXT.Process(target=_run, args=given))
+        started[-1].start()
+    return started
 
 
 def _begin() -> None:

@@ -45,8 +45,9 @@ def whole(name: str, tensor: Tensor) -> Piece:
 
 
 def share_of(tensors: Mapping[str, Tensor], rank: int = 0, world: int = 1) -> Iterator[Piece]:
-    """The tensors that this rank writes of those that every rank holds whole: dealt out by size."""
-    names = list(tensors)
+    """The tensors that this rank writes of those that every rank holds whole: dealt out by size, whatever
+    their order."""
+    names = sorted(tensors)
     owners = deal([tensors[n].numel() * tensors[n].element_size() for n in names], world)
     return (whole(n, tensors[n]) for n, owner in zip(names, owners, strict=True) if owner == rank)
 

@@ -104,6 +104,12 @@ def read_states(checkpoint: Path, *, verified: Manifest | None = None) -> dict[s
     return {name: _read_state(trainer, name, entry) for name, entry in components.items()}
 
 
+def read_json(checkpoint: Path, component: str) -> Mapping[str, Any]:
+    """Return the JSON of one component's state, without its tensors; empty where it has none."""
+    entry = _read_body(checkpoint)["components"].get(component, {"json": {}})
+    return dict(entry["json"])
+
+
 def read_pieces(checkpoint: Path) -> dict[str, SavedPieces]:
     """Return the tensors of every component that each rank has written its own pieces of; headers are read,
     and what is asked for later."""

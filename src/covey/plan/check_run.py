@@ -20,6 +20,9 @@ from covey.types import Fix, Problem
 
 # What a checkpoint has a state of its own for, or none.
 _OWN_STATE = ("sync_ref_model", "use_adaptive_entropy")
+# What the steps of a rollout are cut by.
+_STEP = ("nproc_per_node", "per_device_train_batch_size", "gradient_accumulation_steps")
+_CUT = (*_STEP, "num_iterations")
 
 
 def run_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -218,9 +221,11 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
     passed = [_passed_over(resume, reason) for reason in resume.skipped]
     passed += [] if resume.is_compared else [_not_compared(resume)]
     changed = protected_changes(config, resume.config_changes)
-    is_final = any(name in _OWN_STATE for name, _, _ in changed)
+    is_within = _cuts_rollout(config, resume)
+    final = (*_OWN_STATE, *(_CUT if is_within else ()))
+    is_final = any(name in final for name, _, _ in changed)
     if config.allow_changes:
-        changed = tuple(change for change in changed if change[0] in _OWN_STATE)
+        changed = tuple(change for change in changed if change[0] in final)
     if not changed:
         return passed
     listed = ", ".join(f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in changed)
@@ -228,12 +233,31 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
     fixes = [Fix(text="as the run was", edits=typed)] if typed else []
     fixes += [SAME_OBJECTS] if len(typed) < len(changed) else []
     cause = "The command was edited, or a default follows another option."
-    if is_final:
+    if is_within:
+        cause = _within_words(config, resume)
+    elif is_final:
         cause = "The checkpoint has the state of what it was made with, and nothing to start the other from."
-    else:
+    if not is_final:
         fixes.append(Fix(text="go on with the change", edits={"allow_changes": True}))
     seen = f"{resume.path} was made with other options: {listed}."
     return [*passed, problem("E405", "resume_from_checkpoint", seen, cause, *fixes)]
+
+
+def _cuts_rollout(config: Config, resume: ResumeFacts) -> bool:
+    """Whether a rollout that is being trained on would be cut into other steps than before."""
+    old = {name: value for name, value, _ in resume.config_changes}
+    before, after = _product(config, old, *_STEP)
+    return bool(resume.steps_of_rollout) and (before != after or "num_iterations" in old)
+
+
+def _within_words(config: Config, resume: ResumeFacts) -> str:
+    old = {name: value for name, value, _ in resume.config_changes}
+    before, after = _product(config, old, *_STEP)
+    taken = counted(resume.steps_of_rollout, "step")
+    stands = f"The checkpoint stands after {taken} of a rollout"
+    if before == after:
+        return f"{stands}, and num_iterations says how many it has."
+    return f"{stands}, of {before} completions each; the rest cannot be cut into steps of {after}."
 
 
 def _nothing_to_resume(config: Config, resume: ResumeFacts, words: str) -> Problem:
@@ -290,16 +314,18 @@ def protected_changes(
 
 
 def _same_steps(config: Config, old: Mapping[str, Any]) -> bool:
-    def product(*names: str) -> tuple[int, int]:
-        before = after = 1
-        for name in names:
-            before *= old.get(name, getattr(config, name))
-            after *= getattr(config, name)
-        return before, after
-
-    step = product("nproc_per_node", "per_device_train_batch_size", "gradient_accumulation_steps")
-    rollout = product("nproc_per_node", "per_device_train_batch_size", "steps_per_generation")
+    step = _product(config, old, *_STEP)
+    rollout = _product(config, old, "nproc_per_node", "per_device_train_batch_size", "steps_per_generation")
     return step[0] == step[1] and rollout[0] == rollout[1] and "generation_batch_size" not in old
+
+
+def _product(config: Config, old: Mapping[str, Any], *names: str) -> tuple[int, int]:
+    """The product of options as they were and as they are."""
+    before = after = 1
+    for name in names:
+        before *= old.get(name, getattr(config, name))
+        after *= getattr(config, name)
+    return before, after
 
 
 def _shown(value: Any) -> str:

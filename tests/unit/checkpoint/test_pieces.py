@@ -151,6 +151,8 @@ def test_tensors_are_dealt_out_by_size() -> None:
     tensors = {str(i): torch.zeros(s) for i, s in enumerate(sizes)}
     shares = [[p.name for p in share_of(tensors, rank, 7)] for rank in range(7)]
     assert sorted(n for share in shares for n in share) == sorted(tensors)
+    turned = dict(reversed(tensors.items()))
+    assert [[p.name for p in share_of(turned, rank, 7)] for rank in range(7)] == shares
 
 
 def test_headers_are_read_without_torch(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ class ResumeFacts:
     `config_changes` are the options that differ from those of the stopped run as (name, old value, new
     value), where its config.yaml can be read (`is_compared`); `pass_rates` is the digest of what was measured
     then, `reference` that of the adapter that the reference had. `foreign` is what a checkpoint of another
-    trainer holds.
+    trainer holds. `steps_of_rollout` are the steps taken of the rollout that it stands in, 0 between two.
     """
 
     path: str
@@ -31,6 +31,7 @@ class ResumeFacts:
     pass_rates: str | None = None
     reference: str | None = None
     foreign: Literal["", "model", "adapter"] = ""
+    steps_of_rollout: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.checkpoint.manifest import MANIFEST, Manifest, read_manifest, require_states
-from covey.checkpoint.read import Skipped, find_latest, list_checkpoints, verify
+from covey.checkpoint.read import Skipped, find_latest, list_checkpoints, read_json, verify
 from covey.config.file import read_file
 from covey.data.foreign_checkpoints import foreign_kind
 from covey.errors import CheckpointError
@@ -243,7 +243,14 @@ def _resume_facts(
         config_changes=_config_changes(path.parent / "config.yaml", config),
         pass_rates=None if "pass_rates" not in manifest.meta else str(manifest.meta["pass_rates"]),
         reference=None if "reference" not in manifest.meta else str(manifest.meta["reference"]),
+        steps_of_rollout=_steps_of_rollout(path),
     )
+
+
+def _steps_of_rollout(checkpoint: Path) -> int:
+    """Steps taken of the rollout that a checkpoint stands in the middle of; 0 where it stands between two."""
+    taken = read_json(checkpoint, "rollout").get("done", 0)
+    return taken if isinstance(taken, int) else 0
 
 
 def _config_changes(path: Path, config: Config) -> tuple[tuple[str, Any, Any], ...]:
