@@ -11,13 +11,25 @@ from typing import NamedTuple
 PHASES = ("start", "rollout", "reward", "annotate", "update", "publish", "evaluate", "save")
 """What a main thread does, in the order of a run."""
 
+_NAMED = 6
+
 EXCLUDED = 2
 """Visits of a phase that say nothing of the later ones: kernels are compiled, caches are filled."""
 
 
 def ranks_word(ranks: Sequence[int]) -> str:
-    """`ranks_word([0, 2])` is "ranks 0, 2"."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    """`ranks_word([0, 2, 3, 4])` is "ranks 0, 2-4"; of many that are spread some are named."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    if len(parts) > _NAMED + 1:
+        rest = sum(len(run) for run in runs[_NAMED:])
+        parts = [*parts[:_NAMED], f"and {rest} more"]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
 
 
 class Stopped(BaseException):

@@ -40,8 +40,8 @@ class LocalComm:
     rank = 0
     world = 1
 
-    def __init__(self) -> None:
-        self.activity = Activity()
+    def __init__(self, activity: Activity | None = None) -> None:
+        self.activity = activity or Activity()
 
     def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None:
         """Enter a phase."""
@@ -67,10 +67,10 @@ class LocalComm:
 class GroupComm:
     """The ranks of the default process group, over CPU tensors (gloo)."""
 
-    def __init__(self) -> None:
+    def __init__(self, activity: Activity | None = None) -> None:
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
-        self.activity = Activity()
+        self.activity = activity or Activity()
 
     def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None:
         """Enter a phase that has collectives once every rank is about to, with the same step and counts.

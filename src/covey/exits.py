@@ -2,7 +2,8 @@
 
 torchrun ends with 1 whatever its processes end with, and prints a long report when one of them fails. So the
 process of rank 0 leaves its exit code in a file that the launching process reads, and endings that every
-rank agrees on (a configuration at fault, a guard) look like success to torchrun.
+rank agrees on (a configuration at fault, a guard) look like success to torchrun. What the processes know of
+each other is in covey.meeting.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import NoReturn
 
-EXIT_FILE = "COVEY_EXIT_FILE"
-"""The environment variable with the file that rank 0 writes its exit code to."""
+from covey.meeting import EXIT_FILE, RAISED, SPOKE, meeting, started
 
 LAUNCHER = "COVEY_LAUNCHER"
 """The environment variable with the number of the launching process and when it started."""
@@ -26,6 +25,9 @@ LAUNCHER = "COVEY_LAUNCHER"
 GUARDED = 3
 _AGREED = (0, 2, GUARDED)
 _PATIENCE_S = 10.0
+# A first rank that saves a large model before it comes to a guard's words.
+_PATIENCE_OF_ALL_S = 30 * 60.0
+_COMING_S = 1.0
 _POLL_S = 0.05
 _FOLLOW_S = 0.5
 # prctl(2): the signal that this process gets when its parent ends.
@@ -38,13 +40,21 @@ def is_first() -> bool:
 
 
 def leave(code: int) -> int:
-    """Return what this process exits with, once its own code is left for the process that launched it."""
+    """Return what this process exits with, once its own code is left for the process that launched it and the
+    other ranks know that it ends by itself."""
+    place = meeting()
+    has_spoken = place is not None and place.has(place.rank, SPOKE)
+    if place is not None:
+        place.go()
     path = os.environ.get(EXIT_FILE)
     if path is None:
         return code
     if is_first():
         _write(path, code)
         return 0 if code in _AGREED else code
+    if has_spoken:
+        _write(path, code)
+        return code
     return 0 if code in _AGREED and (code == 0 or first_has_ended()) else code
 
 
@@ -56,11 +66,12 @@ def leave_stuck(*, leads: bool, all_leave: bool) -> NoReturn:
     end_now(GUARDED, leads=leads, all_leave=all_leave)
 
 
-def meeting_place(output_dir: Path) -> Path:
-    """The directory in which the processes of a run leave each other files: that of the launching process, or
-    one in the run directory."""
+def leave_code(code: int) -> None:
+    """Leave the exit code of the run for the process that launched it; the first one that is left counts."""
     path = os.environ.get(EXIT_FILE)
-    return output_dir / ".covey-ranks" if path is None else Path(path).parent / "ranks"
+    if path is not None:
+        with contextlib.suppress(OSError):
+            _write(path, code)
 
 
 def end_now(code: int, *, leads: bool, all_leave: bool) -> NoReturn:
@@ -69,32 +80,40 @@ def end_now(code: int, *, leads: bool, all_leave: bool) -> NoReturn:
     `leads`: this process speaks for all of them. Where all leave by themselves torchrun, whose report would
     say nothing new, hears of a success; the launching process reads the code.
     """
-    path = os.environ.get(EXIT_FILE)
-    if path is not None and leads:
-        with contextlib.suppress(OSError):
-            _write(path, code)
-    os._exit(0 if path is not None and all_leave else code)
+    if leads:
+        leave_code(code)
+    place = meeting()
+    if place is not None:
+        place.go()
+    os._exit(0 if EXIT_FILE in os.environ and all_leave else code)
 
 
-def started(pid: int) -> int | None:
-    """When a process started, in ticks since the machine did; None where it is not there, or has ended and
-    is only waited for. Elsewhere than on Linux it is 0 for every process that is there."""
-    if not os.path.isdir("/proc/self"):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            return 0
-        return 0
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The name in brackets may hold anything; the state is the first word behind it, the time the
-            # 20th.
-            words = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(words[19]) if words[0] not in "ZX" else None
+def speaks(*, is_of_all: bool) -> bool:
+    """Return whether this process says why it ends: the lowest rank that has to.
+
+    `is_of_all`: every rank raises it, however long the first one takes to come to it, as it saves before.
+    """
+    place = meeting()
+    if place is None or place.rank == 0:
+        if place is not None:
+            place.put(RAISED)
+        return is_first()
+    place.put(RAISED)
+    is_launched = EXIT_FILE in os.environ
+    began = time.monotonic()
+    while not any(place.has(rank, RAISED) for rank in range(place.rank)):
+        if is_launched and os.path.exists(os.environ[EXIT_FILE]):
+            return False
+        waited = time.monotonic() - began
+        is_there = any(place.state(rank) == "here" for rank in range(place.rank))
+        if not is_there and not is_launched and waited >= min(_COMING_S, _PATIENCE_S):
+            # Nobody has heard of a lower rank, or it has ended with words of its own.
+            return any(place.state(rank) == "gone" for rank in range(place.rank))
+        if waited >= (_PATIENCE_OF_ALL_S if is_of_all and is_there else _PATIENCE_S):
+            place.put(SPOKE)
+            return True
+        time.sleep(_POLL_S)
+    return False
 
 
 def launcher_words() -> str:
@@ -108,6 +127,9 @@ def follow_launcher() -> None:
     torchrun is in between. On Linux the system ends this process with it; a thread watches the launching one
     and then ends torchrun, and so all of its processes.
     """
+    place = meeting()
+    if place is not None:
+        place.come()
     parent = os.getppid()
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -136,6 +158,9 @@ def first_has_ended() -> bool:
 
 
 def _write(path: str, code: int) -> None:
-    with open(path + ".part", "w", encoding="ascii") as file:
+    if os.path.exists(path):
+        return
+    part = f"{path}.{os.getpid()}.part"
+    with open(part, "w", encoding="ascii") as file:
         file.write(str(code))
-    os.replace(path + ".part", path)
+    os.replace(part, path)

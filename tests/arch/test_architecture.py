@@ -22,7 +22,7 @@ REPOSITORY = ROOT.parent.parent
 
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
-    ("types", "chinese"),
+    ("types", "chinese", "meeting"),
     ("errors", "codes", "exits", "activity", "environment", "weight_files", "options"),
     ("comm", "config"),
     ("plan", "algorithm", "kernels", "token_streams"),
@@ -44,6 +44,7 @@ TORCH_FREE = (
     "errors",
     "codes",
     "exits",
+    "meeting",
     "activity",
     "environment",
     "weight_files",
@@ -55,6 +56,7 @@ TORCH_FREE = (
     "api",
     "cli",
     "training.facts",
+    "training.together",
     "health.hang",
     "health.stacks",
     "health.watchdog",

@@ -54,7 +54,7 @@ class Run:
         stand_in(monkeypatch, "covey.training.quickstart", quickstart=self._run)
         stand_in(monkeypatch, "covey.training.facts", survey=self._survey, fetch_model=self._fetch)
 
-    def _run(self, resolved: Resolved, found: Survey) -> Outcome:
+    def _run(self, resolved: Resolved, found: Survey, others: object) -> Outcome:
         assert found.facts == replace(self.facts, num_processes=found.facts.num_processes)
         self.order.append("run")
         self.got.append(resolved)

@@ -67,7 +67,7 @@ def _run(common: Layer, words: list[str], language: Language) -> int:
             show.problems([_checkpoint(error)], language)
         return AT_FAULT
     except GuardStop as error:
-        if speaks():
+        if speaks(is_of_all=True):
             show.finding(error.finding, language)
         return GUARDED
     except RunFailed as error:

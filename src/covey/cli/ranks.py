@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 
-from covey.exits import EXIT_FILE, first_has_ended, is_first, leave
+from covey import exits
+from covey.exits import EXIT_FILE, is_first, leave
 from covey.plan.check_launch import launch_problems
 
 __all__ = ["EXIT_FILE", "exit_code", "is_first", "leave", "speaks"]
 
 
-def speaks() -> bool:
-    """Return whether this process prints errors: rank 0, another one where rank 0 does not end by itself, or
-    one that no launcher has given a rank that could be believed."""
-    if is_first() or launch_problems(os.environ):
-        return True
-    return EXIT_FILE in os.environ and not first_has_ended()
+def speaks(*, is_of_all: bool = False) -> bool:
+    """Return whether this process prints errors: rank 0, another one where rank 0 has nothing to say, or one
+    that no launcher has given a rank that could be believed.
+
+    `is_of_all`: every rank raises it, as a guard's stop.
+    """
+    return bool(launch_problems(os.environ)) or exits.speaks(is_of_all=is_of_all)
 
 
 def exit_code(path: str, returncode: int, received: set[int]) -> int:

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from covey.exits import leave
+from covey.meeting import meeting
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """The exit code of each signal that ends a command."""
@@ -81,8 +82,15 @@ class _SignalHandlers:
         """End the process unless it ends by itself."""
         asked = time.monotonic()
         while not self._over.wait(_POLL_S):
-            if time.monotonic() - asked > (_CLEANUP_S if self._handler_ran.is_set() else _NO_HANDLER_S):
+            # torchrun tells every rank to end as soon as one of them is gone, and why is to be said first.
+            is_busy = self._handler_ran.is_set() or _a_rank_is_gone()
+            if time.monotonic() - asked > (_CLEANUP_S if is_busy else _NO_HANDLER_S):
                 os._exit(leave(code))
+
+
+def _a_rank_is_gone() -> bool:
+    place = meeting()
+    return place is not None and any(place.state(rank) == "gone" for rank in place.others)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from covey.config.resolve import Resolved
 
 if TYPE_CHECKING:
     from covey.training.facts import Survey
+    from covey.training.together import Together
 
 
 def train(argv: Sequence[str]) -> int:
@@ -22,7 +23,7 @@ def rlhf(argv: Sequence[str]) -> int:
     return start("rlhf", argv, _run)
 
 
-def _run(resolved: Resolved, surveyed: Survey) -> int:
+def _run(resolved: Resolved, surveyed: Survey, others: Together) -> int:
     from covey.training.run import train as run
 
-    return int(run(resolved, surveyed).exit_code)
+    return int(run(resolved, surveyed, others).exit_code)

@@ -72,4 +72,16 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "A process of the run is gone",
         "The run cannot go on without it, so all of its processes end. What was recorded and saved stays.",
     ),
+    (
+        "F134",
+        "A process of the run is stopped",
+        "The others would wait for it without an end, and hold their devices. All processes end, the stopped "
+        "one too. What was recorded and saved stays.",
+    ),
+    (
+        "F135",
+        "Out of memory",
+        "The same step would fail again, so the run needs less memory to go on. All of its processes end. "
+        "What was recorded and saved stays.",
+    ),
 )

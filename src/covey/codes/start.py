@@ -87,6 +87,13 @@ START: tuple[tuple[str, str, str], ...] = (
         "safetensors.",
     ),
     (
+        "E378",
+        "Ranks that do not agree",
+        "Each rank computes a part of every step. With other options, data, model files or versions the "
+        "parts do not belong together: the ranks would wait for each other, or average what is not one "
+        "gradient.",
+    ),
+    (
         "W151",
         "Tensors that are not loaded",
         "The model that config.json describes has no place for them, so they take no part in the training.",

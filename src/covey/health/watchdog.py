@@ -57,7 +57,7 @@ def allowances(reward_timeout_s: float) -> dict[str, Allowance]:
         first_s=30 * 60.0 + 2 * reward_timeout_s,
         floor_s=60.0 + 2 * reward_timeout_s,
     )
-    return {"reward": reward, "evaluate": SELDOM, "save": SELDOM}
+    return {"start": SELDOM, "reward": reward, "evaluate": SELDOM, "save": SELDOM}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

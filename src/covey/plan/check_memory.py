@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 
 from covey.options.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
-from covey.plan.ladder import SHORTEST, Edits, computed_again, ladder_fixes, smaller_passes
+from covey.plan.ladder import SHORTEST, Edits, computed_again, ladder_fixes, smaller_passes, typed_as
 from covey.plan.memory import TIGHT, MemoryPlan, memory_plan
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import counted, faults, shape_of
@@ -16,6 +16,8 @@ from covey.types import Fix, Problem
 
 _REFUSED = 0.97
 _SHOWN = 3
+# Of what a run takes that did not fit: the most that is proposed for it.
+_LESS = 0.85
 
 
 def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
@@ -28,7 +30,10 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     plan = memory_plan(config, facts)
     if plan.free_bytes is None or plan.share <= TIGHT:
         return []
-    fixes = _fixes(config, facts, typed) if facts.layout.is_here else ladder_fixes(config, facts, typed)
+    if facts.layout.is_here:
+        fixes = _fixes(config, facts, typed, lambda planned: planned.share <= TIGHT)
+    else:
+        fixes = ladder_fixes(config, facts, typed)
     fixes = fixes or (Fix(text="a smaller model, or a machine with more memory"),)
     option, seen, cause = "per_device_train_batch_size", _seen(plan, facts), _cause(plan)
     if plan.share <= _REFUSED or not plan.is_exact:
@@ -36,6 +41,18 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     if config.ignore_memory_forecast:
         return [warning("W150", option, seen, cause, *fixes)]
     return [problem("E211", option, seen, cause, *fixes, START_ANYWAY)]
+
+
+def less_memory_fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
+    """What takes clearly less than the run by the same arithmetic, for one that has run out of memory: that
+    the forecast fits says nothing then."""
+    plan = memory_plan(config, facts)
+    if not plan.phases or not _is_planned(config):
+        return ()
+    if config.gradient_checkpointing == "auto":
+        config = config.model_copy(update={"gradient_checkpointing": typed_as(plan.recompute)})
+    limit = int(_LESS * plan.needed_bytes)
+    return _fixes(config, facts, typed, lambda planned: planned.needed_bytes <= limit)
 
 
 def _is_planned(config: Config) -> bool:
@@ -62,8 +79,10 @@ def _cause(plan: MemoryPlan) -> str:
     )
 
 
-def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
-    """The first ways out that the same arithmetic finds to fit with room to spare; those that leave the run
+def _fixes(
+    config: Config, facts: Facts, typed: Collection[str] | None, fits: Callable[[MemoryPlan], bool]
+) -> tuple[Fix, ...]:
+    """The first ways out whose forecast by the same arithmetic fits; those that leave the run
     what it is come first, and two together where neither is enough."""
     again = computed_again(config, facts)
     low: Edits = {"torch_dtype": "bfloat16"}
@@ -71,8 +90,13 @@ def _fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple
     smaller = list(smaller_passes(config, facts, typed))
 
     def fitting(text: str, *ways: tuple[Edits, Edits]) -> list[Fix]:
-        fits = (edits for edits, change in ways if _fits(config, facts, change))
-        return [Fix(text=text, edits=edits) for edits in islice(fits, 1)]
+        found = (edits for edits, change in ways if fits_with(change))
+        return [Fix(text=text, edits=edits) for edits in islice(found, 1)]
+
+    def fits_with(change: Edits) -> bool:
+        if all(getattr(config, name) == value for name, value in change.items()):
+            return False
+        return fits(memory_plan(config.model_copy(update=change), facts))
 
     fixes = [
         *fitting("the same run, whose backward pass computes activations again", *again),
@@ -98,9 +122,3 @@ def _shorter(length: int) -> Iterator[int]:
     while length // 2 >= SHORTEST:
         length //= 2
         yield length
-
-
-def _fits(config: Config, facts: Facts, change: Edits) -> bool:
-    if all(getattr(config, name) == value for name, value in change.items()):
-        return False
-    return memory_plan(config.model_copy(update=change), facts).share <= TIGHT

@@ -210,7 +210,7 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
         for kind in KINDS:
             cost = _OF_RECOMPUTE[kind] - _OF_RECOMPUTE[now]
             if kind != now:
-                yield option("recompute", {"gradient_checkpointing": _typed_as(kind)}, cost)
+                yield option("recompute", {"gradient_checkpointing": typed_as(kind)}, cost)
     if config.tuner_type != "lora":
         yield option("tuner", {"tuner_type": "lora"}, _OF_LORA)
     if not facts.layout.is_here:
@@ -252,7 +252,8 @@ def _of_engine(layout: Layout) -> Iterator[Change]:
     )
 
 
-def _typed_as(kind: Recompute) -> str:
+def typed_as(kind: Recompute) -> str:
+    """How such a recomputation is typed."""
     return {"none": "false", "selective": "selective", "full": "true"}[kind]
 
 
@@ -262,7 +263,7 @@ def computed_again(config: Config, facts: Facts) -> list[tuple[Edits, Edits]]:
     if config.gradient_checkpointing == "auto":
         return []
     kinds = KINDS[KINDS.index(recompute_of(config, facts)) + 1 :]
-    values: list[Edits] = [{"gradient_checkpointing": _typed_as(kind)} for kind in kinds]
+    values: list[Edits] = [{"gradient_checkpointing": typed_as(kind)} for kind in kinds]
     return [(value, value) for value in values]
 
 

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from covey.exits import started
+from covey.meeting import started
 from covey.plan.facts import RunOwner
 
 LOCK = "run.lock"

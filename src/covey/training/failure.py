@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from covey.activity import Activity
 from covey.codes import CODES
@@ -17,6 +18,7 @@ from covey.errors import RunFailed
 from covey.exits import GUARDED
 from covey.health.hang import newest_checkpoint
 from covey.plan.disk import size
+from covey.plan.words import coded, flags, sentence
 from covey.telemetry.owner import Changed, Lock
 from covey.types import Finding, Fix
 
@@ -67,28 +69,53 @@ def writing(output_dir: Path, lock: Lock | None, step: int) -> Iterator[None]:
         raise RunFailed(unwritable(output_dir, error, step), GUARDED) from error
 
 
-def failed(error: BaseException, rank: int, world: int, activity: Activity, output_dir: Path) -> Finding:
+class Where(NamedTuple):
+    """The process that something happened to; `output_dir` is None before the run has it."""
+
+    rank: int
+    world: int
+    activity: Activity
+    output_dir: Path | None
+
+    def in_words(self) -> str:
+        """`rank 1 of 2`, or `the run`."""
+        return f"rank {self.rank} of {self.world}" if self.world > 1 else "the run"
+
+    def moment(self) -> str:
+        """`update, micro-batch 2 of 4, after step 3`."""
+        now = self.activity.moment
+        micro = f", micro-batch {now.micro} of {now.num_micro}" if now.num_micro else ""
+        return f"{now.phase}{micro}, after step {self.activity.step}"
+
+    def fixes(self) -> tuple[Fix, ...]:
+        """Where the stack is, and how the run goes on."""
+        if self.output_dir is None:
+            return (_go_on(None),)
+        stack = Fix(text=f"the stack is in {stack_path(self.output_dir, self.rank)}")
+        return (stack, _go_on(self.output_dir))
+
+
+def failed(error: BaseException, where: Where) -> Finding:
     """F131: what an exception says, and where it was raised."""
-    who = f"rank {rank} of {world}" if world > 1 else "the run"
     frames = traceback.extract_tb(error.__traceback__)
     at = f", at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
     words = " ".join(str(error).split())
     said = f"{type(error).__name__}{': ' + words if words else ''}"
     return Finding(
         code="F131",
-        seen=f"{who} failed in {activity.moment.phase}, after step {activity.step}: {said:.600}{at}",
+        seen=f"{where.in_words()} failed in {where.moment()}: {said:.600}{at}",
         why=CODES["F131"].why,
         cause="",
-        fixes=(Fix(text=f"the stack is in {stack_path(output_dir, rank)}"), _go_on(output_dir)),
-        step=activity.step,
+        fixes=where.fixes(),
+        step=where.activity.step,
     )
 
 
-def gone(rank: int, pid: int, activity: Activity, output_dir: Path) -> Finding:
+def gone(rank: int, pid: int, activity: Activity, output_dir: Path | None) -> Finding:
     """F133: a process that is not there any more and said nothing."""
     return Finding(
         code="F133",
-        seen=f"rank {rank} (process {pid}) ended without an error message after step {activity.step}",
+        seen=f"rank {rank} (process {pid}) ended without an error message {_during(activity)}",
         why=CODES["F133"].why,
         cause="It was killed: by the system because memory ran out (see dmesg), by a scheduler, or by hand.",
         fixes=(_go_on(output_dir),),
@@ -96,12 +123,44 @@ def gone(rank: int, pid: int, activity: Activity, output_dir: Path) -> Finding:
     )
 
 
+def stopped(rank: int, pid: int, seconds: float, activity: Activity, output_dir: Path | None) -> Finding:
+    """F134: a process that is stopped, and that the others wait for."""
+    return Finding(
+        code="F134",
+        seen=f"rank {rank} (process {pid}) has been stopped for {seconds:.0f} s {_during(activity)}, and the "
+        "others wait for it",
+        why=CODES["F134"].why,
+        cause="It got SIGSTOP: from a scheduler that suspends jobs, from `kill -STOP`, or Ctrl-Z.",
+        fixes=(_go_on(output_dir),),
+        step=activity.step,
+    )
+
+
+def _during(activity: Activity) -> str:
+    """When it was, as this rank knows it."""
+    phase = activity.moment.phase
+    return "while the run started" if phase == "start" else f"in {phase}, after step {activity.step}"
+
+
+def text_of(finding: Finding) -> list[str]:
+    """A finding in its four parts, as lines."""
+    parts = [finding.seen, finding.why, finding.cause]
+    lines = coded(finding.code, " ".join(sentence(p) for p in parts if p))
+    for fix in finding.fixes:
+        lines += coded("", sentence(fix.text))
+        # In one line, so that it can be copied.
+        lines += [f"{'':<10}{flags(fix.edits)}"] if fix.edits else []
+    return lines
+
+
 def stack_path(output_dir: Path, rank: int) -> Path:
     """The file for the stack of a rank that failed."""
     return output_dir / f"failed-rank-{rank}.txt"
 
 
-def _go_on(output_dir: Path) -> Fix:
+def _go_on(output_dir: Path | None) -> Fix:
+    if output_dir is None:
+        return Fix(text="start the run again: nothing was written yet")
     newest = newest_checkpoint(output_dir)
     text = "no checkpoint was saved yet: this starts anew" if newest is None else f"goes on from {newest}"
     return Fix(text=text, edits={"resume_from_checkpoint": "auto"})
@@ -115,9 +174,10 @@ def _free(path: Path) -> int:
 
 
 def is_of_network(error: BaseException) -> bool:
-    """Whether a collective failed because another process is not there any more."""
+    """Whether another process is the cause: it is not there any more, or it could not write its part."""
     words = str(error)
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "recvValue failed")
+    signs += ("could not write its part",)
     return isinstance(error, RuntimeError) and any(sign in words for sign in signs)
 
 

@@ -62,19 +62,22 @@ def long_lived() -> Iterator[None]:
 
 
 @contextmanager
-def ranks(world: int, output_dir: Path | None = None) -> Iterator[Comm]:
+def ranks(world: int, output_dir: Path | None = None, activity: Activity | None = None) -> Iterator[Comm]:
     """The process group of the run; metadata travels over gloo, gradients over NCCL where there are GPUs.
 
     What NCCL's flight recorder has to say of a collective that timed out goes to `output_dir`.
     """
+    activity = activity or Activity()
     if world == 1:
-        yield LocalComm()
+        yield LocalComm(activity)
         return
     if torch.cuda.is_available() and output_dir is not None:
         record_collectives(output_dir, os.environ)
+    activity.wait("the start of the process group")
     _make_process_group(world)
+    activity.leave_collective()
     try:
-        yield GroupComm()
+        yield GroupComm(activity)
     finally:
         dist.destroy_process_group()
         # A thread of gloo frees the tensors of the last collective behind it. One that still does so while

@@ -24,6 +24,7 @@ from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
 from covey.training.facts import Survey, model_dir
 from covey.training.run import Outcome, train
+from covey.training.together import Together
 from covey.types import Origin, SamplingParams, ScoredGroup
 
 _SHOWN = 4
@@ -78,7 +79,7 @@ def measure(directory: Path, max_new_tokens: int, kernels: KernelsName = "auto")
     return Measured(groups=found.groups)
 
 
-def quickstart(resolved: Resolved, found: Survey | None = None) -> Outcome:
+def quickstart(resolved: Resolved, found: Survey | None = None, others: Together | None = None) -> Outcome:
     """Measure, train, measure again, and say what to type next."""
     config = resolved.config
     speaks = os.environ.get("RANK", "0") == "0"
@@ -87,7 +88,7 @@ def quickstart(resolved: Resolved, found: Survey | None = None) -> Outcome:
         before = measure(model_dir(config), config.max_completion_length, config.kernels)
         _say(f"held-out accuracy before training: {before.accuracy:.3f} (512 prompts, one sample each)")
     started = time.perf_counter()
-    outcome = train(resolved, found)
+    outcome = train(resolved, found, others)
     seconds = time.perf_counter() - started
     if speaks and outcome.exit_code == 0:
         after = measure(outcome.checkpoint, config.max_completion_length, config.kernels)

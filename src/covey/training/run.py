@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.errors import CoveyError, GuardStop
 from covey.models.live import fold_adapter, lent
@@ -17,14 +18,17 @@ from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.words import coded, sentence
+from covey.telemetry.owner import Lock
 from covey.telemetry.plot import plot_rewards
 from covey.telemetry.trackers.factory import start as start_trackers
+from covey.training.agreement import refuse_differences
 from covey.training.announce import closing, opening, slow_attention
 from covey.training.build import build_job
 from covey.training.facts import Survey, fetch_model, survey
 from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.objects import refuse_other_objects
+from covey.training.out_of_memory import explain_memory
 from covey.training.owning import owned
 from covey.training.process import (
     SIGNAL_CODES,
@@ -34,7 +38,7 @@ from covey.training.process import (
     world_size,
 )
 from covey.training.recorder import Recorder
-from covey.training.together import together
+from covey.training.together import Together, together
 from covey.training.watch import watched
 
 
@@ -49,23 +53,22 @@ class Outcome:
     checkpoint: Path
 
 
-def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
+def train(resolved: Resolved, found: Survey | None = None, others: Together | None = None) -> Outcome:
     """Check, build and run.
 
     ConfigError carries every problem, and nothing is written before the checks pass. `found` is what a caller
-    has surveyed for this configuration already.
+    has surveyed for this configuration already, `others` the processes that it watches since it began.
     """
     with ExitStack() as stack:
         world = world_size()
+        others = others or stack.enter_context(together())
         if found is None:
             found = stack.enter_context(survey(resolved.config, world))
         problems = refuse_faults(resolved, found.facts)
         fetch_model(resolved.config)
         output = Path(resolved.config.output_dir)
-        comm = stack.enter_context(ranks(world, output))
-        refuse_other_objects(resolved.config, comm)
-        lock = stack.enter_context(owned(resolved.config, found.facts, comm))
-        others = stack.enter_context(together(comm, output, lock))
+        comm = stack.enter_context(ranks(world, output, others.activity))
+        lock = _begin_together(stack, resolved, found, comm, others)
         if found.live is not None:
             stack.enter_context(lent(found.live.model))
         job = build_job(resolved, found, comm, lock)
@@ -86,8 +89,10 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
             others.closing.append(partial(recorder.trackers.close, 1))
         try:
             stack.enter_context(handlers(job.signals, comm.activity))
-            with watched(job, resolved.config), long_lived():
+            with long_lived():
                 run(job)
+                # The first rank may still be writing: the others watch it until it is done.
+                comm.gather_json(None)
             exit_code = SIGNAL_CODES.get(signal.Signals(job.signals.agreed), 1) if job.signals.agreed else 0
         except GuardStop as stop:
             exit_code = 3
@@ -107,6 +112,21 @@ def train(resolved: Resolved, found: Survey | None = None) -> Outcome:
         total_steps=job.limits.total_steps,
         checkpoint=best or job.saver.path(job.progress.step),
     )
+
+
+def _begin_together(
+    stack: ExitStack, resolved: Resolved, found: Survey, comm: Comm, others: Together
+) -> Lock | None:
+    """Agree with the other ranks, own the run directory, and watch each other from here on. Collective."""
+    config, output = resolved.config, Path(resolved.config.output_dir)
+    refuse_other_objects(config, comm)
+    refuse_differences(config, found, comm)
+    lock = stack.enter_context(owned(config, found.facts, comm))
+    others.output_dir, others.lock = output, lock
+    others.explain = partial(explain_memory, resolved, found.facts, others)
+    stack.enter_context(others.ending())
+    stack.enter_context(watched(comm, config, output))
+    return lock
 
 
 def _fold(job: Job, kind: type[BaseException] | None, *error: Any) -> None:

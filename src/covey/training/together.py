@@ -1,8 +1,9 @@
-"""What the processes of a run share outside of collectives: that one of them has failed, or has got
-a signal.
+"""What the processes of a run know of each other outside of collectives: that one of them has failed, is gone
+or stopped, or has got a signal.
 
-They leave small files for each other, in the directory of the launching process or in the run directory, and
-a thread in each of them polls them. A process that waits in a collective finds it that way, and ends.
+They leave small files for each other (`covey.meeting`), and a thread in each of them polls these from its
+start to its end. A process that waits in a collective, or for the others to come, finds it that way, and
+ends.
 """
 
 from __future__ import annotations
@@ -10,119 +11,205 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from covey.activity import Stopped
-from covey.comm import Comm
+from covey.activity import Activity, Stopped
 from covey.errors import CheckpointError, ConfigError, CoveyError, GuardStop, RunFailed
-from covey.exits import end_now, meeting_place, started
+from covey.exits import GUARDED, end_now, leave_code
 from covey.health.record import fields_of
 from covey.health.watchdog import flush_output
+from covey.meeting import RAISED, Meeting, meeting
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Lock
 from covey.training import failure
-from covey.training.limits import Signals
-from covey.training.watch import text_of
 from covey.types import Finding
+
+if TYPE_CHECKING:
+    from covey.training.limits import Signals
+
+STOPPED_S = 30.0
+"""How long a rank may be stopped while this one does not get on either."""
 
 _POLL_S = 0.5
 _PATIENCE_S = 10.0
 # A process that vanished may only be late with its last word.
 _GONE_S = 2.0
+# A thread that has not polled for this long was stopped itself.
+_ASLEEP_S = 5.0
 # What every rank raises together, and says once.
 _RAISED_BY_ALL = (ConfigError, CheckpointError, GuardStop, Stopped)
 
 
 @dataclass(slots=True)
 class Together:
-    """The other processes of a run, as one of them sees them; each of `closing` is called before it ends for
-    them."""
+    """The other processes of a run, as one of them sees them; `place` is None where there are none.
 
-    comm: Comm
-    output_dir: Path
+    `output_dir` is known once the run owns it. Each of `closing` is called before the process ends for the
+    others; `explain` makes a finding of an error that it knows more of.
+    """
+
+    place: Meeting | None
+    activity: Activity = field(default_factory=Activity)
+    output_dir: Path | None = None
     lock: Lock | None = None
     closing: list[Callable[[], None]] = field(default_factory=list)
+    explain: Callable[[BaseException], Finding | None] = lambda error: None
     signals: Signals | None = None
-    raised: bool = False
-    _directory: Path = field(init=False)
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _missing_since: dict[int, float] = field(default_factory=dict)
+    _since: dict[tuple[str, int], float] = field(default_factory=dict)
+    _polled_at: float = 0.0
     _has_shared_signal: bool = False
     _polls_with_signal: int = 0
-    _polls_without_first: int = 0
 
-    def __post_init__(self) -> None:
-        self._directory = meeting_place(self.output_dir)
+    @property
+    def rank(self) -> int:
+        """This process among the others."""
+        return 0 if self.place is None else self.place.rank
+
+    @property
+    def world(self) -> int:
+        """How many processes there are."""
+        return 1 if self.place is None else self.place.world
 
     def join(self) -> None:
-        """Start the thread that watches the others. Collective: files of an earlier run are deleted first."""
-        if self.comm.world == 1:
+        """Start the thread that watches the others."""
+        if self.place is None:
             return
-        self._directory.mkdir(parents=True, exist_ok=True)
-        if self.comm.rank == 0:
-            for path in self._directory.glob("rank-*"):
-                path.unlink()
-        self.comm.gather_json(None)
-        self._write("process", f"{os.getpid()} {started(os.getpid())}")
-        self.comm.gather_json(None)
+        self.place.come()
+        self._polled_at = time.monotonic()
         threading.Thread(target=self._run, name="together", daemon=True).start()
 
     def leave(self) -> None:
         """Stop the thread, and let the others know that this process ends by itself."""
         self._stop.set()
-        if self.comm.world > 1:
-            with contextlib.suppress(OSError):
-                self._write("left", "raised" if self.raised else "")
+        if self.place is not None:
+            self.place.go()
 
     def fail(self, finding: Finding, code: int) -> None:
         """Record the finding, end every process of the run, and say why, once; a process that is alone goes
         on, to say it itself."""
-        if self.comm.world == 1:
+        if self.place is None:
             self._record(finding)
             return
         with self._lock:
             # From here on this thread speaks, or another process does.
             self._stop.set()
-            if self._is_first_to_fail():
+            if self.place.fail_first():
                 self._print(finding)
-                everyone = self._wait_for_all()
+                leave_code(code)
+                everyone = self._wait_for_all(self.place)
             else:
-                everyone = self._leave_quietly()
+                self._close()
+                everyone = True
             end_now(code, leads=True, all_leave=everyone)
 
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """End all processes of the run where this one cannot go on, whatever they are doing.
+
+        RunFailed (F130 to F135) in a run of one process that has its directory. What all ranks raise together
+        passes.
+        """
+        try:
+            yield
+        except _RAISED_BY_ALL:
+            if self.place is not None:
+                self.place.put(RAISED)
+            raise
+        except RunFailed as stop:
+            if self.output_dir is not None or self.place is not None:
+                self.fail(stop.finding, stop.exit_code)
+            raise
+        except (Exception, SystemExit) as error:
+            if self.output_dir is None and self.place is None:
+                raise
+            raise RunFailed(self._end_for(error)) from error
+        except BaseException:
+            # torchrun tells every process to end as soon as one of them is gone.
+            if self.place is not None and self._ranks_in("gone"):
+                _ignore_signals()
+                time.sleep(_GONE_S + 3 * _POLL_S)
+            raise
+
+    def _end_for(self, error: BaseException) -> Finding:
+        """End all processes for an error that nothing foresaw; its finding, where this is the only one."""
+        if self.place is not None:
+            _ignore_signals()
+        where = failure.Where(self.rank, self.world, self.activity, self.output_dir)
+        finding = self.explain(error) or failure.failed(error, where)
+        if self.output_dir is None:
+            # There is no file for it yet.
+            sys.stderr.write("".join(traceback.format_exception(error)))
+        else:
+            with contextlib.suppress(OSError):
+                failure.write_stack(self.output_dir, self.rank, error)
+        if self.place is not None and failure.is_of_network(error):
+            # Another process is the cause; the thread finds out which, and ends this one.
+            time.sleep(2 * _GONE_S + 2 * _POLL_S)
+        self.fail(finding, 1)
+        return finding
+
     def _run(self) -> None:
+        assert self.place is not None
         while not self._stop.wait(_POLL_S):
             with contextlib.suppress(OSError):
-                self._poll()
+                self._poll(self.place)
 
-    def _poll(self) -> None:
-        first = self._path("left", 0)
-        self._polls_without_first += first.exists() and first.read_text(encoding="ascii") == "raised"
-        # The first rank ended alone, with a message of its own: what comes next never comes.
-        if self._failure_mark.exists() or self._polls_without_first * _POLL_S > _PATIENCE_S:
+    def _poll(self, place: Meeting) -> None:
+        now = time.monotonic()
+        if now - self._polled_at > _ASLEEP_S:
+            self._since.clear()
+        self._polled_at = now
+        if place.failure.exists() or self._waits_for_one_that_raised(place, now):
             self._end_after_another()
-        self._pass_signal_on()
-        for rank in self._vanished():
-            pid = int(self._path("process", rank).read_text().split()[0])
-            self.fail(failure.gone(rank, pid, self.comm.activity, self.output_dir), 1)
+        self._pass_signal_on(place)
+        for rank in self._ranks_in("gone", _GONE_S):
+            pid = (place.process(rank) or (0, ""))[0]
+            self.fail(failure.gone(rank, pid, self.activity, self.output_dir), 1)
+        for rank in self._ranks_in("stopped", STOPPED_S):
+            if self._idle_s(now) > STOPPED_S:
+                pid = (place.process(rank) or (0, ""))[0]
+                self.fail(failure.stopped(rank, pid, STOPPED_S, self.activity, self.output_dir), GUARDED)
+
+    def _ranks_in(self, state: str, longer_than_s: float = 0.0) -> list[int]:
+        """The other ranks whose processes have been seen in a state for so long."""
+        assert self.place is not None
+        now, found = time.monotonic(), []
+        for rank in self.place.others:
+            if self.place.state(rank) != state:
+                self._since.pop((state, rank), None)
+            elif now - self._since.setdefault((state, rank), now) >= longer_than_s:
+                found.append(rank)
+        return found
+
+    def _idle_s(self, now: float) -> float:
+        """Seconds in which the main thread did not get on."""
+        return now - self.activity.moment.progress
+
+    def _waits_for_one_that_raised(self, place: Meeting, now: float) -> bool:
+        """Whether another rank has ended alone, with a message of its own: what comes next never comes."""
+        if not self.activity.moment.collective or place.has(place.rank, RAISED):
+            return False
+        if not any(place.has(rank, RAISED) for rank in place.others):
+            self._since.pop((RAISED, 0), None)
+            return False
+        since = self._since.setdefault((RAISED, 0), now)
+        return min(now - since, self._idle_s(now)) > _PATIENCE_S
 
     def _end_after_another(self) -> None:
         with self._lock:
             if not self._stop.is_set():
-                everyone = self._leave_quietly()
-                end_now(1, leads=False, all_leave=everyone)
-
-    def _leave_quietly(self) -> bool:
-        with contextlib.suppress(OSError):
-            self._write("left", "")
-        self._close()
-        return True
+                self._close()
+                end_now(1, leads=False, all_leave=True)
 
     def _close(self) -> None:
         for close in self.closing:
@@ -130,81 +217,54 @@ class Together:
         if self.lock is not None:
             self.lock.release()
 
-    def _pass_signal_on(self) -> None:
+    def _pass_signal_on(self, place: Meeting) -> None:
         """A signal that one process got is for all of them."""
-        path = self._directory / "rank-signal"
         received = 0 if self.signals is None else self.signals.received
         if received and not self._has_shared_signal:
-            path.write_text(str(received), encoding="ascii")
+            place.signal.write_text(str(received), encoding="ascii")
             self._has_shared_signal = True
-        elif not received and self.signals is not None and path.exists():
+        elif not received and self.signals is not None and place.signal.exists():
             self._polls_with_signal += 1
             if self._polls_with_signal == 1:
                 # Mostly the system sends it to all of them, one after the other.
                 return
             main = threading.main_thread().ident
             assert main is not None
-            signal.pthread_kill(main, int(path.read_text(encoding="ascii") or signal.SIGTERM))
-
-    def _vanished(self) -> Sequence[int]:
-        """Ranks whose process is not there any more, though it did not say that it ends."""
-        now = time.monotonic()
-        for rank in range(self.comm.world):
-            pid, start = self._path("process", rank).read_text(encoding="ascii").split()
-            if str(started(int(pid))) == start or self._path("left", rank).exists():
-                self._missing_since.pop(rank, None)
-            else:
-                self._missing_since.setdefault(rank, now)
-        return [rank for rank, since in self._missing_since.items() if now - since > _GONE_S]
-
-    @property
-    def _failure_mark(self) -> Path:
-        return self._directory / "rank-failed"
-
-    def _is_first_to_fail(self) -> bool:
-        """Whether this is the first process to fail."""
-        try:
-            os.close(os.open(self._failure_mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
-            return False
-        except OSError:
-            # A full disk; whoever started the processes sees that this one ends.
-            return True
-        return True
+            signal.pthread_kill(main, int(place.signal.read_text(encoding="ascii") or signal.SIGTERM))
 
     def _record(self, finding: Finding) -> None:
-        # Neither is a directory that was deleted made anew for it, nor is it for another one in its place.
+        # Neither is a directory that was deleted made anew for it, nor is it for another one in its place;
+        # and one in which nothing has been written stays free for the next start.
+        output = self.output_dir
+        if output is None or not (output / "config.yaml").is_file():
+            return
         with contextlib.suppress(OSError, CoveyError):
             if self.lock is not None:
                 self.lock.check()
-            if self.output_dir.is_dir():
-                RunFiles(self.output_dir).append_event("finding", step=finding.step, **fields_of(finding))
+            RunFiles(output).append_event("finding", step=finding.step, **fields_of(finding))
 
     def _print(self, finding: Finding) -> None:
         self._record(finding)
         flush_output()
-        os.write(2, ("\n".join(text_of(finding)) + "\n").encode())
+        os.write(2, ("\n".join(failure.text_of(finding)) + "\n").encode())
 
-    def _wait_for_all(self) -> bool:
-        """Whether every other process has seen it, and ends."""
+    def _wait_for_all(self, place: Meeting) -> bool:
+        """Whether every other process has seen it, and ends; a stopped one is ended."""
         self._close()
-        others = [rank for rank in range(self.comm.world) if rank != self.comm.rank]
         until = time.monotonic() + _PATIENCE_S
+        are_all = True
         while time.monotonic() < until:
-            if all(self._path("left", rank).exists() or self._is_gone(rank) for rank in others):
-                return not any(self._is_gone(rank) for rank in others)
+            states = {rank: place.state(rank) for rank in place.others}
+            for rank, state in states.items():
+                known = place.process(rank)
+                if state == "stopped" and known is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(known[0], signal.SIGKILL)
+            are_all = are_all and not {"gone", "stopped"} & set(states.values())
+            if not {"here", "stopped"} & set(states.values()):
+                return are_all
             time.sleep(0.05)
         return False
-
-    def _is_gone(self, rank: int) -> bool:
-        pid, start = self._path("process", rank).read_text(encoding="ascii").split()
-        return str(started(int(pid))) != start and not self._path("left", rank).exists()
-
-    def _path(self, what: str, rank: int) -> Path:
-        return self._directory / f"rank-{rank}-{what}"
-
-    def _write(self, what: str, words: str) -> None:
-        self._path(what, self.comm.rank).write_text(words, encoding="ascii")
 
 
 def _ignore_signals() -> None:
@@ -216,31 +276,15 @@ def _ignore_signals() -> None:
 
 
 @contextmanager
-def together(comm: Comm, output_dir: Path, lock: Lock | None) -> Iterator[Together]:
-    """End all processes of the run where one cannot go on, whatever it was doing.
-
-    RunFailed (F130 to F133) in a run of one process. What all ranks raise together passes.
-    """
-    others = Together(comm, output_dir, lock)
+def together() -> Iterator[Together]:
+    """Be one of the processes of a run from here on, and end with them."""
+    others = Together(meeting())
     others.join()
     try:
-        yield others
-    except _RAISED_BY_ALL:
-        others.raised = True
-        raise
-    except RunFailed as stop:
-        others.fail(stop.finding, stop.exit_code)
-        raise
-    except (Exception, SystemExit) as error:
-        finding = failure.failed(error, comm.rank, comm.world, comm.activity, output_dir)
-        if comm.world > 1:
-            _ignore_signals()
-        with contextlib.suppress(OSError):
-            failure.write_stack(output_dir, comm.rank, error)
-        if comm.world > 1 and failure.is_of_network(error):
-            # Another process is the cause; the thread finds out which, and ends this one.
-            time.sleep(2 * _GONE_S + 2 * _POLL_S)
-        others.fail(finding, 1)
-        raise RunFailed(finding) from error
+        if others.place is None:
+            yield others
+        else:
+            with others.ending():
+                yield others
     finally:
         others.leave()

@@ -1,30 +1,32 @@
-"""The watchdog of a run: what it knows of the job, and how the run ends where it is stuck."""
+"""The watchdog of a run: what it knows of this process, and how the run ends where it is stuck."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from covey.comm import Comm
 from covey.exits import leave_stuck
 from covey.health.record import fields_of
 from covey.health.watchdog import Watchdog, Watched, allowances, flush_output
 from covey.options.schema import Config
-from covey.plan.words import coded, flags, sentence
 from covey.telemetry.files import RunFiles
-from covey.training.job import Job
+from covey.training.failure import text_of
 from covey.training.process import gpu_memory, nccl_trace
 from covey.types import Finding
 
 
 @contextmanager
-def watched(job: Job, config: Config) -> Iterator[None]:
-    """Watch the job while it runs."""
+def watched(comm: Comm, config: Config, output_dir: Path) -> Iterator[None]:
+    """Watch this process from the loading of the model to the end of the run."""
 
     def report(finding: Finding) -> None:
-        # The first rank's own thread, or, where that process is stopped, the first one that still runs.
-        files = job.recorder.files or RunFiles(job.saver.output_dir)
-        files.append_event("finding", step=finding.step, **fields_of(finding))
+        # The first rank's own thread, or, where that process is stopped, the first one that still runs. A
+        # directory in which nothing has been written stays free for the next start.
+        if (output_dir / "config.yaml").is_file():
+            RunFiles(output_dir).append_event("finding", step=finding.step, **fields_of(finding))
         # The terminal's lock may be with the main thread.
         os.write(2, ("\n".join(text_of(finding)) + "\n").encode())
 
@@ -34,10 +36,10 @@ def watched(job: Job, config: Config) -> Iterator[None]:
 
     watchdog = Watchdog(
         Watched(
-            activity=job.comm.activity,
-            output_dir=job.saver.output_dir,
-            rank=job.comm.rank,
-            world=job.comm.world,
+            activity=comm.activity,
+            output_dir=output_dir,
+            rank=comm.rank,
+            world=comm.world,
             allowances=allowances(config.reward_timeout_s),
             report=report,
             leave=leave,
@@ -50,14 +52,3 @@ def watched(job: Job, config: Config) -> Iterator[None]:
         yield
     finally:
         watchdog.stop()
-
-
-def text_of(finding: Finding) -> list[str]:
-    """A finding in its four parts, as lines."""
-    parts = [finding.seen, finding.why, finding.cause]
-    lines = coded(finding.code, " ".join(sentence(p) for p in parts if p))
-    for fix in finding.fixes:
-        lines += coded("", sentence(fix.text))
-        # In one line, so that it can be copied.
-        lines += [f"{'':<10}{flags(fix.edits)}"] if fix.edits else []
-    return lines

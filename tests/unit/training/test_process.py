@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from covey.training.failure import text_of
 from covey.training.process import long_lived, record_collectives
-from covey.training.watch import text_of
 from covey.types import Finding, Fix
 
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")

@@ -12,7 +12,11 @@ from typing import Any
 from covey.checkpoint.manifest import checkpoint_step
 from covey.telemetry.owner import LOCK
 
-_LEFTOVERS = (LOCK, ".tmp-*", ".covey-*", "status-rank-*.json", "live")
+_LEFTOVERS = (
+    *(LOCK, ".tmp-*", ".covey-*", "status-rank-*.json", "live"),
+    # What is said of a run that failed before its first record.
+    *("failed-rank-*.txt", "hang-*"),
+)
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", LOCK)
 _DIRECTORIES = ("rollouts", "superseded")
 

@@ -1,0 +1,272 @@
+"""What every rank of a run must have alike, compared before weights load: the options, the data, the model's
+files, the packages, and the environment that changes numbers or communication.
+
+Paths and machines may differ where what they hold does not. Ranks exchange what they have once; a difference
+ends all of them with one problem (E378).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import covey
+from covey.activity import ranks_word
+from covey.checkpoint.manifest import MANIFEST
+from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, stored
+from covey.errors import ConfigError
+from covey.options.schema import Config
+from covey.plan.problem import problem
+from covey.telemetry.rollouts import list_rollouts
+from covey.training.facts import Survey
+from covey.types import Fix, Problem, Prompt
+from covey.weight_files import stored_tensors
+
+if TYPE_CHECKING:
+    from covey.comm import Comm
+
+Values = Mapping[str, Mapping[str, Any]]
+"""By kind (a key of FIXES) and name."""
+
+FIXES: Mapping[str, str] = {
+    "option": "start every rank with the same command and the same configuration file",
+    "data": "give every rank the same files: copy them anew, or use a disk that all ranks read",
+    "model": "give every rank the same model directory: copy it anew, or use a disk that all ranks read",
+    "package": "install the same versions for every rank",
+    "environment": "set the same environment variables for every rank, or unset them",
+}
+"""What is done about a difference of each kind."""
+
+_PACKAGES = ("safetensors", "tokenizers", "numpy", "liger-kernel")
+# What is read, and shown, by itself: the contents of these paths are compared as data or model.
+_READ_ALREADY = ("model", "dataset", "val_dataset", "replay_rollouts", "resume_from_checkpoint", "pass_rates")
+# What only the launching process is asked.
+_LEFT_OUT = ("nproc_per_node",)
+# What changes the numbers that a rank computes, or how it speaks with the others.
+_VARIABLES = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_BUFFSIZE"),
+    *("NCCL_NTHREADS", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE"),
+    *("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_SDPA_DEPRIORITIZED", "TORCH_COMPILE_DISABLE"),
+    *("TORCHDYNAMO_DISABLE", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "TORCH_NCCL_BLOCKING_WAIT"),
+)
+_MODEL_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "chat_template.jinja", "adapter_config.json"),
+)
+_SHOWN, _GROUPS, _LONGEST = 4, 3, 60
+
+
+def refuse_differences(config: Config, found: Survey, comm: Comm) -> None:
+    """ConfigError on every rank (E378) where the ranks do not agree. Collective."""
+    if comm.world == 1:
+        return
+    if problems := disagreement(comm.gather_json(values_of(config, found, os.environ))):
+        raise ConfigError(problems)
+
+
+def values_of(config: Config, found: Survey, environment: Mapping[str, str]) -> Values:
+    """What this rank has."""
+    return {
+        "option": _options(config),
+        "data": _data(config, found),
+        "model": {**({} if found.live is not None else _model(found.facts.model_dir)), **_adapters(config)},
+        "package": _packages(found.facts.versions),
+        "environment": {
+            "device": "CUDA" if found.facts.cuda else "CPU",
+            **{name: environment[name] for name in _VARIABLES if name in environment},
+        },
+    }
+
+
+def _options(config: Config) -> dict[str, Any]:
+    found = {
+        name: _typed(value, with_contents=name not in _READ_ALREADY)
+        for name, value in config.model_dump(mode="json").items()
+        if name not in _LEFT_OUT
+    }
+    # Each rank says in there how it is.
+    return {**found, "output_dir": os.path.realpath(config.output_dir)}
+
+
+def _typed(value: Any, *, with_contents: bool) -> Any:
+    """An option's value, in which a file stands for what it holds and a directory for none of its names."""
+    if isinstance(value, Mapping):
+        return {key: _typed(of, with_contents=with_contents) for key, of in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_typed(of, with_contents=with_contents) for of in value]
+    if not isinstance(value, str):
+        return value
+    head, name = value.partition("=")[::2] if "=" in value else ("", value)
+    path, mark, rest = name.partition("#")
+    if not _exists(path):
+        path, colon, function = name.rpartition(":")
+        if not (colon and _exists(path)):
+            return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}… ({_digest([value])})"
+        mark, rest = colon, function
+    contents = ""
+    if with_contents and Path(path).is_file():
+        contents = f" {_digest_of_file(Path(path))}"
+    kind = "file" if Path(path).is_file() else "directory"
+    return f"{head + '=' if head else ''}{kind}{contents}{mark}{rest}"
+
+
+def _exists(path: str) -> bool:
+    try:
+        return bool(path) and Path(path).exists()
+    except (OSError, ValueError):
+        # Too long for a name: a text.
+        return False
+
+
+def _data(config: Config, found: Survey) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if found.prompts is not None:
+        values["prompts"] = _of_prompts(found.prompts.entries)
+    for name, table in found.eval_sets:
+        values[f"prompts of the set {name}"] = _of_prompts(table.entries)
+    if found.stream is not None:
+        values["files of the data set"] = [_size(text.partition("#")[0]) for text in config.dataset]
+    if found.facts.pass_rates is not None:
+        values["pass rates"] = found.facts.pass_rates.digest
+    if found.facts.resume is not None:
+        path = Path(found.facts.resume.path)
+        values["checkpoint"] = [f"step {found.facts.resume.step}", _digest_of_file(path / MANIFEST)]
+    if config.replay_rollouts is not None:
+        files = list_rollouts(Path(config.replay_rollouts)).values()
+        values["recorded rollouts"] = [(path.name, path.stat().st_size) for path in files]
+    for model in found.facts.reward_models:
+        values[f"reward model {model.name}"] = [model.parameters, model.file_bytes, model.hidden]
+    return values
+
+
+def _of_prompts(prompts: Sequence[Prompt]) -> list[str]:
+    """How many there are, and a digest of their tokens and of what rewards are given."""
+    found = hashlib.sha256()
+    for prompt in prompts:
+        found.update(array("q", prompt.token_ids).tobytes())
+        beside = [prompt.id, prompt.task, prompt.pass_rate, dict(prompt.columns)]
+        found.update(json.dumps(beside, sort_keys=True, default=_kind).encode("utf-8", "surrogatepass"))
+    return [f"{len(prompts):,} prompts", f"digest {found.hexdigest()[:12]}"]
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _size(path: str) -> int:
+    return Path(path).stat().st_size if Path(path).is_file() else 0
+
+
+def _model(model_dir: str | None) -> dict[str, Any]:
+    """The small files of a model, and what the headers of the large ones say."""
+    if model_dir is None:
+        return {}
+    directory = Path(model_dir)
+    values: dict[str, Any] = {
+        name: _digest_of_file(directory / name) for name in _MODEL_FILES if (directory / name).is_file()
+    }
+    tensors = sorted(
+        (name, tensor.dtype, list(tensor.shape)) for name, tensor in stored_tensors(directory).items()
+    )
+    values["tensors of the weights"] = [f"{len(tensors)} tensors", f"digest {_digest(map(str, tensors))}"]
+    return values
+
+
+def _adapters(config: Config) -> dict[str, Any]:
+    """What the headers and the configurations of the adapters say that a run starts from."""
+    values = {}
+    for name, directory in (("adapters", config.adapters), ("ref_adapters", config.ref_adapters)):
+        if directory is not None and Path(directory).is_dir():
+            tensors = sorted((n, t.dtype, list(t.shape)) for n, t in stored(Path(directory)).items())
+            files = [_digest_of_file(Path(directory) / f) for f in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+            values[name] = [f"{len(tensors)} tensors", f"digest {_digest([*map(str, tensors), *files])}"]
+    return values
+
+
+def _packages(versions: Iterable[tuple[str, str]]) -> dict[str, str]:
+    found = {"python": platform.python_version(), **dict(versions)}
+    for package in ("covey", *_PACKAGES):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {**found, "covey's source": f"digest {_source()}"}
+
+
+def _source() -> str:
+    """A digest of the files that covey is made of."""
+    root = Path(covey.__file__).parent
+    files = sorted(path for kind in ("*.py", "*.c") for path in root.rglob(kind))
+    return _digest(f"{path.relative_to(root)} {_digest_of_file(path)}" for path in files)
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+
+
+class Difference(NamedTuple):
+    """One thing that is not the same on every rank, in words."""
+
+    kind: str
+    name: str
+    words: str
+
+
+def disagreement(of_ranks: Sequence[Values]) -> list[Problem]:
+    """The problem of ranks that do not have the same, one for everything; nothing where they agree."""
+    differences = [*_differences(of_ranks)]
+    if not differences:
+        return []
+    seen = ". ".join(d.words[0].upper() + d.words[1:] for d in differences[:_SHOWN])
+    more = len(differences) - _SHOWN
+    seen += f". {more} more {'differs' if more == 1 else 'differ'}." if more > 0 else "."
+    fixes = [Fix(text=FIXES[kind]) for kind in dict.fromkeys(d.kind for d in differences)]
+    return [problem("E378", differences[0].name, seen, "", *fixes)]
+
+
+def _differences(of_ranks: Sequence[Values]) -> Iterable[Difference]:
+    for kind in FIXES:
+        names = dict.fromkeys(name for values in of_ranks for name in values.get(kind, {}))
+        for name in names:
+            values = [values.get(kind, {}).get(name) for values in of_ranks]
+            if any(value != values[0] for value in values):
+                yield Difference(kind, name, _words(kind, name, values))
+
+
+def _words(kind: str, name: str, values: Sequence[Any]) -> str:
+    """`rank 1: transformers 5.17.0; ranks 0, 2-7: 5.23.0`: the fewest ranks first, a few values at most."""
+    groups: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(_in_words(kind, value), []).append(rank)
+    ordered = sorted(groups.items(), key=lambda group: (len(group[1]), -group[1][0]))
+    if len(ordered) > _GROUPS:
+        *others, last = ordered
+        shown, rest = others[: _GROUPS - 1], others[_GROUPS - 1 :]
+        ranks = sorted(rank for _, of in rest for rank in of)
+        ordered = [*shown, (f"{len(rest)} other values", ranks), last]
+    label = f"--{name}" if kind == "option" else name
+    first, *later = ordered
+    words = [f"{ranks_word(first[1])}: {label} {first[0]}"]
+    return "; ".join([*words, *(f"{ranks_word(ranks)}: {value}" for value, ranks in later)])
+
+
+def _in_words(kind: str, value: Any) -> str:
+    if value is None:
+        return {"package": "not installed", "environment": "not set"}.get(kind, "none")
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

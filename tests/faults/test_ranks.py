@@ -1,0 +1,125 @@
+"""A rank that is killed, stopped, raises or runs out of memory, in every phase: the run ends within seconds
+with one message that names it, leaves no process, and goes on from its checkpoint to the same bits."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from covey.checkpoint.read import verify
+from faults import rank_run
+from support.ranks import Ended, run_ranks
+
+pytestmark = pytest.mark.multi
+
+REWARD = """
+def judge(completions, solution, **kwargs):
+    return [float(sum(map(ord, str(c))) % 7) for c in completions]
+"""
+# What runs with another backend gets beside these words.
+BACKENDS: dict[str, list[str]] = {"ddp": []}
+WORDS = [
+    *("--model", "quickstart", "--dataset", "quickstart#64", "--reward_funcs", "accuracy", "mine.py:judge"),
+    *("--per_device_train_batch_size", "8", "--max_completion_length", "16", "--learning_rate", "1e-4"),
+    *("--num_generations", "4", "--reward_trial", "false", "--beta", "0.02"),
+    *("--max_steps", "4", "--save_steps", "2", "--output_dir", "run", "--resume_from_checkpoint", "auto"),
+]
+NAMES = {"kill": "F133", "stop": "F134", "raise": "F131", "memory": "F135"}
+CODES = {"kill": 1, "stop": 3, "raise": 1, "memory": 1}
+# Seconds from the first process that fails to the end of the last one.
+DEADLINE_S = 8.0
+PHASES = ("process group", "load", "rollout", "reward", "annotate", "update", "publish", "save")
+
+
+def run(folder: Path, backend: str, *fault: str) -> Ended:
+    """A run of four steps, which begins at its newest checkpoint."""
+    (folder / "mine.py").write_text(REWARD)
+    planted = fault or ("none", "none", "0")
+    return run_ranks(rank_run.__file__, *planted, "train", *WORDS, *BACKENDS[backend], folder=folder)
+
+
+def tensors(checkpoint: Path) -> dict[str, Any]:
+    """Every tensor of a checkpoint, by file and name."""
+    return {
+        f"{file.relative_to(checkpoint)}:{name}": tensor
+        for file in sorted(checkpoint.rglob("*.safetensors"))
+        for name, tensor in load_file(str(file)).items()
+    }
+
+
+def assert_same(actual: Path, expected: Path, step: int) -> None:
+    """The same checkpoint to the bit, and the same records up to it, without what a clock says."""
+    ours, theirs = (tensors(run / f"checkpoint-{step}") for run in (actual, expected))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not ours[name].equal(theirs[name])] == []
+    states = [(run / f"checkpoint-{step}/trainer/state.json").read_text() for run in (actual, expected)]
+    assert states[0] == states[1]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A backend, and its run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ended = run(folder, request.param)
+    assert ended.code == 0, ended.said
+    assert ended.left == []
+    return request.param, folder / "run"
+
+
+def cases() -> list[Any]:
+    """Every fault in every phase; the usual run of the tests has each fault and each phase."""
+    usual = {("kill", "process group"), ("kill", "update"), ("kill", "save"), ("stop", "load")}
+    usual |= {("stop", "rollout"), ("raise", "reward"), ("raise", "load"), ("memory", "update")}
+    usual |= {("stop", "save"), ("kill", "annotate"), ("raise", "publish")}
+    return [
+        pytest.param(fault, phase, marks=[] if (fault, phase) in usual else [pytest.mark.slow])
+        for fault in NAMES
+        for phase in PHASES
+    ]
+
+
+@pytest.mark.parametrize(("fault", "phase"), cases())
+def test_a_fault_of_one_rank(fault: str, phase: str, undisturbed: tuple[str, Path], tmp_path: Path) -> None:
+    backend, expected = undisturbed
+    # Of a checkpoint rank 0 is the one that seals it.
+    rank = "0" if phase == "save" else "1"
+    ended = run(tmp_path, backend, fault, phase, rank)
+    assert ended.code == CODES[fault], ended.said
+    assert ended.seconds < DEADLINE_S and ended.left == []
+    said = re.findall(r"^(E\d{3}|F13\d|F30\d) ", ended.said, re.MULTILINE)
+    assert said == [NAMES[fault]], ended.said
+    assert f"rank {rank}" in " ".join(ended.said.split())
+    out = tmp_path / "run"
+    begun = phase not in ("process group", "load")
+    if begun:
+        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+        assert [e["code"] for e in events if e["kind"] == "finding" and e["code"] in NAMES.values()] == said
+        assert verify(out / "checkpoint-2").trainer
+    if (fault, phase) in (("kill", "save"), ("memory", "update"), ("stop", "rollout"), ("raise", "load")):
+        again = run(tmp_path, backend)
+        assert again.code == 0, again.said
+        assert_same(out, expected, 4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "code", "says"),
+    [
+        ("version", "1", "E378", "Rank 1: transformers 5.17.0; rank 0: 5."),
+        ("data", "1", "E302", "d.jsonl"),
+        pytest.param("data", "0", "E302", "d.jsonl", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_do_not_agree(fault: str, rank: str, code: str, says: str, tmp_path: Path) -> None:
+    """Before weights load: one message, exit code 2, nothing written; also where one rank alone finds
+    something wrong and the other waits for it."""
+    ended = run(tmp_path, "ddp", fault, "", rank)
+    assert ended.code == 2, ended.said
+    assert ended.seconds < 20 and ended.left == []
+    assert re.findall(r"^([EF]\d{3}) ", ended.said, re.MULTILINE) == [code], ended.said
+    assert says in " ".join(ended.said.split())
+    assert not (tmp_path / "run").exists()
