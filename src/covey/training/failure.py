@@ -176,8 +176,10 @@ def _free(path: Path) -> int:
 def is_of_network(error: BaseException) -> bool:
     """Whether another process is the cause: it is not there any more, or it could not write its part."""
     words = str(error)
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "recvValue failed")
-    signs += ("could not write its part",)
+    signs = (
+        *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "recvValue failed"),
+        "could not write its part",
+    )
     return isinstance(error, RuntimeError) and any(sign in words for sign in signs)
 
 

@@ -120,6 +120,21 @@ class Together:
         passes.
         """
         try:
+            with self._ending_for_errors():
+                yield
+        except (Exception, SystemExit):
+            raise
+        except BaseException:
+            # torchrun tells every process to end as soon as one of them is gone, this one in the middle of
+            # its own error maybe; the thread says which it was.
+            if self.place is not None and self._ranks_in("gone"):
+                _ignore_signals()
+                time.sleep(_GONE_S + 3 * _POLL_S)
+            raise
+
+    @contextmanager
+    def _ending_for_errors(self) -> Iterator[None]:
+        try:
             yield
         except _RAISED_BY_ALL:
             if self.place is not None:
@@ -133,12 +148,6 @@ class Together:
             if self.output_dir is None and self.place is None:
                 raise
             raise RunFailed(self._end_for(error)) from error
-        except BaseException:
-            # torchrun tells every process to end as soon as one of them is gone.
-            if self.place is not None and self._ranks_in("gone"):
-                _ignore_signals()
-                time.sleep(_GONE_S + 3 * _POLL_S)
-            raise
 
     def _end_for(self, error: BaseException) -> Finding:
         """End all processes for an error that nothing foresaw; its finding, where this is the only one."""
