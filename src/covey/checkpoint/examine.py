@@ -20,7 +20,7 @@ from covey.checkpoint.manifest import (
     checkpoint_step,
     read_manifest,
 )
-from covey.checkpoint.read import find_faults, list_checkpoints, state_faults
+from covey.checkpoint.read import Fault, find_faults, list_checkpoints, state_faults
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import adapter_settings
@@ -67,16 +67,20 @@ def _none(path: Path, why: str) -> Examined:
 def _examine_checkpoint(path: Path) -> Examined:
     try:
         manifest = read_manifest(path)
-        faults = find_faults(path, manifest, everything=True)
+        every_fault = find_faults(path, manifest, everything=True)
     except CheckpointError as error:
         return Examined(path=path, kind="checkpoint", faults=(str(error),), step=checkpoint_step(path.name))
-    of_trainer = [fault for fault in faults if fault.startswith(f"{TRAINER}/")]
+    by_manifest = [fault for fault in every_fault if not _is_of_reduction(fault, manifest)]
+    of_trainer = [fault for fault in by_manifest if fault.file.startswith(f"{TRAINER}/")]
+    faults = [str(fault) for fault in by_manifest]
     notes: list[str] = []
-    if manifest.trainer and manifest.format == FORMAT and not of_trainer:
+    if _goes_on(manifest) and not of_trainer:
         faults += state_faults(path)
-    if len(of_trainer) == len(faults):
+    if len(of_trainer) == len(by_manifest):
         found, notes = _model_faults(path)
         faults += found
+    if len(by_manifest) < len(every_fault):
+        notes.append("it was being reduced to its model when the run ended; the next save finishes that")
     if manifest.format != FORMAT:
         notes.append(f"it has format {manifest.format}: no run goes on from it; its model is one as ever")
     return Examined(
@@ -89,6 +93,12 @@ def _examine_checkpoint(path: Path) -> Examined:
         num_bytes=manifest.size,
         goes_on=_goes_on(manifest) and not faults,
     )
+
+
+def _is_of_reduction(fault: Fault, manifest: Manifest) -> bool:
+    """Whether a file is what a reduction to the model leaves that was ended in its middle."""
+    of_trainer = fault.file.startswith(f"{TRAINER}/") and not manifest.trainer
+    return fault.is_surplus and (of_trainer or fault.file == f".{MANIFEST}.tmp")
 
 
 def _goes_on(manifest: Manifest) -> bool:

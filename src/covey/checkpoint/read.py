@@ -46,6 +46,19 @@ class Latest:
     skipped: tuple[Skipped, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A file of a checkpoint that is not what the manifest says, and how; `is_surplus` where it names none of
+    this name."""
+
+    file: str
+    words: str
+    is_surplus: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.words}"
+
+
 def verify(checkpoint: Path) -> Manifest:
     """Compare every file with the manifest and return it.
 
@@ -68,7 +81,7 @@ def _verified(checkpoint: Path, *, contents: bool) -> Manifest:
 
 def find_faults(
     checkpoint: Path, manifest: Manifest, *, contents: bool = True, everything: bool = False
-) -> list[str]:
+) -> list[Fault]:
     """Return what is wrong with the files of a checkpoint by its manifest.
 
     Contents are read where all names and lengths agree, or of `everything` whose length does. CheckpointError
@@ -182,17 +195,18 @@ def find_latest(output_dir: Path, *, with_trainer: bool = False) -> Latest:
 
 def _verify_trainer(checkpoint: Path, manifest: Manifest) -> None:
     listed = {name: entry for name, entry in manifest.files.items() if name.startswith(f"{TRAINER}/")}
-    faults = [f"{name} is missing" for name in listed if not (checkpoint / name).is_file()]
-    _raise_faults(checkpoint, faults)
+    _raise_faults(checkpoint, [Fault(n, "is missing") for n in listed if not (checkpoint / n).is_file()])
     _raise_faults(checkpoint, _content_faults({name: checkpoint / name for name in listed}, listed))
 
 
-def _shape_faults(files: Mapping[str, Path], manifest: Manifest) -> list[str]:
-    faults = [f"{name} is missing" for name in manifest.files if name not in files]
-    faults += [f"{name} is not in its manifest" for name in files if name not in manifest.files]
+def _shape_faults(files: Mapping[str, Path], manifest: Manifest) -> list[Fault]:
+    faults = [Fault(name, "is missing") for name in manifest.files if name not in files]
+    faults += [
+        Fault(name, "is not in its manifest", is_surplus=True) for name in files if name not in manifest.files
+    ]
     for name, entry in manifest.files.items():
         if name in files and (size := files[name].stat().st_size) != entry.size:
-            faults.append(f"{name} has {size:,} bytes, its manifest says {entry.size:,}")
+            faults.append(Fault(name, f"has {size:,} bytes, its manifest says {entry.size:,}"))
     return faults
 
 
@@ -200,20 +214,20 @@ def _has_length(path: Path, entry: FileEntry) -> bool:
     return path.stat().st_size == entry.size
 
 
-def _content_faults(files: Mapping[str, Path], entries: Mapping[str, FileEntry]) -> list[str]:
+def _content_faults(files: Mapping[str, Path], entries: Mapping[str, FileEntry]) -> list[Fault]:
     with ThreadPoolExecutor(max_workers=4) as pool:
         digests = dict(zip(files, pool.map(hash_file, files.values()), strict=True))
     return [
-        f"{name} has SHA-256 {digests[name][:12]}…, its manifest says {entry.sha256[:12]}…"
+        Fault(name, f"has SHA-256 {digests[name][:12]}…, its manifest says {entry.sha256[:12]}…")
         for name, entry in entries.items()
         if digests[name] != entry.sha256
     ]
 
 
-def _raise_faults(checkpoint: Path, faults: list[str]) -> None:
+def _raise_faults(checkpoint: Path, faults: list[Fault]) -> None:
     if faults:
         more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
-        raise CheckpointError(f"{checkpoint}: " + "; ".join(faults[:_MOST_FAULTS]) + more)
+        raise CheckpointError(f"{checkpoint}: " + "; ".join(map(str, faults[:_MOST_FAULTS])) + more)
 
 
 def _read_state(trainer: Path, name: str, entry: Mapping[str, Any]) -> State:

@@ -201,6 +201,18 @@ def test_a_write_that_did_not_end_is_damage(checkpoint: Path, capsys: Any) -> No
     assert code == 1 and "manifest.json is missing" in found["faults"][0]
 
 
+def test_a_reduction_that_was_ended_is_no_damage(checkpoint: Path, capsys: Any) -> None:
+    manifest = read_manifest(checkpoint)
+    kept = {n: e for n, e in manifest.files.items() if not n.startswith("trainer/")}
+    (checkpoint / "manifest.json").write_text(render_manifest(replace(manifest, trainer=False, files=kept)))
+    (checkpoint / ".manifest.json.tmp").write_text("{")
+    code, (found,) = verify(capsys, checkpoint)
+    assert code == 0 and "reduced to its model" in found["notes"][0] and not found["goes_on"]
+    (checkpoint / "other").write_text("")
+    code, (found,) = verify(capsys, checkpoint)
+    assert code == 1 and found["faults"] == ["other is not in its manifest"]
+
+
 def test_an_older_format_is_whole_and_goes_on_nowhere(checkpoint: Path, capsys: Any) -> None:
     older = replace(read_manifest(checkpoint), format=1)
     (checkpoint / "manifest.json").write_text(render_manifest(older))
