@@ -27,6 +27,7 @@ from journeys.helpers import (
     timeless,
     write_jsonl,
 )
+from support.adapters import make_adapter
 from support.verbs import codes_in
 
 Model = Any
@@ -203,3 +204,18 @@ def test_a_run_with_an_adapter_that_fails_leaves_the_model_as_it_was(tmp_path: P
         package.train(**live(model, TRAINED, "run", **KINDS["lora"], max_steps=3, reward_funcs=fails_later))
     assert [n for n, _ in model.named_parameters()] == list(given)
     assert {n for n, p in model.named_parameters() if not torch.equal(p, given[n])} == set()
+
+
+def test_an_adapter_goes_on_a_model_of_the_program(tmp_path: Path) -> None:
+    """With the base as an object the run is that of the base's directory, evaluations of its checkpoint too;
+    the KL begins at 0, and the object has what was learnt."""
+    adapter = make_adapter(MODEL_DIR, tmp_path / "sft")
+    asked = {"adapters": str(adapter), "beta": 0.1}
+    succeed("train", *flags(small("train.jsonl", "named", **asked)))
+    model = loaded()
+    done = package.train(**live(model, TRAINED, "held", **asked))
+    assert_same_run(tmp_path / "held", tmp_path / "named", 2)
+    assert [line["kl"] == 0.0 for line in read_lines(tmp_path / "held" / "metrics.jsonl")] == [True, False]
+    package.export(done.checkpoint, "merged", merge=True, base=MODEL_DIR)
+    assert_holds(model, tmp_path / "merged")
+    succeed("eval", "named/checkpoint-2", "--val_dataset", "held.jsonl")

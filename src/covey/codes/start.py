@@ -94,6 +94,12 @@ START: tuple[tuple[str, str, str], ...] = (
         "gradient.",
     ),
     (
+        "W152",
+        "Adapter of another base",
+        "An adapter is trained on one base. On another one it gives a model that nobody trained, even "
+        "where every tensor fits.",
+    ),
+    (
         "W151",
         "Tensors that are not loaded",
         "The model that config.json describes has no place for them, so they take no part in the training.",

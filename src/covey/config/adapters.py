@@ -83,6 +83,8 @@ def read_adapter(directory: Path) -> SavedAdapter:
     in another way, as by a pattern, they are the very modules that the file of weights has.
     """
     body = _body(directory)
+    if "peft_type" not in body:
+        raise AdapterFileError(f"{directory / ADAPTER_CONFIG} cannot be read: it names no peft_type")
     others = _other_parts(body)
     if others:
         words = f"{directory} is an adapter with {', '.join(others)}, which covey's LoRA cannot hold"
@@ -102,6 +104,28 @@ def read_adapter(directory: Path) -> SavedAdapter:
     except (KeyError, TypeError, ValueError) as error:
         raise AdapterFileError(f"{directory / ADAPTER_CONFIG} cannot be read: {error!r}") from error
     return SavedAdapter(options=options, base=str(body.get("base_model_name_or_path") or ""))
+
+
+def quantized_base(directory: Path) -> str | None:
+    """How the base was quantized while the adapter was trained, by ms-swift's args.json; None where that says
+    nothing of it."""
+    try:
+        said = json.loads((directory / "args.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    method = said.get("quant_method") if isinstance(said, dict) else None
+    return f"{method}, {said.get('quant_bits')} bits" if method else None
+
+
+def same_base(one: str, other: str) -> bool:
+    """Whether two names may mean one model: by their last words, as a path, a hub or its cache has them."""
+    return _last_word(one) == _last_word(other)
+
+
+def _last_word(name: str) -> str:
+    parts = [part for part in name.replace("___", ".").split("/") if part]
+    cached = next((part for part in parts if part.startswith("models--")), "")
+    return (cached.rpartition("--")[2] or (parts[-1] if parts else "")).lower()
 
 
 def weights_fault(directory: Path) -> str | None:
@@ -164,8 +188,6 @@ def _body(directory: Path) -> dict[str, Any]:
         raise AdapterFileError(f"{path} cannot be read: {error}") from error
     if not isinstance(body, dict):
         raise AdapterFileError(f"{path} cannot be read: it is no JSON object")
-    if "peft_type" not in body:
-        raise AdapterFileError(f"{path} cannot be read: it names no peft_type")
     return body
 
 

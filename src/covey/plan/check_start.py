@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from covey.config.start import BASE, START
 from covey.options.schema import Config
-from covey.plan.facts import Facts, ResumeFacts
+from covey.plan.facts import AdapterFacts, Facts, ResumeFacts
 from covey.plan.memory_training import has_kl
 from covey.plan.problem import problem, warning
 from covey.types import Fix, Problem
@@ -49,8 +49,10 @@ def foreign_resume(resume: ResumeFacts) -> Problem:
 
 
 def _fit(config: Config, facts: Facts) -> list[Problem]:
-    if facts.adapter is None or facts.adapter.problem is None:
+    if facts.adapter is None:
         return []
+    if facts.adapter.problem is None:
+        return _other_base(config, facts.adapter)
     return [
         problem(
             "E383",
@@ -60,6 +62,24 @@ def _fit(config: Config, facts: Facts) -> list[Problem]:
             Fix(text="the model that the adapter was trained on: --model BASE"),
         )
     ]
+
+
+def _other_base(config: Config, adapter: AdapterFacts) -> list[Problem]:
+    if adapter.other_base:
+        seen = (
+            f"The adapter {config.adapters} was trained on {adapter.other_base}, and model is {config.model}."
+        )
+        its_own = Fix(text="the adapter's own base", edits={"model": adapter.other_base})
+        return [warning("W152", "adapters", seen, "", its_own, Fix(text="nothing, where both are one model"))]
+    if adapter.quantized:
+        seen = f"The adapter {config.adapters} was trained on a quantized base ({adapter.quantized}), and "
+        seen += f"{config.model} is not quantized."
+        return [
+            warning(
+                "W152", "adapters", seen, "", Fix(text="nothing, where rounding of the base is no matter")
+            )
+        ]
+    return []
 
 
 def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
@@ -82,7 +102,7 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
             )
         ]
     if not has_kl(config):
-        if "ref_adapters" not in typed:
+        if is_word or "ref_adapters" not in typed:
             return []
         seen = f"ref_adapters is {where}, and beta is 0: there is no KL term, so no reference is held."
         return [warning("W108", "ref_adapters", seen, "", Fix(text="leave out --ref_adapters"))]

@@ -26,6 +26,8 @@ class AdapterFacts:
     """What is known of the adapter that a run starts from, and of that of its reference.
 
     problem            why its tensors do not fit the model, in words, or None
+    other_base         the base that it names, where that is not the model by its place or name; else ""
+    quantized          how its base was quantized while it was trained; "" where nothing says so
     is_on_all_linear   whether it lies on every layer that `all-linear` means
     reference_problem  (code, words) why that of ref_adapters cannot be the reference, or None
     digest             SHA-256 of the weights of the adapter that the reference has; None where no KL term
@@ -33,6 +35,8 @@ class AdapterFacts:
     """
 
     problem: str | None = None
+    other_base: str = ""
+    quantized: str = ""
     is_on_all_linear: bool = False
     reference_problem: tuple[str, str] | None = None
     digest: str | None = None

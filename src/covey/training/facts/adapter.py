@@ -9,10 +9,14 @@ from covey.checkpoint.manifest import hash_file
 from covey.config.adapters import (
     ADAPTER_WEIGHTS,
     AdapterFileError,
+    adapter_path,
+    quantized_base,
     read_adapter,
+    same_base,
     stored,
     weights_fault,
 )
+from covey.config.objects import is_live
 from covey.config.start import adapter_directory, reference_adapter
 from covey.models.adapter_shapes import ALL_LINEAR, ModelShapes, adapter_fault, facts_of, settings_of
 from covey.options.schema import Config
@@ -36,6 +40,8 @@ def with_adapter(facts: Facts, config: Config, shapes: ModelShapes) -> Facts:
     problem = adapter_fault(tensors, shapes, settings)
     found = AdapterFacts(
         problem=problem,
+        other_base="" if _is_base(saved.base, config, facts) else saved.base,
+        quantized=quantized_base(directory) or "",
         is_on_all_linear=facts_of(shapes, settings).targets == facts_of(shapes, everywhere).targets,
     )
     reference = reference_adapter(config) if has_kl(config) else None
@@ -44,6 +50,13 @@ def with_adapter(facts: Facts, config: Config, shapes: ModelShapes) -> Facts:
         digest = hash_file(reference / ADAPTER_WEIGHTS) if fault is None else None
         found = replace(found, reference_problem=fault, digest=digest)
     return replace(facts, adapter=found)
+
+
+def _is_base(base: str, config: Config, facts: Facts) -> bool:
+    """Whether the model may be the base that an adapter names; one without a name may be any."""
+    if not base or is_live(base) or is_live(config.model) or same_base(base, config.model):
+        return True
+    return facts.model_dir is not None and adapter_path(base).resolve() == Path(facts.model_dir).resolve()
 
 
 def _reference_problem(config: Config, directory: Path, shapes: ModelShapes) -> tuple[str, str] | None:
@@ -58,6 +71,9 @@ def _reference_problem(config: Config, directory: Path, shapes: ModelShapes) -> 
     own = config.model_dump()
     for name in _SHAPE:
         if saved.options[name] != own[name]:
-            return "E384", f"{directory} has {name} {saved.options[name]}, and adapters {own[name]}"
+            return (
+                "E384",
+                f"{directory} has {name} {saved.options[name]}, and the adapter that trains {own[name]}",
+            )
     fault = adapter_fault(stored(directory), shapes, settings_of(own))
-    return None if fault is None else ("E384", f"{directory} lies on other modules than adapters: {fault}")
+    return None if fault is None else ("E384", f"{directory} lies on other modules: {fault}")
