@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -58,7 +56,9 @@ class Meeting:
         with contextlib.suppress(OSError):
             self._path(self.rank, "process").unlink(missing_ok=True)
             if not any(self.state(rank) in ("here", "stopped") for rank in self.others):
-                shutil.rmtree(self.directory, ignore_errors=True)
+                for path in self.directory.iterdir():
+                    path.unlink()
+                self.directory.rmdir()
 
     def put(self, what: str, words: str = "") -> None:
         """Leave a file of this rank."""
@@ -130,6 +130,9 @@ def _directory() -> Path:
     path = os.environ.get(EXIT_FILE)
     if path is not None:
         return Path(path).parent / "ranks"
+    # `covey --help` does without it, and waits for nothing.
+    import tempfile
+
     # torchrun is the parent of each of its ranks, and gives all of them one port; after a failure it may
     # start them again.
     parent = os.getppid()
