@@ -257,8 +257,8 @@ def _weight_files(name: str, directory: Path, there: Sequence[str]) -> list[str]
         return own
     if "adapter_config.json" in there:
         raise ModelError(
-            f"{name} is an adapter, not a model: give its base as --model, or merge the two with "
-            "`covey export --merge`"
+            f"{name} is an adapter, not a model: give its base as --model, and as --adapters the directory "
+            "that `hf download` writes it to"
         )
     if any(f.endswith(_PICKLES) for f in there):
         raise ModelError(

@@ -118,7 +118,7 @@ _SPECIAL: tuple[tuple[str, str, str], ...] = (
     (
         "is an adapter",
         "The directory of a LoRA run: it holds what was added to a model, not the model.",
-        "give the base model as --model, or what `covey export MODEL --merge` writes",
+        "give the base model as --model, and the adapter's directory as --adapters",
     ),
     (
         "has model_type",

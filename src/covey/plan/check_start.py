@@ -44,7 +44,10 @@ def foreign_resume(resume: ResumeFacts) -> Problem:
         "resume_from_checkpoint",
         f"{resume.path} {resume.problem}",
         "",
-        Fix(text=f"a new run from its {what}, without --resume_from_checkpoint: --{option} {resume.path}"),
+        Fix(
+            text=f"a new run from its {what}, in another directory and without --resume_from_checkpoint: "
+            f"--{option} {resume.path}"
+        ),
     )
 
 
