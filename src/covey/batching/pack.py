@@ -124,7 +124,7 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batc
         least = least_entropy(everyone, plan.top_entropy_quantile)
         micros = build_micros(held, plan, least)
         spare = max(1, *(len(numbers) for numbers in per_rank)) - len(micros)
-        micros += [_empty_micro(samples[step.start], plan) for _ in range(spare)]
+        micros += [empty_micro(samples[step.start], plan) for _ in range(spare)]
         waits = [micro.shared is not None and micro.shared.is_followed for micro in micros]
         signal = [_has_signal(members, least, wait) for members, wait in zip(held, waits, strict=False)]
         signal += [False] * spare
@@ -314,7 +314,7 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if present else None
 
 
-def _empty_micro(sample: Sample, plan: PackPlan) -> MicroBatch:
+def empty_micro(sample: Sample, plan: PackPlan) -> MicroBatch:
     """A forward pass over one token that trains nothing."""
     nothing = Sample(
         group=sample.group,

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from covey.comm import Comm
 from covey.health.words import broken
+from covey.learner.fingerprints import is_finite
 from covey.types import Fix
 
 # A step looks at one tensor in so many, so that the whole model is looked at every so many steps.
 _EVERY = 64
-# Checksums stay exact in the float64 that ranks exchange.
-_MODULUS = 1 << 50
-# Numbers that are looked at together: what is made of them, in 8 bytes each, may be four times their size.
-_PIECE = 1 << 20
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Weights(Protocol):
+    """What owns the weights of a run, as far as they are watched."""
+
+    def frozen(self) -> Mapping[str, Tensor]: ...
+
+    def trained(self) -> Mapping[str, Tensor]: ...
+
+    def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]: ...
 
 
 class WeightWatch:
@@ -26,20 +32,23 @@ class WeightWatch:
     `moving` is a reference that follows the policy: frozen from one sync to the next.
     """
 
-    def __init__(
-        self,
-        frozen: Mapping[str, Tensor],
-        trained: Mapping[str, Tensor],
-        moving: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self._moving = {f"reference {name}": tensor for name, tensor in (moving or {}).items()}
-        self._frozen = {**frozen, **self._moving}
-        self._trained = dict(trained)
-        self._start = {name: checksum(tensor) for name, tensor in self._frozen.items()}
+    def __init__(self, owner: Weights, moving: Callable[[], Mapping[str, Tensor]] = dict) -> None:
+        self._owner, self._moving = owner, moving
+        self._start = self._sums(self._held())
+
+    def _held(self) -> dict[str, Tensor]:
+        """What must not change, as it lies now: a step may put other memory in the place of a tensor's."""
+        return {**self._owner.frozen(), **self._reference()}
+
+    def _reference(self) -> dict[str, Tensor]:
+        return {f"reference {name}": tensor for name, tensor in self._moving().items()}
+
+    def _sums(self, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+        return dict(zip(tensors, self._owner.fingerprints(tensors), strict=True))
 
     def record_reference(self) -> bool:
         """Hold the moving reference to what it is now; True where it was something else before."""
-        now = {name: checksum(tensor) for name, tensor in self._moving.items()}
+        now = self._sums(self._reference())
         has_changed = any(self._start[name] != value for name, value in now.items())
         self._start |= now
         return has_changed
@@ -56,17 +65,20 @@ class WeightWatch:
 
     def check(self, step: int, comm: Comm) -> None:
         """Raise GuardStop (F119: a frozen tensor has changed; F121: ranks hold other weights)."""
-        changed = [n for n in _share(list(self._frozen), step) if checksum(self._frozen[n]) != self._start[n]]
+        held = self._held()
+        now = self._sums({n: held[n] for n in _share(list(held), step)})
+        changed = [n for n, value in now.items() if value != self._start[n]]
         if any(comm.max([float(len(changed))])):
             seen = f"frozen weights have changed: {', '.join(changed[:3]) or 'on another rank'}"
             cause = "An adapter was merged for a rollout and not taken out exactly."
-            if changed and changed[0] in self._moving:
+            if changed and changed[0] in self._reference():
                 cause = "The reference was moved between two syncs."
             raise broken("F119", step, seen, cause)
         if comm.world == 1:
             return
-        names = _share(list(self._trained), step)
-        sums = [float(checksum(self._trained[n])) for n in names]
+        trained = self._owner.trained()
+        names = _share(list(trained), step)
+        sums = [float(value) for value in self._owner.fingerprints({n: trained[n] for n in names})]
         highest, lowest = comm.max(sums), comm.max([-x for x in sums])
         apart = [n for n, high, low in zip(names, highest, lowest, strict=True) if high != -low]
         if apart:
@@ -76,34 +88,12 @@ class WeightWatch:
 
     def check_finite(self, step: int, comm: Comm) -> None:
         """Raise GuardStop (F128) where trained weights are not finite on any rank; reads all of them."""
-        bad = [n for n, tensor in self._trained.items() if not _is_finite(tensor)]
+        bad = [n for n, tensor in self._owner.trained().items() if not is_finite(tensor)]
         if any(comm.max([float(len(bad))])):
             seen = f"weights are not finite: {', '.join(bad[:3]) or 'on another rank'}"
             cause = "The step that was just taken overflowed, or something wrote to the weights after it."
             before = Fix(text="go on from an earlier checkpoint: --resume_from_checkpoint DIR")
             raise broken("F128", step, seen, cause, before, Fix(text="a smaller learning rate"))
-
-
-def checksum(tensor: Tensor) -> int:
-    """Sum of a tensor's bit patterns; equal tensors have equal ones on every machine."""
-    bits = _BITS[tensor.element_size()]
-    # Added up where the tensor is: what is kept of each part would stand between their memory.
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for piece in _pieces(tensor):
-        total += piece.view(bits).sum(dtype=torch.int64)
-    return int(total) % _MODULUS
-
-
-def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The numbers of a tensor, a part at a time."""
-    return tensor.detach().contiguous().view(-1).split(_PIECE)
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    found = torch.ones((), dtype=torch.bool, device=tensor.device)
-    for piece in _pieces(tensor):
-        found &= torch.isfinite(piece).all()
-    return bool(found)
 
 
 def _share(names: Sequence[str], step: int) -> Sequence[str]:

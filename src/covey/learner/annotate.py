@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig, credit_samples, needs_forward, row_credits
-from covey.batching.pack import PackPlan, build_micros, micro_batches, step_slices
+from covey.batching.pack import PackPlan, build_micros, empty_micro, micro_batches, step_slices
 from covey.batching.samples import to_samples
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
@@ -78,8 +78,12 @@ def annotate(
     flat = torch.zeros(sum(counts))
     parts = flat.split(counts)
     for step in step_slices(len(samples), plan):
-        passes = micro_batches(samples, forward, step, plan, plan.rank)
+        per_rank = [micro_batches(samples, forward, step, plan, rank) for rank in range(plan.world)]
+        passes = per_rank[plan.rank]
         micros = build_micros([[_bare(samples[i]) for i in numbers] for numbers in passes], plan)
+        if backend.is_sharded:
+            spare = max(len(numbers) for numbers in per_rank) - len(micros)
+            micros += [empty_micro(samples[step.start], plan) for _ in range(spare)]
         mine = [i for numbers in passes for i in numbers]
         if not micros:
             continue

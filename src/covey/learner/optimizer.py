@@ -8,9 +8,10 @@ gradient; a float32 parameter is its own master, an adapter's always. Frozen wei
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,33 +41,48 @@ class NonFiniteGradient(ArithmeticError):
     """The gradient holds NaN or infinity; nothing has been applied."""
 
 
-class Masters:
-    """The trainable parameters of a module, their masters, and the optimizer that steps them.
+class Across(Protocol):
+    """What several ranks make of a step together."""
 
-    The whole module is cast to `compute_dtype`, but for the parameters named in `float32`.
+    def all(self, own: bool) -> bool:
+        """Whether it holds on every rank."""
+        ...
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sums over the ranks that hold the shards of one model; the values where each holds all."""
+        ...
+
+
+class Alone:
+    """Across one process."""
+
+    def all(self, own: bool) -> bool:
+        """Its own answer."""
+        return own
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Its own values."""
+        return values
+
+
+class Masters:
+    """Float32 masters of trainable parameters, and the optimizer that steps them.
+
+    `params` compute; a master that is not its parameter is copied to it after each step. What is held may be
+    the shards of tensors: `across` adds up what is asked of all of them.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        names: Sequence[str],
+        params: Sequence[nn.Parameter],
+        masters: Sequence[nn.Parameter],
         config: OptimizerConfig,
-        compute_dtype: torch.dtype = torch.float32,
-        float32: Collection[str] = (),
+        across: Across | None = None,
     ) -> None:
-        self.names: list[str] = []
-        self.params: list[nn.Parameter] = []
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                self.names.append(name)
-                self.params.append(parameter)
-            else:
-                parameter.data = parameter.data.to(compute_dtype)
-        self.masters = [
-            _master(p, torch.float32 if name in float32 else compute_dtype)
-            for name, p in zip(self.names, self.params, strict=True)
-        ]
+        self.names, self.params, self.masters = list(names), list(params), list(masters)
         self._master_of = dict(zip(self.params, self.masters, strict=True))
-        self._config = config
+        self._config, self._across = config, across or Alone()
         self._low = [p is not m for p, m in zip(self.params, self.masters, strict=True)]
         decayed = [m for m in self.masters if m.dim() > 1]
         plain = [m for m in self.masters if m.dim() <= 1]
@@ -86,6 +102,26 @@ class Masters:
         total = sum(p.numel() for p in self.masters)
         self._stride = max(1, math.ceil(total / _WATCHED))
         self._inspections = _INSPECTED
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        config: OptimizerConfig,
+        compute_dtype: torch.dtype = torch.float32,
+        float32: Collection[str] = (),
+        across: Across | None = None,
+    ) -> Masters:
+        """Those of a whole module, which is cast to `compute_dtype`, but for the parameters named in
+        `float32`."""
+        trained: dict[str, nn.Parameter] = {}
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                trained[name] = parameter
+            else:
+                parameter.data = parameter.data.to(compute_dtype)
+        masters = [_master(p, torch.float32 if n in float32 else compute_dtype) for n, p in trained.items()]
+        return cls(list(trained), list(trained.values()), masters, config, across)
 
     def absorb(self) -> None:
         """Add low-precision gradients to the masters' float32 ones and clear them; call after every
@@ -143,10 +179,10 @@ class Masters:
             return ()
         self._inspections -= 1
         largest = [
-            m.new_zeros(()) if m.grad is None else torch.linalg.vector_norm(m.grad, math.inf)
+            m.new_zeros(()) if m.grad is None or not m.numel() else torch.linalg.vector_norm(m.grad, math.inf)
             for m in self.masters
         ]
-        values = torch.stack(largest).tolist()
+        values = self._across.sum(torch.stack(largest)).tolist()
         untouched = tuple(n for n, value in zip(self.names, values, strict=True) if value == 0.0)
         # Once every tensor has had a gradient there is nothing left to see, and a look reads all of them.
         if not untouched:
@@ -157,18 +193,13 @@ class Masters:
         """The master of a trainable parameter."""
         return self._master_of[parameter]  # type: ignore[index]
 
-    def step(
-        self, learning_rate: float, is_finite_everywhere: Callable[[bool], bool] = lambda own: own
-    ) -> StepStats:
-        """Clip, step and clear the gradient. Raises NonFiniteGradient before anything changes.
-
-        `is_finite_everywhere` tells, from whether this rank's gradient is finite, whether all ranks' are.
-        """
+    def step(self, learning_rate: float) -> StepStats:
+        """Clip, step and clear the gradient. Raises NonFiniteGradient before anything changes on any rank."""
         gradients = [m.grad for m in self.masters if m.grad is not None]
-        norm = nn.utils.get_total_norm(gradients, error_if_nonfinite=False)
+        norm = self._norm(nn.utils.get_total_norm(gradients, error_if_nonfinite=False))
         grad_norm = float(norm)
         is_finite = math.isfinite(grad_norm)
-        if not is_finite_everywhere(is_finite):
+        if not self._across.all(is_finite):
             whose = "another rank's gradient is not finite, this one's " if is_finite else ""
             raise NonFiniteGradient(f"{whose}gradient norm {grad_norm}")
         limit = self._config.max_grad_norm
@@ -184,15 +215,22 @@ class Masters:
         moved = change != 0
         self._optimizer.zero_grad(set_to_none=True)
         self._write_back()
+        counts = torch.stack([moved.sum(), (moved & should_move).sum(), should_move.sum()]).double()
+        size = counts.new_tensor([moved.numel()])
+        num_moved, num_due, due, num = self._across.sum(torch.cat([counts, size])).tolist()
         return StepStats(
             grad_norm=grad_norm,
             grad_norm_clipped=min(grad_norm, limit) if limit > 0 else grad_norm,
             learning_rate=learning_rate,
-            update_ratio=float(change.norm() / before.norm().clamp_min(1e-30)),
-            frac_params_changed=float(moved.float().mean()),
-            frac_moved=float((moved & should_move).sum() / should_move.sum()) if should_move.any() else None,
+            update_ratio=float(self._norm(change.norm()) / self._norm(before.norm()).clamp_min(1e-30)),
+            frac_params_changed=num_moved / num,
+            frac_moved=num_due / due if due else None,
             untouched=untouched,
         )
+
+    def _norm(self, own: Tensor) -> Tensor:
+        """The norm of all shards from that of this rank's."""
+        return self._across.sum(own.double() ** 2).sqrt().to(own.dtype)
 
     def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
         """The accumulated float32 gradients with the parameters' names, not copied; zeros where there is

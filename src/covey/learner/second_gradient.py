@@ -10,7 +10,7 @@ Axes: N trained tokens of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from covey.algorithm.losses import LossConfig
 from covey.comm import Comm
 from covey.learner.backends.base import Backend
-from covey.types import Batch, Denominators, GradientMatch, MicroBatch
+from covey.types import Batch, Denominators, GradientMatch, MicroBatch, TokenStats
 
 # Elements of a tensor's gradient that are compared.
 _SAMPLED = 1 << 11
@@ -57,7 +57,7 @@ def compare_gradients(
         own_rows = second_gradient(batch, backend, config, comm)
     counts = [part.numel() for part in own_rows.values()]
     expected = comm.sum_tensor(torch.cat([part.double().cpu() for part in own_rows.values()]))
-    actual = {name: _sample(gradient).double().cpu() for name, gradient in backend.each_gradient()}
+    actual = {name: _sample(gradient).double().cpu() for name, gradient in backend.gradients()}
     whole = float(expected.norm())
     if not whole > 0.0:
         return None
@@ -72,33 +72,17 @@ def compare_gradients(
 
 def second_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -> dict[str, Tensor]:
     """Elements of the gradient of this rank's rows by the name of every trained tensor, in float32."""
-    trained = {n: p for n, p in backend.policy.named_parameters() if p.requires_grad}
-    sums = {n: torch.zeros_like(_sample(p.detach()), dtype=torch.float32) for n, p in trained.items()}
 
-    def adds_to(name: str) -> Callable[[Tensor], Tensor]:
-        def hook(gradient: Tensor) -> Tensor:
-            sums[name] += _sample(gradient)
-            # What autograd holds until its end takes no memory.
-            return gradient.new_zeros(()).expand_as(gradient)
+    def surrogate(stats: TokenStats, micro: MicroBatch) -> Tensor:
+        comm.activity.advance()
+        derivative_N = loss_derivative(stats.logprob_N.detach(), micro, batch.denominators, config)
+        value = (stats.logprob_N * derivative_N).sum()
+        if config.entropy_coef != 0.0:
+            entropy_derivative_N = _entropy_derivative(micro, batch.denominators, config)
+            value = value + (stats.entropy_N * entropy_derivative_N).sum()
+        return value
 
-        return hook
-
-    hooks = [p.register_hook(adds_to(n)) for n, p in trained.items()]
-    try:
-        for micro in batch.micro_batches:
-            comm.activity.advance()
-            with backend.policy.recomputing_prompts():
-                stats = backend.policy(micro)
-            derivative_N = loss_derivative(stats.logprob_N.detach(), micro, batch.denominators, config)
-            surrogate = (stats.logprob_N * derivative_N).sum()
-            if config.entropy_coef != 0.0:
-                entropy_derivative_N = _entropy_derivative(micro, batch.denominators, config)
-                surrogate = surrogate + (stats.entropy_N * entropy_derivative_N).sum()
-            torch.autograd.grad(surrogate, list(trained.values()), allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sums
+    return backend.plain_gradient(batch.micro_batches, surrogate, _sample)
 
 
 def loss_derivative(logprob_N: Tensor, micro: MicroBatch, total: Denominators, config: LossConfig) -> Tensor:

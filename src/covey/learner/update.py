@@ -57,9 +57,16 @@ class _Sums:
             if moved_N.numel():
                 self.gaps.append(moved_N.max())
 
+    def look(self, probe: Tensor | None) -> None:
+        """Keep a sample of the gradient, where the backend knows it."""
+        if probe is not None:
+            self.gradients.append(probe)
+
     @property
     def silent(self) -> int:
-        """How many passes with signal changed no gradient."""
+        """How many passes with signal changed no gradient; 0 where the backend does not know."""
+        if not self.gradients:
+            return 0
         sample_MX = torch.stack(self.gradients)
         has_changed = (sample_MX[1:] != sample_MX[:-1]).any(dim=1).tolist()
         return sum(asked and not changed for asked, changed in zip(self.has_signal, has_changed, strict=True))
@@ -111,14 +118,14 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
     if config.loss_type == "real":
         of_groups = contrasts(batch, backend, config.real_tau, comm)
     sums = _Sums(has_signal=batch.has_signal)
-    sums.gradients.append(backend.gradient_sample())
+    sums.look(backend.gradient_probe())
     for number, (micro, contrast) in enumerate(zip(batch.micro_batches, of_groups, strict=True), start=1):
         activity.advance(number, num_micro)
         is_last = number == num_micro
         loss = _loss_of(batch, config, contrast, activity if is_last and comm.world > 1 else None)
         stats, output = backend.backward(micro, loss, last=is_last)
         sums.add(micro_inputs(stats, micro, batch, contrast), output, micro.is_stale_S)
-        sums.gradients.append(backend.gradient_sample())
+        sums.look(backend.gradient_probe())
     return sums
 
 

@@ -19,7 +19,7 @@ from covey.models.dropout import silence
 from covey.models.fit import unfit_words
 from covey.models.layouts import AttentionKind, automatic
 from covey.models.liger import use_liger, wants_liger
-from covey.models.lora import add_adapter, load_adapter, save_adapter
+from covey.models.lora import adapter_tensors, add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
 from covey.plan.problem import problem
@@ -43,7 +43,7 @@ def load_policy(
 
     A backend that computes in a lower dtype casts the weights once it has their float32 masters.
     """
-    policy = _read(source, trust_remote_code)
+    policy = read_policy(source, trust_remote_code)
     return _ready(policy, device, disable_dropout, gradient_checkpointing, kernels)
 
 
@@ -62,7 +62,7 @@ def load_adapted(
 ) -> Policy:
     """The model of a directory, or one that is loaded already, frozen in `compute_dtype`, with a new adapter
     on it, or with the saved one of the directory `adapter`."""
-    policy = _read(source, trust_remote_code)
+    policy = read_policy(source, trust_remote_code)
     add_adapter(policy, lora, seed=seed, compute_dtype=compute_dtype)
     if adapter is not None:
         load_adapter(policy, adapter)
@@ -97,7 +97,7 @@ def base_directory(adapter: Path, base: Path) -> Path:
     return base
 
 
-def _read(source: Path | nn.Module, trust_remote_code: bool) -> Policy:
+def read_policy(source: Path | nn.Module, trust_remote_code: bool) -> Policy:
     """A model in float32; of a directory ConfigError (E372) where its files do not hold all of it.
 
     What transformers does not find it starts from random numbers, and says so in its log alone.
@@ -157,14 +157,21 @@ def _ready(
     kernels: KernelsName,
 ) -> Policy:
     policy.to(device)
+    prepare_policy(policy, device, disable_dropout=disable_dropout, kernels=kernels)
+    if gradient_checkpointing:
+        policy.keep_activations("full")
+    return policy.train()
+
+
+def prepare_policy(
+    policy: Policy, device: torch.device, *, disable_dropout: bool, kernels: KernelsName
+) -> None:
+    """Give a policy the kernels that compute it on a device; its weights are not looked at."""
     model: Any = policy.model
     policy.kernels = choose_kernels(kernels, device.type)
     policy.kernels.prepare(model)
     if disable_dropout:
         silence(model)
-    if gradient_checkpointing:
-        policy.keep_activations("full")
-    return policy.train()
 
 
 def choose_liger(policy: Policy, asked: str) -> None:
@@ -226,7 +233,8 @@ def save_policy(policy: Policy, source: Path, target: Path, *, base: str | None 
     if policy.adapter is None:
         policy.model.save_pretrained(target)  # type: ignore[operator]
     else:
-        save_adapter(policy, target, base=base or str(source.absolute()))
+        tensors = adapter_tensors(policy.adapter)
+        save_adapter(policy.adapter, tensors, target, base=base or str(source.absolute()))
     copy_text_files(source, target)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +97,7 @@ def add_adapter(
     policy.adapter = Adapter(
         settings=settings, facts=facts, handle=handle, layers=tuple(layers.values()), copies=copies
     )
-    _reset_magnitudes(policy.adapter)
+    reset_magnitudes(policy.adapter)
 
 
 @contextmanager
@@ -159,20 +159,25 @@ def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
             weight = parameter.detach() if layer.merged else _sum(layer)
             yield name.replace(".base_layer.", "."), weight
         else:
-            plain = name.replace(f".modules_to_save.{_NAME}.", ".").replace(".base_layer.", ".")
-            yield plain, parameter.detach()
+            yield plain_name(name), parameter.detach()
 
 
-def save_adapter(policy: Policy, target: Path, *, base: str) -> None:
+def plain_name(name: str) -> str:
+    """The name that a parameter beside an adapter has in a model without one."""
+    for part in (f".modules_to_save.{_NAME}.", ".original_module.", ".base_layer."):
+        name = name.replace(part, ".")
+    return name
+
+
+def save_adapter(adapter: Adapter, tensors: Mapping[str, Tensor], target: Path, *, base: str) -> None:
     """Write adapter_config.json and adapter_model.safetensors as peft reads them; `base` is the model's path
     or name."""
     from safetensors.torch import save_file
 
-    assert policy.adapter is not None
     target.mkdir(parents=True, exist_ok=True)
-    tensors = {n: t.detach().cpu().contiguous() for n, t in _state(policy.adapter).items()}
-    save_file(tensors, str(target / ADAPTER_WEIGHTS), metadata={"format": "pt"})
-    config = copy.copy(policy.adapter.handle.peft_config[_NAME])
+    plain = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
+    save_file(plain, str(target / ADAPTER_WEIGHTS), metadata={"format": "pt"})
+    config = copy.copy(adapter.handle.peft_config[_NAME])
     config.base_model_name_or_path, config.inference_mode = base, True
     # peft holds a set here, whose order in the file would change from run to run.
     config.target_modules = sorted(config.target_modules)
@@ -196,7 +201,7 @@ def load_adapter(policy: Policy, directory: Path) -> None:
         tensors = load_file(str(directory / ADAPTER_WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} cannot be read: {error}") from error
-    own = {n: t.shape for n, t in _state(policy.adapter).items()}
+    own = {n: t.shape for n, t in adapter_tensors(policy.adapter).items()}
     held = {n: t.shape for n, t in tensors.items()}
     if own != held:
         odd = sorted(n for n in own.keys() | held.keys() if own.get(n) != held.get(n))
@@ -212,7 +217,8 @@ def merge_into_base(policy: Policy) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def _state(adapter: Adapter) -> dict[str, Tensor]:
+def adapter_tensors(adapter: Adapter) -> dict[str, Tensor]:
+    """What an adapter is saved as, by peft's names; not copied."""
     from peft import get_peft_model_state_dict
 
     return get_peft_model_state_dict(adapter.handle, save_embedding_layers=False)  # type: ignore[no-any-return]
@@ -243,7 +249,7 @@ def _cast_base(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def _reset_magnitudes(adapter: Adapter) -> None:
+def reset_magnitudes(adapter: Adapter) -> None:
     """DoRA's magnitudes are the norms of the weights as they compute, so that a new adapter is nothing."""
     for layer in adapter.layers if adapter.settings.use_dora else ():
         layer.lora_magnitude_vector[_NAME].update_layer(

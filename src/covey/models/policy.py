@@ -57,6 +57,8 @@ class Policy(nn.Module):
         self.recompute: Recompute = "none"
         self.offload = False
         self.has_liger = False
+        # Where shards of the weights come together, if they are not where it computes.
+        self.runs_on: torch.device | None = None
         self.shares_prompts = True
         self._prefix: Prefix | None = None
         config: Any = model.config
@@ -71,6 +73,15 @@ class Policy(nn.Module):
         wanted = self._own_attention if stream == "padded" else ATTENTION_NAME
         self.model.set_attn_implementation(wanted)  # type: ignore[operator]
         self.stream = stream
+
+    def use_layout_of(self, other: Policy) -> None:
+        """Choose the layout, and what computes its attention, that another policy was probed with."""
+        self.attention, self.no_flex, self.shares_prompts = (
+            other.attention,
+            other.no_flex,
+            other.shares_prompts,
+        )
+        self.use_stream(other.stream)
 
     def keep_activations(self, recompute: Recompute, *, offload: bool = False) -> None:
         """Choose which activations are computed again in the backward pass, and whether the others leave the
@@ -213,5 +224,5 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
+        """Where the policy computes: where its weights are, or where their shards come together."""
+        return self.runs_on or next(self.parameters()).device

@@ -1,9 +1,9 @@
-"""How model and engine lie on the devices, as `covey plan` forecasts it; `covey train` refuses what is not
-built."""
+"""How model and engine lie on the devices; what is not built yet `covey plan` forecasts, and `covey train`
+refuses by name."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from covey.options.declare import Options, option
 
@@ -12,7 +12,7 @@ _OWN_ENGINE = "`covey train` samples in the training process, with its own engin
 
 
 class DeviceOptions(Options):
-    """Devices: forecast by covey plan, not yet run by covey train."""
+    """Devices: how model and engine lie on them."""
 
     deepspeed: str | None = option(
         None,
@@ -24,11 +24,27 @@ class DeviceOptions(Options):
     )
     fsdp: str | None = option(
         None,
-        "PyTorch's sharding: full_shard (also fsdp2) splits weights, gradients and optimizer state over the "
-        "GPUs, shard_grad_op splits the last two; full_shard offload keeps them in the machine's memory.",
+        "PyTorch's sharding (FSDP2): full_shard (also fsdp2) splits weights, gradients and optimizer state "
+        "over all processes, hybrid_shard over those of a node, shard_grad_op keeps gathered weights from "
+        "forward to backward; off splits nothing. Words of transformers such as auto_wrap are taken, and "
+        "offload.",
         trl="not set",
         swift="not set",
-        not_built=_WHOLE,
+        resume="split",
+    )
+    fsdp_offload: bool = option(
+        False,
+        "Whether shards lie in the machine's memory, and come to the GPU a layer at a time.",
+        trl="in fsdp_config",
+        swift="in fsdp_config",
+        resume="split",
+    )
+    fsdp_config: dict[str, Any] | None = option(
+        None,
+        "transformers' settings of FSDP as JSON; what covey does in any case is taken without effect.",
+        trl="not set",
+        swift="not set",
+        resume="split",
     )
     use_vllm: bool = option(
         ...,

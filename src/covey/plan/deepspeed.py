@@ -13,7 +13,8 @@ from typing import Any
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
-from covey.plan.layout import STAGES, DeepSpeedFile, Machine, Offload, States
+from covey.plan.fsdp import fsdp_states
+from covey.plan.layout import STAGES, DeepSpeedFile, Machine, Offload, States, Strategy
 from covey.plan.problem import problem, warning
 from covey.plan.shape import Shape, faults, in_range, shape_of, with_product
 from covey.types import Fix, Problem
@@ -27,9 +28,6 @@ PRESETS: Mapping[str, tuple[int, Offload]] = {
     "zero3_offload": (3, "params"),
 }
 """ms-swift's names of its DeepSpeed configurations."""
-
-FSDP: Mapping[str, int] = {"fsdp2": 3, "full_shard": 3, "shard_grad_op": 2, "no_shard": 0}
-"""FSDP's strategies, each with the stage of ZeRO that shards as much."""
 
 _DEVICES = ("none", "cpu", "nvme")
 _TOTAL, _ROWS, _PASSES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -148,8 +146,8 @@ def states_of(
 ) -> tuple[States, tuple[Problem, ...]]:
     """Return where the states lie by `deepspeed`, of which `read` is the file, or by `fsdp`, with every
     problem of them; what is typed of a machine stands over a name, and has to say the same as a file."""
-    problems: list[Problem] = []
-    if config.deepspeed and config.fsdp:
+    sharded, problems = fsdp_states(config)
+    if config.deepspeed and sharded.stage:
         problems.append(_both(config))
     if read is not None:
         problems += read.problems
@@ -159,7 +157,7 @@ def states_of(
         if config.deepspeed.lower() not in PRESETS:
             problems.append(_no_preset(config.deepspeed))
     else:
-        stage, offload = _of_fsdp(config.fsdp or "", problems)
+        stage, offload = sharded.stage, sharded.offload
     typed_stage = None if machine is None else machine.zero_stage
     typed_offload = None if machine is None else machine.offload
     if read is not None and typed_stage not in (None, stage):
@@ -171,21 +169,10 @@ def states_of(
     elif typed_offload is not None:
         offload = typed_offload
     file = None if read is None else read.file
-    return States(stage=stage, offload=offload, file=file), tuple(problems)
-
-
-def _of_fsdp(words: str, problems: list[Problem]) -> tuple[int, Offload]:
-    """The stage of ZeRO that shards as much, and what is offloaded."""
-    given = words.replace(",", " ").lower().split()
-    unknown = [word for word in given if word not in (*FSDP, "offload", "auto_wrap")]
-    if unknown:
-        seen = f"fsdp has {' '.join(unknown)}; it takes {', '.join(FSDP)}, and offload behind one of them."
-        cause = "A slip of the hand, or the spelling of another tool."
-        problems.append(
-            problem("E104", "fsdp", seen, cause, Fix(text="all of it", edits={"fsdp": "full_shard"}))
-        )
-    stage = max((FSDP[word] for word in given if word in FSDP), default=0)
-    return stage, "params" if "offload" in given and stage == 3 else "none"
+    strategy: Strategy = "deepspeed" if config.deepspeed else sharded.strategy
+    return States(
+        stage=stage, offload=offload, file=file, strategy=strategy, is_hybrid=sharded.is_hybrid
+    ), tuple(problems)
 
 
 def _no_preset(word: str) -> Problem:

@@ -17,6 +17,7 @@ from covey.options.schema import Config, default_of
 
 Offload = Literal["none", "optimizer", "params"]
 Engine = Literal["own", "colocate", "server"]
+Strategy = Literal["ddp", "deepspeed", "fsdp"]
 Held = Literal["weights", "gradients", "optimizer"]
 
 STAGES = (0, 1, 2, 3)
@@ -56,12 +57,14 @@ class DeepSpeedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Where weights, gradients and optimizer lie: the stage of ZeRO, what is offloaded, and the file that
-    says so."""
+    """Where weights, gradients and optimizer lie: who splits them, the stage of ZeRO that splits as much,
+    what is offloaded, and the file that says so. `is_hybrid` splits them over the GPUs of a machine."""
 
     stage: int = 0
     offload: Offload = "none"
     file: DeepSpeedFile | None = None
+    strategy: Strategy = "ddp"
+    is_hybrid: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,8 @@ class Layout:
     engine_sleeps    whether it gives its memory back while the model trains
     asynchronous     whether it samples while the model trains
     file             where stage and offloading stand, unless it is the command
+    strategy         who splits the model
+    shard_gpus       GPUs over which it is split; 0 for all of them
     """
 
     num_gpus: int
@@ -89,6 +94,13 @@ class Layout:
     engine_sleeps: bool = False
     asynchronous: bool = False
     file: DeepSpeedFile | None = None
+    strategy: Strategy = "ddp"
+    shard_gpus: int = 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP splits the model that is trained here."""
+        return self.strategy == "fsdp"
 
     @property
     def is_known(self) -> bool:
@@ -100,7 +112,7 @@ class Layout:
         if self.is_offloaded(held):
             return 0
         sharded = self.zero_stage >= _FIRST_STAGE[held]
-        return math.ceil(num_bytes * Fraction(1, self.num_gpus if sharded else 1))
+        return math.ceil(num_bytes * Fraction(1, (self.shard_gpus or self.num_gpus) if sharded else 1))
 
     def is_offloaded(self, held: Held) -> bool:
         """Whether it lies in the machine's memory; the gradients of stage 1 stay, since they are whole."""
@@ -128,6 +140,9 @@ class Layout:
             "server": "; vLLM on GPUs of its own, which are not among these",
         }
         stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
+        if self.is_sharded:
+            stage = f"FSDP over {self.shard_gpus} of them" if self.shard_gpus else "FSDP"
+            stage += "" if self.zero_stage == 3 else ", weights kept from forward to backward"
         return f"{stage}{words[self.offload]}{engine[self.engine]}"
 
 
@@ -154,8 +169,10 @@ def layout_of(
     states: States,
     *,
     is_here: bool,
+    gpus_of_a_machine: int = 0,
 ) -> Layout:
-    """Return how a configuration lies on so many GPUs."""
+    """Return how a configuration lies on so many GPUs, of which a machine has some (0: all)."""
+    num_shards = gpus_of_a_machine if states.is_hybrid and gpus_of_a_machine < num_gpus else 0
     return Layout(
         num_gpus=num_gpus,
         gpu_bytes=gpu_bytes,
@@ -163,6 +180,8 @@ def layout_of(
         zero_stage=states.stage,
         offload=states.offload,
         file=states.file,
+        strategy=states.strategy,
+        shard_gpus=num_shards,
         engine=config.vllm_mode if config.use_vllm else "own",
         engine_share=config.vllm_gpu_memory_utilization,
         engine_parallel=config.vllm_tensor_parallel_size,

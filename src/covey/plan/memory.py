@@ -162,6 +162,17 @@ def recompute_of(config: Config, facts: Facts) -> Recompute:
     return choose_recompute(config.gradient_checkpointing, needed or None, limit)
 
 
+def reduces_each(config: Config, facts: Facts) -> bool:
+    """Return whether FSDP reduces gradients in each micro-batch: where whole ones, in float32, do not fit
+    beside the update until the last."""
+    how = training_of(config, facts, recompute_of(config, facts))
+    updates = [p.num_bytes for p in _phases(config, facts, how) if p.name == "update"]
+    if facts.model_sizes is None or not updates or facts.free_memory_bytes is None:
+        return True
+    whole = FLOAT * weights_of(facts.model_sizes, how).trained
+    return _needed(facts, updates[0] + whole) > int(TIGHT * facts.free_memory_bytes)
+
+
 def engine_rests(config: Config, facts: Facts) -> bool:
     """Return whether the native engine lets its cache and its recordings go after each rollout: where what
     follows a rollout does not fit beside them, whatever is computed again. They are made anew then."""

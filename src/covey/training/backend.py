@@ -6,20 +6,23 @@ import copy
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covey.comm import Comm
 from covey.config.start import adapter_directory, reference_adapter
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
+from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.backends.single import SingleBackend
+from covey.learner.sharding.build import hollow_policy, sharded_policy
+from covey.learner.sharding.units import sharding_over
 from covey.models.live import LiveModel, take_weights
-from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy
+from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy, prepare_policy
 from covey.models.lora import load_adapter
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.facts import Facts
-from covey.plan.memory import engine_rests, recompute_of
+from covey.plan.memory import engine_rests, recompute_of, reduces_each
 from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
@@ -41,6 +44,14 @@ def backend_for(
 
     Of a `live` model the policy is that object; its reference is a copy of it as it was given.
     """
+    build = _sharded if facts.layout.is_sharded else _whole
+    return build(config, facts, device, comm, reference, live)
+
+
+def _whole(
+    config: Config, facts: Facts, device: torch.device, comm: Comm, reference: bool, live: LiveModel | None
+) -> Backend:
+    """One whole model in each process."""
     resume = None if facts.resume is None else Path(facts.resume.path)
     dtype = settings.compute_dtype(config, device)
     lora = lora_settings(config)
@@ -87,6 +98,60 @@ def backend_for(
     return kind(policy, optimizer, compute_dtype=dtype, reference=frozen, moving=moving)
 
 
+def _sharded(
+    config: Config, facts: Facts, device: torch.device, comm: Comm, reference: bool, live: LiveModel | None
+) -> Backend:
+    """One model over all processes."""
+    resume = None if facts.resume is None else Path(facts.resume.path)
+    dtype = settings.compute_dtype(config, device)
+    lora = lora_settings(config)
+    start: Path | nn.Module = model_dir(config) if live is None else live.model
+    first = resume if lora is None and resume is not None and live is None else start
+    sharding = sharding_over(facts.layout, device)
+
+    def hollow(source: Path | nn.Module, *, disable_dropout: bool = True) -> tuple[Policy, dict[str, Tensor]]:
+        policy, values = hollow_policy(
+            source,
+            lora,
+            adapter=resume,
+            seed=config.seed,
+            dtype=dtype,
+            trust_remote_code=config.trust_remote_code,
+        )
+        prepare_policy(policy, device, disable_dropout=disable_dropout, kernels=config.kernels)
+        choose_liger(policy, config.use_liger_kernel)
+        return policy, values
+
+    policy, values = hollow(first, disable_dropout=config.disable_dropout)
+    policy.keep_activations(recompute_of(config, facts))
+    sampler, _ = hollow(first)
+    sharded = sharded_policy(
+        policy.train(), values, first, sharding, dtype, trust_remote_code=config.trust_remote_code
+    )
+    frozen = None
+    if reference and lora is None:
+        still, _ = hollow(start)
+        frozen = sharded_policy(
+            still.requires_grad_(False).eval(),
+            {},
+            start,
+            sharding,
+            dtype,
+            trust_remote_code=config.trust_remote_code,
+        )
+    backend = FSDP2Backend(
+        sharded,
+        sampler,
+        settings.optimizer(config),
+        compute_dtype=dtype,
+        reduces_each=reduces_each(config, facts),
+        reference=frozen,
+    )
+    if lora is not None and lora.use_dora and resume is None:
+        backend.reset_magnitudes()
+    return backend
+
+
 def _reference(first: Path | nn.Module, config: Config, device: torch.device) -> Policy:
     """A frozen copy of the model that the run started from, a resumed run too."""
     policy = load_policy(
@@ -107,6 +172,14 @@ def _ready(policy: Policy, config: Config, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
     choose_liger(policy, config.use_liger_kernel)
     choose_stream(policy, config.attn_impl)
+
+
+def sampling_engine(config: Config, facts: Facts, backend: Backend) -> Engine:
+    """The engine of a run, and the layout that its rows are on from now on. Collective."""
+    with backend.rollout_view() as sampler:
+        choose_stream(sampler, config.attn_impl)
+        backend.use_layout(sampler)
+        return engine_for(config, facts, sampler)
 
 
 def engine_for(config: Config, facts: Facts, policy: Policy) -> Engine:

@@ -3,12 +3,12 @@ implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
 
-from covey.checkpoint.manifest import FileEntry, read_manifest
+from covey.checkpoint.manifest import read_manifest
 from covey.checkpoint.read import read_pieces, read_states
 from covey.checkpoint.registry import Registry, Stateful
 from covey.comm import Comm
@@ -20,19 +20,19 @@ from covey.health.rules import Rules
 from covey.health.weights import WeightWatch
 from covey.learner.backends.base import Backend
 from covey.models.dropout import dropouts
-from covey.models.load import choose_stream, copy_text_files, save_policy
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
 from covey.plan.check_steps import step_refusals
 from covey.plan.report import report_json
 from covey.rewards.registry import build
+from covey.rollout.publisher import Publisher
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.owner import Lock
 from covey.telemetry.rollouts import RolloutLimits
 from covey.training import settings
-from covey.training.backend import backend_for, engine_for
+from covey.training.backend import backend_for, sampling_engine
 from covey.training.build_source import (
     at_scheduled_temperature,
     evaluator_for,
@@ -74,13 +74,13 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     device = own_device()
     backend = backend_for(config, facts, device, comm, reference=needs.reference, live=found.live)
     policy = backend.policy
-    choose_stream(policy, config.attn_impl)
-    engine = engine_for(config, facts, policy)
+    engine = sampling_engine(config, facts, backend)
+    publisher = Publisher(backend, engine)
     supply = prompt_supply(config, found, plan)
     progress, buffer = Progress(upcoming(supply), may_differ=is_reordered(config, facts)), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
     scoring = _scoring(config, found, plan, progress)
-    source = source_for(config, found, supply, engine, backend, scoring, comm)
+    source = source_for(config, found, supply, publisher, scoring, comm)
     total_steps = scoring.total_steps = total_steps_of(plan, source)
     objective = settings.objective(config, total_steps)
     source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found, objective)
@@ -91,7 +91,6 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
-    engine.publish(backend.named_weights(), progress.step)
     recorder = _recorder(config, files, total_steps, lock)
     return Job(
         source=source,
@@ -106,14 +105,14 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         progress=progress,
         buffer=buffer,
         limits=settings.limits(config, total_steps),
-        evaluator=evaluator_for(config, found, engine, backend, scoring, comm),
+        evaluator=evaluator_for(config, found, publisher, scoring, comm),
         eval_times=settings.eval_times(config, plan),
         best=best,
         watch=health.watch,
         guards=health.guards,
         rules=health.rules,
         saver=Saver(
-            plan=_save_plan(config, found, backend, health.guards, comm),
+            plan=_save_plan(config, found, backend, health.guards),
             output_dir=Path(config.output_dir),
             registry=registry,
             best=best,
@@ -159,15 +158,11 @@ def _registry(
 
 
 def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Guards:
-    still = backend.reference if backend.moving is None else None
-    policies = {"": backend.policy, "reference ": still}
-    weights = [
-        (f"{of}{n}", p) for of, m in policies.items() if m is not None for n, p in m.named_parameters()
-    ]
+    moving = backend.moving
     is_whole = backend.policy.adapter is None
     return Guards(
         step_refusals=step_refusals(config),
-        untrained=tuple(n for n, p in backend.policy.named_parameters() if is_whole and not p.requires_grad),
+        untrained=tuple(n for n in backend.frozen() if is_whole and not n.startswith("reference ")),
         comm=comm,
         num_generations=config.num_generations,
         num_rows=plan.prompts_per_rollout * config.num_generations,
@@ -180,12 +175,8 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
         starts_at_reference=starts_at_reference(config),
         sync_every=config.ref_model_sync_steps if config.sync_ref_model else 0,
-        is_low_precision=any(p.dtype != torch.float32 for _, p in weights),
-        weights=WeightWatch(
-            frozen={n: p for n, p in weights if not p.requires_grad},
-            trained={n: p for n, p in weights if p.requires_grad},
-            moving={} if backend.moving is None else backend.moving.tensors(),
-        ),
+        is_low_precision=settings.compute_dtype(config, backend.policy.device) != torch.float32,
+        weights=WeightWatch(backend, dict if moving is None else moving.tensors),
     )
 
 
@@ -217,7 +208,7 @@ def _recorder(config: Config, files: RunFiles | None, total_steps: int, lock: Lo
     )
 
 
-def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards, comm: Comm) -> SavePlan:
+def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards) -> SavePlan:
     live, pass_rates = found.live, found.facts.pass_rates
     origin = model_dir(config) if live is None else live.directory
     base = None if live is None else live.name
@@ -231,27 +222,9 @@ def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards, 
         model_only=config.save_only_model,
         keep_best=config.load_best_model_at_end,
         check=guards.check_before_save,
-        model_writer=lambda: _model_writer(backend, origin, base, comm),
+        model_writer=lambda: backend.model_writer(origin, base),
         meta={"model": config.model, **measured, **reference},
     )
-
-
-def _model_writer(
-    backend: Backend, origin: Path, base: str | None, comm: Comm
-) -> Callable[[Path], dict[str, FileEntry]]:
-    """What writes this rank's part of the model, the tokenizer of `origin` beside it; of an adapter, which
-    names `origin` as its base, or `base`, the first rank writes all. Collective; the writing is not."""
-    files = backend.model_files() if backend.policy.adapter is None else None
-
-    def write(target: Path) -> dict[str, FileEntry]:
-        entries = {} if files is None else files.write(target)
-        if comm.rank == 0 and files is None:
-            save_policy(backend.policy, origin, target, base=base)
-        elif comm.rank == 0:
-            copy_text_files(origin, target)
-        return entries
-
-    return write
 
 
 def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:

@@ -8,12 +8,11 @@ from pathlib import Path
 from covey.comm import Comm
 from covey.data.order import Order
 from covey.data.pass_rates import levels
-from covey.learner.backends.base import Backend
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.rewards.registry import metric_names
 from covey.rollout.collect import CollectPlan
-from covey.rollout.engine import Engine
+from covey.rollout.publisher import Publisher
 from covey.training import settings
 from covey.training.evaluate import EvalPrompts, Evaluator
 from covey.training.facts import Survey
@@ -51,8 +50,7 @@ def source_for(
     config: Config,
     found: Survey,
     supply: TableSupply | StreamSupply | None,
-    engine: Engine,
-    backend: Backend,
+    publisher: Publisher,
     scoring: Scoring,
     comm: Comm,
 ) -> Source:
@@ -66,8 +64,7 @@ def source_for(
     assert supply is not None
     return LiveSource(
         supply=supply,
-        engine=engine,
-        backend=backend,
+        publisher=publisher,
         score=scoring,
         codec=found.codec,
         plan=CollectPlan(
@@ -108,7 +105,7 @@ def selecting_groups(source: Source, config: Config, found: Survey, objective: O
 
 
 def evaluator_for(
-    config: Config, found: Survey, engine: Engine, backend: Backend, scoring: Scoring, comm: Comm
+    config: Config, found: Survey, publisher: Publisher, scoring: Scoring, comm: Comm
 ) -> Evaluator | None:
     """What evaluates on held-out prompts; None where the run does not."""
     if config.eval_strategy == "no" or not found.eval_sets:
@@ -116,8 +113,7 @@ def evaluator_for(
     assert found.codec is not None
     return Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
-        engine=engine,
-        view=backend.rollout_view,
+        publisher=publisher,
         score=scoring,
         codec=found.codec,
         plan=CollectPlan(

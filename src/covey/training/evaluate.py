@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from covey.checkpoint.registry import State
@@ -15,7 +14,7 @@ from covey.data.text import TextCodec
 from covey.health.rewards import refuse_no_numbers
 from covey.plan.check_eval import pass_sizes
 from covey.rollout.collect import CollectPlan, Scorer, collect
-from covey.rollout.engine import Engine
+from covey.rollout.publisher import Publisher
 from covey.training.measure import length_metrics, reward_metrics, task_metrics
 from covey.types import Metric, Origin, Prompt, ScoredGroup
 
@@ -55,12 +54,11 @@ class Evaluation:
 class Evaluator:
     """Samples and scores every prompt of every set; the same noise each time, and never training's.
 
-    `view` makes the weights ready to sample from; `rewards` names those that score a task.
+    `rewards` names those that score a task.
     """
 
     sets: Sequence[EvalPrompts]
-    engine: Engine
-    view: Callable[[], AbstractContextManager[object]]
+    publisher: Publisher
     score: Scorer
     codec: TextCodec
     plan: CollectPlan
@@ -83,8 +81,8 @@ class Evaluator:
     def _collect(self, prompts: EvalPrompts) -> tuple[ScoredGroup, ...]:
         taken = [replace(p, origin=_NO_ORIGIN) for p in prompts.prompts]
         plan = replace(self.plan, split=f"eval/{prompts.name}")
-        with self.view():
-            groups = collect(taken, self.engine, self.score, self.codec, plan, self.comm).groups
+        with self.publisher.serve(self.comm.activity.step) as engine:
+            groups = collect(taken, engine, self.score, self.codec, plan, self.comm).groups
         refuse_no_numbers(groups, self.comm.activity.step)
         return groups
 

@@ -157,7 +157,7 @@ class Job:
         is_fresh = self.buffer.done == 0
         scheduled = self._scheduled_values()
         self._count(batch, result)
-        self._publish()
+        self._move_reference()
         self._agree_to_end()
         seconds = time.perf_counter() - self._step_began
         stop = self._guard_stop(batch, result, is_fresh=is_fresh)
@@ -184,10 +184,9 @@ class Job:
         self.buffer.done += 1
         self.comm.activity.step = self.progress.step
 
-    def _publish(self) -> None:
-        """Give the new weights to the engine, and to a moving reference where its sync is due."""
+    def _move_reference(self) -> None:
+        """Move a reference that follows the policy, where its sync is due."""
         self.comm.activity.enter("publish")
-        self.engine.publish(self.backend.named_weights(), self.progress.step)
         if self.backend.move_reference(self.progress.step):
             self.recorder.event("reference_moved", step=self.progress.step)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,10 +15,9 @@ from covey.data.order import Order
 from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
-from covey.learner.backends.base import Backend
 from covey.rewards.registry import total
 from covey.rollout.collect import Collected, CollectPlan, Scorer, collect
-from covey.rollout.engine import Engine
+from covey.rollout.publisher import Publisher
 from covey.rollout.records import groups_of
 from covey.telemetry.rollouts import read_rollouts
 from covey.types import Origin, Prompt, Score, ScoredGroup
@@ -65,15 +63,14 @@ class StreamSupply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSource:
-    """Prompts as they are supplied, sampled by the engine on the backend's weights and scored.
+    """Prompts as they are supplied, sampled from the weights of the steps taken, and scored.
 
     `tasks` are those of the data with their rewards; `temperature` gives that of a rollout by its number, or
     None for the plan's.
     """
 
     supply: PromptSupply
-    engine: Engine
-    backend: Backend
+    publisher: Publisher
     score: Scorer
     codec: TextCodec
     plan: CollectPlan
@@ -88,12 +85,11 @@ class LiveSource:
     def sample(self, prompts: Sequence[Prompt], rollout: int) -> Collected:
         """Sample and score these prompts, at the temperature of that rollout. Collective."""
         self.comm.begin("rollout")
-        view: AbstractContextManager[object] = self.backend.rollout_view()
         plan, temperature = self.plan, self.temperature(rollout)
         if temperature is not None:
             plan = replace(plan, sampling=replace(plan.sampling, temperature=temperature))
-        with view:
-            collected = collect(prompts, self.engine, self.score, self.codec, plan, self.comm)
+        with self.publisher.serve(self.comm.activity.step) as engine:
+            collected = collect(prompts, engine, self.score, self.codec, plan, self.comm)
         return replace(collected, tasks=self.tasks)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,12 @@ from covey.data.pass_rates import lines_of
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.live import LiveModel, lent
 from covey.models.load import base_directory, choose_stream, load_adapted, load_policy
-from covey.models.lora import merged
+from covey.models.lora import merged, plain_weights
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.rollout.collect import CollectPlan
+from covey.rollout.engine import NamedWeights
+from covey.rollout.publisher import Publisher
 from covey.rollout.records import records_of
 from covey.telemetry.jsonl import encode, write_text
 from covey.training.backend import engine_for
@@ -62,16 +64,10 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     policy = _policy(config, directory, found.live)
     choose_stream(policy)
 
-    @contextmanager
-    def view() -> Iterator[Policy]:
-        with merged(policy):
-            yield policy
-
     engine = engine_for(config, found.facts, policy)
     evaluator = Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
-        engine=engine,
-        view=view,
+        publisher=Publisher(_Still(policy), engine),
         score=Scoring(found.rewards, reward_weights(config), Progress(), None),
         codec=found.codec,
         plan=CollectPlan(
@@ -88,6 +84,21 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     output = _output_dir(resolved, directory)
     _write(evaluation, directory, output)
     return Evaluated(metrics=evaluation.metrics, output_dir=output)
+
+
+class _Still:
+    """The owner of a policy that no step changes."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def rollout_view(self) -> AbstractContextManager[Policy]:
+        """The policy with its adapter merged."""
+        return merged(self._policy)
+
+    def weights(self) -> NamedWeights:
+        """Under transformers' names."""
+        return plain_weights(self._policy)
 
 
 def _output_dir(resolved: Resolved, directory: Path) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from covey.types.rollout import Finish
 
@@ -139,9 +139,11 @@ class MicroBatch:
     shared: SharedPrompt | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenStats:
-    """What the policy says of each trained token, at the temperature it was sampled with."""
+class TokenStats(NamedTuple):
+    """What the policy says of each trained token, at the temperature it was sampled with.
+
+    A tuple, because wrappers of modules look for tensors in those alone.
+    """
 
     logprob_N: Tensor
     entropy_N: Tensor

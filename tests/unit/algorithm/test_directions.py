@@ -282,7 +282,7 @@ def _reference(steps: int, **options: Any) -> float:
             part.fill_(1.0)
     moving = settings.moving_reference(config_of(beta=0.1, **options), own, reference, torch.float32)
     for number in range(1, steps + 1) if moving is not None else ():
-        moving.move(number, Masters(own, OPTIMIZER))
+        moving.move(number, Masters.of(own, OPTIMIZER))
     return float(next(reference.parameters()).detach().flatten()[0])
 
 

@@ -10,7 +10,9 @@ import torch
 
 from covey.comm import LocalComm
 from covey.errors import GuardStop
-from covey.health.weights import WeightWatch, checksum
+from covey.health.weights import WeightWatch
+from covey.learner.fingerprints import checksum
+from support.owners import Held
 
 
 class _OtherRank(LocalComm):
@@ -51,7 +53,7 @@ def _memory(name: str) -> int:
 def test_a_large_tensor_is_looked_at_in_parts(dtype: torch.dtype) -> None:
     """An embedding of many words has a checksum without a copy of it in 8 bytes a weight."""
     large = torch.ones(5, 4_000_001, dtype=dtype)
-    watch = WeightWatch({}, {"w": large})
+    watch = WeightWatch(Held(of_trained={"w": large}))
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
     found = checksum(large)
@@ -68,7 +70,7 @@ def test_a_large_tensor_is_looked_at_in_parts(dtype: torch.dtype) -> None:
 def test_every_frozen_tensor_has_its_turn(count: int, steps: int) -> None:
     for number in range(count):
         frozen = _tensors(count)
-        watch = WeightWatch(frozen, {})
+        watch = WeightWatch(Held(frozen))
         watch.check(1, LocalComm())
         frozen[f"w{number}"][0, 0] += 1e-3
         with pytest.raises(GuardStop) as stopped:
@@ -80,7 +82,7 @@ def test_every_frozen_tensor_has_its_turn(count: int, steps: int) -> None:
 
 def test_a_moving_reference_moves_at_its_syncs_and_only_there() -> None:
     moving = _tensors(3)
-    watch = WeightWatch(_tensors(2), {}, moving)
+    watch = WeightWatch(Held(_tensors(2)), lambda: moving)
     moving["w1"] += 1e-3
     watch.check_sync(2, LocalComm(), is_behind=True)
     for step in range(3, 8):
@@ -104,7 +106,7 @@ def test_a_moving_reference_moves_at_its_syncs_and_only_there() -> None:
 def test_ranks_that_part_are_named() -> None:
     trained = _tensors(1)
     mine = float(checksum(trained["w0"]))
-    watch = WeightWatch({}, trained)
+    watch = WeightWatch(Held(of_trained=trained))
     watch.check(1, _OtherRank([mine]))
     for theirs in (mine + 1, mine - 1):
         with pytest.raises(GuardStop) as stopped:

@@ -166,7 +166,7 @@ def test_named_weights_are_those_of_a_plain_model(base, random_rollout):
     step_of(backend, random_rollout)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=FP32)
     names = {n for n, _ in plain.named_parameters()}
-    weights = dict(backend.named_weights(BF16))
+    weights = dict(backend.weights(BF16))
     assert weights.keys() == names and {w.dtype for w in weights.values()} == {BF16}
     moved = {n for n, p in plain.named_parameters() if not torch.equal(p.to(BF16), weights[n])}
     assert {n.rpartition(".")[0].rpartition(".")[2] for n in moved} >= {"q_proj", "down_proj", "lm_head"}

@@ -42,7 +42,7 @@ def relative(actual: torch.Tensor, exact: torch.Tensor) -> float:
 
 def test_thirty_two_bfloat16_gradients_are_summed_in_float32(assert_close_guarded):
     module, plain = Two(), Two().to(BF16)
-    masters = Masters(module, CONFIG, compute_dtype=BF16)
+    masters = Masters.of(module, CONFIG, compute_dtype=BF16)
     assert module.weight.dtype == module.bias.dtype == BF16
     exact = torch.zeros(24, 8, dtype=torch.float64)
     for micro in range(32):
@@ -63,7 +63,7 @@ def test_thirty_two_bfloat16_gradients_are_summed_in_float32(assert_close_guarde
 
 def test_low_gradients_are_absorbed_as_they_come():
     module, other = Two(), Two()
-    masters, others = (Masters(m, CONFIG, compute_dtype=BF16) for m in (module, other))
+    masters, others = (Masters.of(m, CONFIG, compute_dtype=BF16) for m in (module, other))
     held: list[int] = []
     for parameter in masters.params:
         parameter.register_post_accumulate_grad_hook(
@@ -86,7 +86,7 @@ def test_low_gradients_are_absorbed_as_they_come():
 
 def test_float32_parameters_are_their_own_masters():
     module = Two()
-    masters = Masters(module, CONFIG)
+    masters = Masters.of(module, CONFIG)
     assert [m is p for m, p in zip(masters.masters, (module.weight, module.bias), strict=True)] == [
         True,
         True,
@@ -99,7 +99,7 @@ def test_float32_parameters_are_their_own_masters():
 
 
 def test_gradients_of_an_untouched_module_are_zeros():
-    gradients = Masters(Two(), CONFIG).gradients()
+    gradients = Masters.of(Two(), CONFIG).gradients()
     assert {name: int(g.count_nonzero()) for name, g in gradients.items()} == {"weight": 0, "bias": 0}
 
 
@@ -107,7 +107,7 @@ def test_gradients_of_an_untouched_module_are_zeros():
 def test_masters_keep_what_the_compute_dtype_cannot(dtype):
     module = Two()
     before = module.weight.detach().clone()
-    masters = Masters(module, CONFIG, compute_dtype=dtype)
+    masters = Masters.of(module, CONFIG, compute_dtype=dtype)
     assert torch.equal(masters.masters[0], before)
     # Steps of 1e-6 are below half a bfloat16 spacing of nearly every weight, yet all of them add up in the
     # master.
@@ -125,14 +125,14 @@ def test_masters_keep_what_the_compute_dtype_cannot(dtype):
 
 def test_weights_must_come_in_float32():
     with pytest.raises(AssertionError, match="float32"):
-        Masters(Two().to(BF16), CONFIG, compute_dtype=BF16)
+        Masters.of(Two().to(BF16), CONFIG, compute_dtype=BF16)
 
 
 def test_a_named_parameter_stays_float32_beside_others_that_do_not():
     # As with LoRA: an adapter of float32, a whole copy in the compute dtype, and a frozen base.
     module = Two()
     before = module.weight.detach().clone(), module.bias.detach().clone()
-    masters = Masters(module, CONFIG, compute_dtype=BF16, float32={"weight"})
+    masters = Masters.of(module, CONFIG, compute_dtype=BF16, float32={"weight"})
     assert (module.weight.dtype, module.bias.dtype, module.frozen.dtype) == (FP32, BF16, BF16)
     assert [m is p for m, p in zip(masters.masters, masters.params, strict=True)] == [True, False]
     for micro in range(2):
@@ -155,11 +155,11 @@ def test_a_named_parameter_stays_float32_beside_others_that_do_not():
 def test_a_restored_run_of_mixed_dtypes_goes_on_bit_for_bit():
     config = replace(CONFIG, weight_decay=0.1, max_grad_norm=1.0)
     one, two = Two(), Two(seed=5)
-    masters = Masters(one, config, compute_dtype=BF16, float32={"weight"})
+    masters = Masters.of(one, config, compute_dtype=BF16, float32={"weight"})
     train(one, masters, range(3))
     # A saved model has the float32 parameter exactly and the other one rounded.
     two.load_state_dict({k: v.float().clone() for k, v in one.state_dict().items()})
-    restored = Masters(two, config, compute_dtype=BF16, float32={"weight"})
+    restored = Masters.of(two, config, compute_dtype=BF16, float32={"weight"})
     restored.load_state({k: v.clone() for k, v in masters.state().items()})
     assert train(one, masters, range(3, 6)) == train(two, restored, range(3, 6))
     assert all(torch.equal(v, two.state_dict()[k]) for k, v in one.state_dict().items())
@@ -167,7 +167,7 @@ def test_a_restored_run_of_mixed_dtypes_goes_on_bit_for_bit():
 
 def test_low_gradients_alone_are_dropped():
     module = Two()
-    masters = Masters(module, CONFIG, compute_dtype=BF16, float32={"weight"})
+    masters = Masters.of(module, CONFIG, compute_dtype=BF16, float32={"weight"})
     module.push(*random_gradients(0))
     masters.drop_low_gradients()
     assert module.bias.grad is None and torch.equal(module.weight.grad, random_gradients(0)[0])
@@ -182,7 +182,7 @@ def test_the_first_step_by_hand(assert_close_guarded):
     # a matrix beforehand.
     module = Two()
     weight, bias = module.weight.detach().double(), module.bias.detach().double()
-    masters = Masters(module, replace(CONFIG, weight_decay=0.5))
+    masters = Masters.of(module, replace(CONFIG, weight_decay=0.5))
     gradients = random_gradients(1)
     module.push(*gradients)
     stats = masters.step(0.01)
@@ -203,7 +203,7 @@ def test_the_first_step_by_hand(assert_close_guarded):
 def test_clipping(limit, clipped, factor, dtype, assert_close_guarded):
     # Gradients 3 and 4 have norm 5 over the whole module; limit 0 is no clipping.
     module = Two(width=1)
-    masters = Masters(module, replace(CONFIG, max_grad_norm=limit), compute_dtype=dtype)
+    masters = Masters.of(module, replace(CONFIG, max_grad_norm=limit), compute_dtype=dtype)
     weight = torch.zeros(1, 8)
     weight[0, 5] = 3.0
     module.push(weight, torch.tensor([4.0]))
@@ -219,7 +219,7 @@ def test_clipping(limit, clipped, factor, dtype, assert_close_guarded):
 
 def test_a_step_clears_the_gradient():
     module = Two()
-    masters = Masters(module, CONFIG)
+    masters = Masters.of(module, CONFIG)
     module.push(*random_gradients(0))
     masters.step(1e-3)
     assert module.weight.grad is None
@@ -229,7 +229,7 @@ def test_a_step_clears_the_gradient():
 def test_a_learning_rate_of_zero_changes_nothing_but_the_moments():
     module = Two()
     before = module.weight.detach().clone()
-    masters = Masters(module, replace(CONFIG, weight_decay=0.1))
+    masters = Masters.of(module, replace(CONFIG, weight_decay=0.1))
     module.push(*random_gradients(0))
     stats = masters.step(0.0)
     assert torch.equal(module.weight, before)
@@ -241,7 +241,7 @@ def test_a_learning_rate_of_zero_changes_nothing_but_the_moments():
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_a_gradient_that_is_not_finite_leaves_everything(bad, dtype):
     module = Two()
-    masters = Masters(module, replace(CONFIG, max_grad_norm=1.0, weight_decay=0.1), compute_dtype=dtype)
+    masters = Masters.of(module, replace(CONFIG, max_grad_norm=1.0, weight_decay=0.1), compute_dtype=dtype)
     module.push(*random_gradients(0))
     masters.absorb()
     masters.step(1e-3)
@@ -263,7 +263,7 @@ def test_a_gradient_that_is_not_finite_leaves_everything(bad, dtype):
 def test_the_watched_share_is_spread_over_the_module(watched, monkeypatch):
     monkeypatch.setattr("covey.learner.optimizer._WATCHED", watched)
     module = Two()
-    masters = Masters(module, CONFIG)
+    masters = Masters.of(module, CONFIG)
     module.push(torch.ones(24, 8), torch.zeros(24))
     stats = masters.step(1e-2)
     # The matrix holds 192 of 216 elements and every one moves; the vector's zero gradient moves none.
@@ -273,7 +273,7 @@ def test_the_watched_share_is_spread_over_the_module(watched, monkeypatch):
 
 def test_one_parameter_alone_is_watched():
     module = nn.Linear(4, 1, bias=False)
-    masters = Masters(module, CONFIG)
+    masters = Masters.of(module, CONFIG)
     module(torch.ones(1, 4)).sum().backward()
     stats = masters.step(1e-2)
     assert stats.frac_params_changed == 1.0
@@ -297,14 +297,14 @@ def train(module: Two, masters: Masters, steps: range) -> list[float]:
 def test_a_restored_run_goes_on_bit_for_bit(dtype):
     config = replace(CONFIG, weight_decay=0.1, max_grad_norm=1.0)
     one = Two()
-    masters = Masters(one, config, compute_dtype=dtype)
+    masters = Masters.of(one, config, compute_dtype=dtype)
     train(one, masters, range(3))
     saved = {k: v.clone() for k, v in masters.state().items()}
     weights = {k: v.float().clone() for k, v in one.state_dict().items()}
 
     two = Two(seed=5)
     two.load_state_dict(weights)
-    restored = Masters(two, config, compute_dtype=dtype)
+    restored = Masters.of(two, config, compute_dtype=dtype)
     restored.load_state(saved)
     assert all(torch.equal(v, saved[k]) for k, v in restored.state().items())
     assert saved.keys() == restored.state().keys()
@@ -317,7 +317,7 @@ def test_a_restored_run_goes_on_bit_for_bit(dtype):
 
 def test_what_the_state_holds():
     module = Two()
-    masters = Masters(module, CONFIG, compute_dtype=BF16)
+    masters = Masters.of(module, CONFIG, compute_dtype=BF16)
     assert masters.state().keys() == {"master/weight", "master/bias"}
     train(module, masters, range(1))
     moments = {f"{k}/{n}" for k in ("step", "exp_avg", "exp_avg_sq") for n in ("weight", "bias")}
@@ -326,7 +326,7 @@ def test_what_the_state_holds():
 
 def test_without_the_moments_a_run_does_not_go_on_the_same():
     one, two = Two(), Two()
-    masters, fresh = Masters(one, CONFIG), Masters(two, CONFIG)
+    masters, fresh = Masters.of(one, CONFIG), Masters.of(two, CONFIG)
     train(one, masters, range(3))
     two.load_state_dict(one.state_dict())
     train(one, masters, range(3, 4))

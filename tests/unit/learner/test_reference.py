@@ -40,7 +40,7 @@ def full(dtype: torch.dtype = FP32, *, every: int = 3, alpha: float = 0.6, start
     moving = MovingReference(own, reference, every=every, alpha=alpha, dtype=dtype)
     for parameter in reference.parameters():
         parameter.data = parameter.data.to(dtype)
-    masters = Masters(own, OPTIMIZER, dtype)
+    masters = Masters.of(own, OPTIMIZER, dtype)
     set_to(masters.masters, 1.0)
     return moving, masters, reference
 

@@ -21,6 +21,7 @@ from covey.training.guards import Guards
 from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
 from covey.types import Batch, Denominators, MicroBatch, Origin, Prompt, Score, ScoredGroup
 from support.groups import prompt, scored, trajectory
+from support.owners import Held
 
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
 FLAT, LOUD = (1.0, 1.0, 1.0, 1.0), (1.0, 0.0, 0.0, 0.0)
@@ -274,6 +275,6 @@ def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | N
         is_comparable=True,
         is_low_precision=False,
         peak_rate=1.0,
-        weights=WeightWatch(frozen={}, trained={}),
+        weights=WeightWatch(Held()),
     )
     assert guards.is_second_gradient_due(batch, is_fresh=True) is wanted

@@ -345,6 +345,9 @@ def compiled_llama(
         return None
     if any(w.dtype != dtype or not w.is_contiguous() for w in weights):
         return None
+    if any(weight.untyped_storage().nbytes() == 0 for weight in weights):
+        # Of a policy whose weights are elsewhere there is nothing to read.
+        return None
     if any(part.weight.shape[0] % _COLUMNS for part in parts) or known.head_width % 2:
         return None
     functions = Functions.of(library, dtype)

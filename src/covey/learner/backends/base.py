@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
-from covey.checkpoint.model_files import ModelFiles
+from covey.checkpoint.manifest import FileEntry
 from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.reference import MovingReference
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
 LossFunction = Callable[[TokenStats, MicroBatch], LossOutput]
+# A number to differentiate.
+Objective = Callable[[TokenStats, MicroBatch], Tensor]
+# Writes into a directory, and returns the sums of what it has read already.
+ModelWriter = Callable[[Path], dict[str, FileEntry]]
 # Called after each forward pass.
 Advance = Callable[[], None]
 Annotation = Literal["old", "reference", "entropy"]
 
 
 class Backend(Protocol):
-    """Holds the policy's weights, gradients and optimizer.
+    """Owns the parameters of the policy, their gradients and the optimizer: nothing else reads or writes
+    them.
 
-    `grad_scale` is what a micro-batch's loss is multiplied by: the number of ranks where gradients are
-    averaged over ranks, 1 where they are summed. `moving` is the reference where it follows the policy.
+    `policy` is what trains, `sampler` what an engine of this process calls, with weights in it within
+    `rollout_view` alone. `grad_scale` is what a micro-batch's loss is multiplied by: the number of ranks
+    where gradients are averaged over ranks, 1 where they are summed. `moving` is the reference where it
+    follows the policy. `dp_rank` of `dp_world` is the share of a step's rows that this rank trains.
     """
 
     policy: Policy
-    reference: Policy | None
+    sampler: Policy
     moving: MovingReference | None
-    world: int
+    dp_rank: int
+    dp_world: int
     grad_scale: float
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a forward pass is collective: every rank then makes as many of them as the others."""
+        ...
+
+    def use_layout(self, probed: Policy) -> None:
+        """Lay rows out as `probed` does, which is the sampler with its weights."""
+        ...
 
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
         """Logprobs (N,) of the trained tokens by the current policy (`old`) or the reference, or the policy's
@@ -42,22 +60,32 @@ class Backend(Protocol):
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward of one micro-batch; gradients are exchanged in the `last` one of a
-        step."""
+        step at the latest."""
         ...
 
-    def gradient_sample(self) -> Tensor:
-        """A fixed small part of the gradient that has been accumulated, to see that a backward pass adds to
-        it."""
+    def gradient_probe(self) -> Tensor | None:
+        """A fixed small part of the gradient that this rank has accumulated, to see that a backward pass adds
+        to it; None where that is not known before the last one."""
         ...
 
-    def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """The accumulated gradient of every trained tensor, under the policy's names, one at a time and not
-        copied; zeros where there is none. That of the whole step on every rank, after its last backward.
-        Collective."""
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The accumulated gradient of every trained tensor, whole, under the policy's names, one at a time
+        and not copied; zeros where there is none. That of the whole step on every rank, after its last
+        backward. Collective."""
+        ...
+
+    def plain_gradient(
+        self,
+        micros: Sequence[MicroBatch],
+        objective: Objective,
+        sample: Callable[[Tensor], Tensor],
+    ) -> dict[str, Tensor]:
+        """`sample` of the gradient of this rank's rows by the name of every trained tensor, in float32, from
+        autograd alone: what is accumulated stays as it is. Collective."""
         ...
 
     def step(self, learning_rate: float) -> StepStats:
-        """Check that the gradient is finite, clip it, step, and clear it."""
+        """Check that the gradient is finite on every rank, clip it, step, and clear it."""
         ...
 
     def move_reference(self, step: int) -> bool:
@@ -66,16 +94,29 @@ class Backend(Protocol):
         ...
 
     def rollout_view(self) -> AbstractContextManager[Policy]:
-        """The policy as an engine may call it: whole weights, no dropout. Collective."""
+        """The sampler as an engine may call it: whole weights, no dropout. Collective."""
         ...
 
-    def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Weights under transformers' names, one at a time. Collective."""
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights under transformers' names, an adapter added, one at a time, in `dtype` (None: as they
+        compute). Collective."""
         ...
 
-    def model_files(self) -> ModelFiles:
-        """The part of the model without adapter that this rank writes: its `write` has no collective.
-        Collective."""
+    def frozen(self) -> Mapping[str, Tensor]:
+        """What this rank holds of the tensors that no step may change, the reference's among them."""
+        ...
+
+    def trained(self) -> Mapping[str, Tensor]:
+        """What this rank holds of the tensors that steps change."""
+        ...
+
+    def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
+        """Sums of the bit patterns of the whole tensors of which these are held here. Collective."""
+        ...
+
+    def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
+        """What writes this rank's part of what `from_pretrained` or peft loads, with the text files of
+        `origin`; an adapter names `base` as its model, or `origin`. Collective; the writing is not."""
         ...
 
     def pieces(self) -> Iterable[Piece]:

@@ -2,7 +2,6 @@
 
 # No postponed annotations in this file: DDP compares those of its hook with the classes themselves.
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -11,14 +10,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from covey.algorithm.losses import LossOutput
-from covey.checkpoint.model_files import ModelFiles
-from covey.checkpoint.pieces import Piece, SavedPieces, share_of
-from covey.learner.backends.base import Advance, Annotation, LossFunction
+from covey.learner.backends.base import LossFunction
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.learner.optimizer import Alone, Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.models.policy import Policy
-from covey.types import MicroBatch, StepStats, TokenStats
+from covey.types import MicroBatch, TokenStats
 
 # Rotary frequencies are the only buffers and are equal on every rank; torch 2.13 renames the option.
 _NO_BUFFERS = (
@@ -28,8 +25,9 @@ _NO_BUFFERS = (
 )
 
 
-class DDPBackend:
-    """DDP averages gradients over ranks in the last micro-batch of a step, so losses are scaled by their
+class DDPBackend(SingleBackend):
+    """One whole model in each process, stepped by the same gradient: what is read of one is the same on all.
+    DDP averages gradients over ranks in the last micro-batch of a step, so losses are scaled by their
     number."""
 
     def __init__(
@@ -41,25 +39,15 @@ class DDPBackend:
         reference: Policy | None = None,
         moving: MovingReference | None = None,
     ) -> None:
-        self._local = SingleBackend(
-            policy, config, compute_dtype=compute_dtype, reference=reference, moving=moving
+        self.dp_rank, self.dp_world = dist.get_rank(), dist.get_world_size()
+        self.grad_scale = float(self.dp_world)
+        super().__init__(
+            policy, config, compute_dtype=compute_dtype, reference=reference, moving=moving, across=_Copies()
         )
-        self.policy, self.reference, self.moving = policy, reference, moving
-        self.world = dist.get_world_size()
-        self.grad_scale = float(self.world)
         self._wrapped = DistributedDataParallel(policy, **_NO_BUFFERS)  # type: ignore[arg-type]
         self._is_low = any(p.dtype != torch.float32 for p in self.masters.params)
         if self._is_low:
             self._wrapped.register_comm_hook(self.masters, _reduce_in_float32)
-
-    @property
-    def masters(self) -> Masters:
-        """The optimizer's float32 parameters."""
-        return self._local.masters
-
-    def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
-        """Logprobs without gradient; no communication."""
-        return self._local.annotate(micros, which, advance)
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; gradients are reduced over ranks while the `last` backward runs."""
@@ -75,52 +63,19 @@ class DDPBackend:
             self.masters.absorb()
         return stats, output
 
-    def gradient_sample(self) -> Tensor:
-        """A part of this rank's accumulated gradient, of all ranks' after the last backward of a step."""
-        return self._local.gradient_sample()
-
-    def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor's gradient, of all ranks' rows after the last backward of a step."""
-        return self._local.each_gradient()
-
-    def step(self, learning_rate: float) -> StepStats:
-        """The same step on every rank; none takes it where one rank's gradient is not finite."""
-        return self.masters.step(learning_rate, _is_everywhere)
-
-    def move_reference(self, step: int) -> bool:
-        """The same move on every rank."""
-        return self._local.move_reference(step)
-
-    def rollout_view(self) -> AbstractContextManager[Policy]:
-        """Every rank's own whole copy."""
-        return self._local.rollout_view()
-
-    def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Weights of this rank's copy, equal on all."""
-        return self._local.named_weights(dtype)
-
-    def model_files(self) -> ModelFiles:
-        """This rank's part of the model."""
-        files = ModelFiles(self.policy.model, dist.get_rank(), self.world)
-        return files.add_all(self.policy.model.named_parameters())
-
-    def pieces(self) -> Iterable[Piece]:
-        """This rank's part of the optimizer's tensors, which are whole and equal on all ranks."""
-        return share_of(self.masters.state(), dist.get_rank(), self.world)
-
     def close(self) -> None:
         """Let go of DDP, whose reducer must not outlive the process group."""
         del self._wrapped
 
-    def load_pieces(self, saved: SavedPieces) -> None:
-        """Restore every tensor on every rank."""
-        self._local.load_pieces(saved)
 
+class _Copies(Alone):
+    """Across processes that hold the same: only whether a gradient is finite may differ."""
 
-def _is_everywhere(own: bool) -> bool:
-    flag = torch.tensor(float(own))
-    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    return bool(flag)
+    def all(self, own: bool) -> bool:
+        """Whether it holds on every rank."""
+        flag = torch.tensor(float(own))
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+        return bool(flag)
 
 
 def _reduce_in_float32(masters: Masters, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,10 +12,13 @@ from torch import Tensor
 from covey.algorithm.losses import LossOutput
 from covey.checkpoint.model_files import ModelFiles
 from covey.checkpoint.pieces import Piece, SavedPieces, share_of
-from covey.learner.backends.base import Advance, Annotation, LossFunction
-from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
+from covey.learner.backends.writers import adapter_writer, model_writer
+from covey.learner.fingerprints import checksum, frozen_tensors
+from covey.learner.optimizer import Across, Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
-from covey.models.lora import adapter_off, adapter_parameters, merged, plain_weights
+from covey.learner.sampled import sampled_gradients
+from covey.models.lora import adapter_off, adapter_parameters, adapter_tensors, merged, plain_weights
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -26,8 +30,9 @@ class SingleBackend:
     `moving`.
     """
 
-    world = 1
+    dp_rank, dp_world = 0, 1
     grad_scale = 1.0
+    is_sharded = False
 
     def __init__(
         self,
@@ -37,12 +42,16 @@ class SingleBackend:
         compute_dtype: torch.dtype = torch.float32,
         reference: Policy | None = None,
         moving: MovingReference | None = None,
+        across: Across | None = None,
     ) -> None:
         assert policy.adapter is None or reference is None, "an adapter's reference is its own base"
-        self.policy = policy
+        self.policy = self.sampler = policy
         self.reference = reference
         self.moving = moving
-        self.masters = Masters(policy, config, compute_dtype, float32=adapter_parameters(policy))
+        self.masters = Masters.of(policy, config, compute_dtype, adapter_parameters(policy), across)
+
+    def use_layout(self, probed: Policy) -> None:
+        """The policy was probed itself."""
 
     @torch.no_grad()
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
@@ -77,13 +86,28 @@ class SingleBackend:
             output.loss.backward()
         return stats, output
 
-    def gradient_sample(self) -> Tensor:
+    def gradient_probe(self) -> Tensor:
         """A part of the accumulated gradient."""
         return self.masters.gradient_sample()
 
-    def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor's accumulated gradient."""
         return self.masters.each_gradient()
+
+    def plain_gradient(
+        self,
+        micros: Sequence[MicroBatch],
+        objective: Objective,
+        sample: Callable[[Tensor], Tensor],
+    ) -> dict[str, Tensor]:
+        """No `.grad` is written, and of a gradient no more is kept than its sample."""
+        trained = {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
+        with sampled_gradients(trained, sample) as sums:
+            for micro in micros:
+                with self.policy.recomputing_prompts():
+                    stats = self.policy(micro)
+                torch.autograd.grad(objective(stats, micro), list(trained.values()), allow_unused=True)
+        return sums
 
     def step(self, learning_rate: float) -> StepStats:
         """One optimizer step."""
@@ -104,18 +128,34 @@ class SingleBackend:
         finally:
             self.policy.train(training)
 
-    def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Weights under transformers' names, adapters merged, in `dtype` (None: as held)."""
         for name, weight in plain_weights(self.policy):
             yield name, weight if dtype is None else weight.to(dtype)
 
-    def model_files(self) -> ModelFiles:
-        """The whole model."""
-        return ModelFiles(self.policy.model).add_all(self.policy.model.named_parameters())
+    def frozen(self) -> Mapping[str, Tensor]:
+        """Frozen tensors of the policy, and a reference that does not move."""
+        return frozen_tensors(self.policy, None if self.moving is not None else self.reference)
+
+    def trained(self) -> Mapping[str, Tensor]:
+        """The trained parameters, as they compute."""
+        return {n: p.detach() for n, p in self.policy.named_parameters() if p.requires_grad}
+
+    def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
+        """Those of the tensors themselves."""
+        return [checksum(tensor) for tensor in tensors.values()]
+
+    def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
+        """Tensors are dealt out to the processes; the first one writes an adapter."""
+        adapter = self.policy.adapter
+        if adapter is not None:
+            return adapter_writer(adapter, adapter_tensors(adapter), origin, base, self.dp_rank)
+        files = ModelFiles(self.policy.model, self.dp_rank, self.dp_world)
+        return model_writer(files.add_all(self.policy.model.named_parameters()), origin, self.dp_rank)
 
     def pieces(self) -> Iterable[Piece]:
-        """AdamW's moments and the masters, whole."""
-        return share_of(self.masters.state())
+        """Its part of AdamW's moments and the masters, whole tensors."""
+        return share_of(self.masters.state(), self.dp_rank, self.dp_world)
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -32,8 +32,8 @@ _PREFILL_TOKENS = 16384
 class NativeEngine:
     """Samples from `policy` by its kernels, or by others. `max_rows` bounds how many completions decode side
     by side. `stride` is how many tokens each of them gets before the host reads which have ended; None is
-    what suits the kernels. Cache and recordings last until the next rollout; where `rests`, `rest` lets them
-    go."""
+    what suits the kernels. `is_compiled` says whether decoding steps run in C. Cache and recordings last
+    until the next rollout; where `rests`, `rest` lets them go."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
 
@@ -53,6 +53,7 @@ class NativeEngine:
         self._recordings = self._kernels.recordings()
         self._branches = Branches(may_share=stride == 1 and self._recordings is None)
         self._decoding = Decoding(policy, self._kernels, self._branches, stride, self._recordings)
+        self.is_compiled = policy.stream != "padded" and self._kernels.compiles(policy)
         self._version = 0
         self._next_id = 0
         self._requests: dict[int, GenerationRequest] = {}
@@ -69,11 +70,6 @@ class NativeEngine:
     @property
     def _rows(self) -> list[Row]:
         return self._branches.rows
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether decoding steps run in C."""
-        return self._kernels.compiles(self._policy)
 
     @property
     def given_up(self) -> str:

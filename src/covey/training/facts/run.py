@@ -31,6 +31,9 @@ from covey.training.facts.directory import in_the_way, is_leftover, records_prob
 from covey.training.facts.memory import free_memory
 from covey.types import Severity
 
+# Of machines that are planned for; their GPUs are told together.
+_GPUS_OF_A_MACHINE = 8
+
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"}
 
 
@@ -80,9 +83,13 @@ def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
         states, machine = States(), Machine(num_gpus=facts.num_processes)
     if machine is None:
         gpu_bytes = (facts.free_memory_bytes or 0) if facts.cuda else 0
-        layout = layout_of(config, facts.num_processes, gpu_bytes, states, is_here=True)
+        own = int(os.environ.get("LOCAL_WORLD_SIZE", facts.num_processes))
+        layout = layout_of(
+            config, facts.num_processes, gpu_bytes, states, is_here=True, gpus_of_a_machine=own
+        )
         return replace(facts, layout=layout)
-    layout = layout_of(config, machine.num_gpus, machine.gpu_bytes, states, is_here=False)
+    gpus = machine.num_gpus, machine.gpu_bytes
+    layout = layout_of(config, *gpus, states, is_here=False, gpus_of_a_machine=_GPUS_OF_A_MACHINE)
     return replace(
         facts,
         layout=layout,

@@ -1,0 +1,310 @@
+"""Weights, gradients and optimizer state split over ranks: torch's fully_shard (FSDP2).
+
+Each rank holds its rows of every tensor in float32, and they are the masters: a layer's weights come together
+in the dtype that computes while the layer runs. Gradients are reduced in float32. What is watched, clipped
+and stepped are the shards, as plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from covey.algorithm.losses import LossOutput
+from covey.checkpoint.model_files import ModelFiles
+from covey.checkpoint.pieces import Piece, SavedPieces, whole
+from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
+from covey.learner.backends.writers import adapter_writer, model_writer
+from covey.learner.fingerprints import MODULUS, checksum
+from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.learner.reference import MovingReference
+from covey.learner.sampled import sampled_gradients
+from covey.learner.sharding.units import Sharded
+from covey.models.lora import adapter_off, adapter_tensors, merged, plain_weights, reset_magnitudes
+from covey.models.policy import Policy
+from covey.types import MicroBatch, StepStats, TokenStats
+
+
+class FSDP2Backend:
+    """FSDP averages gradients over ranks, so losses are scaled by their number.
+
+    `sampler` is a policy without weights beside the sharded one: a rollout fills it and lets go of it after.
+    Where `reduces_each`, a micro-batch's gradients are reduced as it ends, so that no rank holds whole ones;
+    else they add up whole, in float32, and are reduced in the last.
+    """
+
+    is_sharded = True
+
+    def __init__(
+        self,
+        sharded: Sharded,
+        sampler: Policy,
+        config: OptimizerConfig,
+        *,
+        compute_dtype: torch.dtype,
+        reduces_each: bool = False,
+        reference: Sharded | None = None,
+    ) -> None:
+        self._sharded, self._reference, self._reduces_each = sharded, reference, reduces_each
+        self.policy, self.sampler = sharded.policy, sampler
+        self.moving: MovingReference | None = None
+        self.dp_rank, self.dp_world = dist.get_rank(), dist.get_world_size()
+        self.grad_scale = float(self.dp_world)
+        trained = {n: p for n, p in sharded.parameters.items() if p.requires_grad}
+        shards = [nn.Parameter(_local(p)) for p in trained.values()]
+        mesh = sharded.sharding.mesh
+        self._trained, self._across = trained, _Shards(mesh.get_group(mesh.ndim - 1))
+        self.masters = Masters(list(trained), shards, shards, config, self._across)
+        self._room = _Room(sampler, sharded.sharding.device, _computing(sharded, compute_dtype))
+
+    @torch.no_grad()
+    def reset_magnitudes(self) -> None:
+        """Give a new adapter of DoRA its magnitudes, norms of whole weights. Collective."""
+        assert self.policy.adapter is not None and self.sampler.adapter is not None
+        with self._room.held(self._sharded.whole()):
+            reset_magnitudes(self.sampler.adapter)
+            self.sampler.requires_grad_(False)
+            for name, value in self.sampler.named_parameters():
+                if "magnitude" in name:
+                    first, last = self._sharded.rows_of(self._trained[name])
+                    _local(self._trained[name]).copy_(value[first:last])
+
+    def use_layout(self, probed: Policy) -> None:
+        """As probed; but each pass computes its own prompts, since one that did not would run its layers less
+        often than another rank's."""
+        for policy in (self.policy, *([self._reference.policy] if self._reference else [])):
+            policy.use_layout_of(probed)
+            policy.shares_prompts = False
+
+    @torch.no_grad()
+    def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
+        """As many passes on every rank. Collective."""
+        policy, off = self.policy, nullcontext()
+        if which == "reference" and self._reference is not None:
+            policy = self._reference.policy
+        elif which == "reference":
+            off = adapter_off(self.policy)  # type: ignore[assignment]
+        values = []
+        with off:
+            for micro in micros:
+                stats = policy(micro)
+                values.append(stats.entropy_N if which == "entropy" else stats.logprob_N)
+                advance()
+        return torch.cat(values)
+
+    def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
+        """Forward, loss and backward; collective in each micro-batch."""
+        is_reduced = last or self._reduces_each
+        self.policy.set_requires_gradient_sync(is_reduced)  # type: ignore[operator]
+        self.policy.set_is_last_backward(last)  # type: ignore[operator]
+        stats = self.policy(micro)
+        output = loss(stats, micro)
+        (output.loss * self.grad_scale).backward()
+        if last:
+            for parameter, shard in zip(self._trained.values(), self.masters.masters, strict=True):
+                shard.grad = None if parameter.grad is None else _local(parameter.grad)
+        return stats, output
+
+    def gradient_probe(self) -> None:
+        """Not known of a rank's own rows: what is there are sums over ranks, or nothing before the last
+        pass."""
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Gathered one tensor at a time."""
+        for name, parameter in self._trained.items():
+            gradient = parameter.grad
+            if gradient is None:
+                yield name, torch.zeros(parameter.shape)
+            else:
+                yield name, gradient.full_tensor()  # type: ignore[attr-defined]
+
+    def plain_gradient(
+        self,
+        micros: Sequence[MicroBatch],
+        objective: Objective,
+        sample: Callable[[Tensor], Tensor],
+    ) -> dict[str, Tensor]:
+        """What autograd has for whole weights, before FSDP reduces it: in place of it FSDP is given zeros."""
+        seen: dict[str, nn.Parameter] = {}
+        self._sharded.hook_whole(seen.__setitem__)
+        self.policy.set_requires_gradient_sync(True)  # type: ignore[operator]
+        with sampled_gradients(seen, sample) as sums:
+            for micro in micros:
+                objective(self.policy(micro), micro).backward()
+        return {name: sums[name] for name in self._trained}
+
+    def step(self, learning_rate: float) -> StepStats:
+        """The shards of this rank; none is stepped where one rank's gradient is not finite."""
+        for shard, parameter in zip(self.masters.masters, self._trained.values(), strict=True):
+            assert parameter.to_local().data_ptr() == shard.data_ptr(), "FSDP moved a shard"
+        stats = self.masters.step(learning_rate)
+        for parameter in self._trained.values():
+            parameter.grad = None
+        return stats
+
+    def move_reference(self, step: int) -> bool:
+        """A sharded reference stays."""
+        return False
+
+    @contextmanager
+    def rollout_view(self) -> Iterator[Policy]:
+        """The sampler with whole weights as they compute, gathered a layer at a time."""
+        with self._room.held(self._sharded.whole()), merged(self.sampler):
+            yield self.sampler
+
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Gathered a layer at a time; with an adapter, all of them before the first."""
+        if self.policy.adapter is not None:
+            with self._room.held(self._sharded.whole()):
+                for name, weight in plain_weights(self.sampler):
+                    yield name, weight if dtype is None else weight.to(dtype)
+            return
+        for name, weight in self._sharded.whole():
+            yield name.removeprefix("model."), weight if dtype is None else weight.to(dtype)
+
+    def frozen(self) -> Mapping[str, Tensor]:
+        """The shards of the base of an adapter, and of the reference."""
+        own = {n: _local(p) for n, p in self._sharded.parameters.items() if not p.requires_grad}
+        still = {} if self._reference is None else self._reference.parameters
+        return {**own, **{f"reference {n}": _local(p) for n, p in still.items()}}
+
+    def trained(self) -> Mapping[str, Tensor]:
+        """The float32 shards."""
+        return {n: _local(p) for n, p in self._trained.items()}
+
+    def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
+        """Sums over the shards."""
+        if not tensors:
+            return []
+        sums = torch.tensor([checksum(t) for t in tensors.values()], dtype=torch.int64)
+        return [value % MODULUS for value in self._across.sum(sums).tolist()]
+
+    def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
+        """Each rank keeps the tensors that it writes, on the CPU; the first one an adapter."""
+        adapter = self.sampler.adapter
+        if adapter is not None:
+            with self._room.held(self._sharded.whole()):
+                own = {n: t.to("cpu", copy=True) for n, t in adapter_tensors(adapter).items()}
+            return adapter_writer(adapter, own, origin, base, self.dp_rank)
+        files = ModelFiles(self.sampler.model, self.dp_rank, self.dp_world)
+        for name, weight in self._sharded.whole():
+            files.add(name.removeprefix("model."), weight)
+        return model_writer(files, origin, self.dp_rank)
+
+    def pieces(self) -> Iterator[Piece]:
+        """The rows of this rank; of equal shards those of the first."""
+        if not self._sharded.sharding.is_first_copy:
+            return
+        masters = {f"master/{n}": _local(p) for n, p in self._trained.items() if self._is_low(n)}
+        for key, tensor in {**self.masters.state(), **masters}.items():
+            parameter = self._trained[key.partition("/")[2]]
+            if tensor.dim():
+                yield Piece(key, tensor, self._sharded.rows_of(parameter)[0], tuple(parameter.shape))
+            elif self._sharded.sharding.shard == 0:
+                yield whole(key, tensor)
+
+    @torch.no_grad()
+    def load_pieces(self, saved: SavedPieces) -> None:
+        """The rows of this rank."""
+        self.masters.load_state(_OwnRows(saved, self._own_rows))
+        for name, parameter in self._trained.items():
+            if self._is_low(name):
+                _local(parameter).copy_(saved.read(f"master/{name}", *self._own_rows(name)))
+
+    def _own_rows(self, name: str) -> tuple[int, int]:
+        return self._sharded.rows_of(self._trained[name])
+
+    def _is_low(self, name: str) -> bool:
+        """Whether it computes in a lower dtype than it is held in, so that no saved model has it."""
+        return self._room.dtypes[name] != torch.float32
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class _OwnRows(Mapping[str, Tensor]):
+    """A rank's rows of saved tensors, read as they are asked for."""
+
+    def __init__(self, saved: SavedPieces, rows_of: Callable[[str], tuple[int, int]]) -> None:
+        self._saved, self._rows_of = saved, rows_of
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The rows of a tensor; all of one without dimensions."""
+        if not self._saved.shape(key):
+            return self._saved[key]
+        return self._saved.read(key, *self._rows_of(key.partition("/")[2]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._saved)
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+
+class _Shards:
+    """Across the ranks that hold the shards of one model, and all ranks."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def all(self, own: bool) -> bool:
+        """Whether it holds on every rank."""
+        flag = torch.tensor(float(own))
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+        return bool(flag)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sums over the shards."""
+        out = values.clone()
+        dist.all_reduce(out, group=self._group)
+        return out
+
+
+class _Room:
+    """The memory of a policy that holds weights only for a time."""
+
+    def __init__(self, policy: Policy, device: torch.device, dtypes: Mapping[str, torch.dtype]) -> None:
+        self._policy, self.dtypes = policy.requires_grad_(False).eval(), dtypes
+        made: dict[int, nn.Parameter] = {}
+        for name, parameter in policy.named_parameters():
+            empty = torch.empty(parameter.shape, dtype=dtypes[name], device=device)
+            empty.untyped_storage().resize_(0)
+            made[id(parameter)] = nn.Parameter(empty, requires_grad=False)
+        for module in policy.modules():
+            for name, held in module._parameters.items():
+                if held is not None:
+                    module._parameters[name] = made[id(held)]
+        policy.to(device)
+
+    @contextmanager
+    def held(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[None]:
+        """Within it the policy has these weights."""
+        own = dict(self._policy.named_parameters())
+        try:
+            for name, weight in weights:
+                storage = own[name].untyped_storage()
+                storage.resize_(weight.numel() * own[name].element_size())
+                own[name].data.copy_(weight)
+            yield
+        finally:
+            for parameter in own.values():
+                parameter.untyped_storage().resize_(0)
+
+
+def _computing(sharded: Sharded, compute_dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """What each parameter computes in: a trained one that is no adapter's in the dtype asked for."""
+    return {
+        name: compute_dtype if p.requires_grad and ".lora_" not in name else p.dtype
+        for name, p in sharded.parameters.items()
+    }
+
+
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local().detach()

@@ -1,0 +1,1 @@
+"""A policy whose weights are split over ranks: built without weights, filled a slice at a time."""

@@ -1,0 +1,75 @@
+"""Where the weights of a sharded policy come from: rows of tensors, read as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from covey.weight_files import stored_tensors
+
+
+class Rows(Protocol):
+    """Tensors by name, of which a part of the rows can be read."""
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """Rows `first` to `last` of a tensor; all of it where it has no dimension."""
+        ...
+
+
+class HeldRows:
+    """Those of tensors in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """A view of the tensor."""
+        tensor = self._tensors[name].detach()
+        return tensor[first:last] if tensor.dim() else tensor
+
+
+class FileRows:
+    """Those of a model's files, which stay open and are read a slice at a time; `keys` are the names of the
+    tensors in the files."""
+
+    def __init__(self, directory: Path, keys: Mapping[str, str]) -> None:
+        self._stored, self._keys = stored_tensors(directory), keys
+        self._files: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """The rows alone, in the dtype of the file."""
+        key = self._keys[name]
+        file, shape = self._stored[key].file, self._stored[key].shape
+        if file not in self._files:
+            self._files[file] = self._stack.enter_context(safe_open(file, framework="pt"))
+        part = self._files[file].get_slice(key)
+        return part[first:last] if shape else self._files[file].get_tensor(key)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close the files."""
+        self._stack.close()
+
+
+def file_keys(model: nn.Module, directory: Path) -> dict[str, str] | None:
+    """The key in the files of each parameter of a model without weights, by its name; None where the files
+    hold something else than the model's own tensors, such as experts one by one."""
+    stored = stored_tensors(directory)
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    keys: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        aliases = names[id(parameter)]
+        spelled = [*aliases, *(a.removeprefix(prefix) for a in aliases), *(prefix + a for a in aliases)]
+        found = [a for a in spelled if a in stored and stored[a].shape == tuple(parameter.shape)]
+        if not found:
+            return None
+        keys[name] = found[0]
+    return keys

@@ -1,0 +1,179 @@
+"""FSDP2 around a policy: which modules are sharded, how their shards are filled, and how whole tensors are
+had of them, a group of layers at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from covey.learner.sharding.rows import Rows
+from covey.models.policy import Policy
+from covey.plan.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How a policy is sharded: over the last dimension of `mesh`, and equal along the others. `offload` keeps
+    shards in the machine's memory; `keeps_weights` a layer's whole weights from forward to backward."""
+
+    mesh: DeviceMesh
+    device: torch.device
+    offload: bool = False
+    keeps_weights: bool = False
+
+    @property
+    def shard(self) -> int:
+        """Which shard this rank holds."""
+        return self.mesh.get_local_rank(self.mesh.ndim - 1)
+
+    @property
+    def is_first_copy(self) -> bool:
+        """Whether this rank's shards are the first of those that are equal."""
+        return self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
+
+    @property
+    def held_on(self) -> torch.device:
+        """Where the shards are."""
+        return torch.device("cpu") if self.offload else self.device
+
+
+def sharding_over(layout: Layout, device: torch.device) -> Sharding:
+    """How a layout splits a model over the processes of this run. Collective."""
+    world = dist.get_world_size()
+    shards = layout.shard_gpus or world
+    sides, names = (
+        ((world,), ("shard",)) if shards == world else ((world // shards, shards), ("copy", "shard"))
+    )
+    mesh = init_device_mesh(device.type, sides, mesh_dim_names=names)
+    return Sharding(
+        mesh=mesh, device=device, offload=layout.offload == "params", keeps_weights=layout.zero_stage == 2
+    )
+
+
+class Sharded:
+    """A policy whose parameters are shards; on the meta device until `fill`."""
+
+    def __init__(self, policy: Policy, sharding: Sharding, compute_dtype: torch.dtype) -> None:
+        self.policy, self.sharding = policy, sharding
+        offload = CPUOffloadPolicy(pin_memory=sharding.device.type == "cuda")
+        how: dict[str, Any] = {
+            "mesh": sharding.mesh,
+            "offload_policy": offload if sharding.offload else OffloadPolicy(),
+            "reshard_after_forward": False if sharding.keeps_weights else None,
+        }
+        layers = decoder_layers(policy)
+        for module in (*layers.values(), policy):
+            fully_shard(module, mp_policy=_precision(module, compute_dtype), **how)
+        policy.runs_on = sharding.device
+        self.units: dict[str, Any] = {**layers, "": policy}
+
+    @property
+    def parameters(self) -> dict[str, DTensor]:
+        """The shards by name."""
+        return dict(self.policy.named_parameters())  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def fill(self, rows: Callable[[str], Rows | None]) -> None:
+        """Give every shard its weights, read from the rows of its name; zeros where there are none yet."""
+        shared: dict[int, nn.Parameter] = {}
+        held = {}
+        for name, parameter in self.policy.named_parameters(remove_duplicate=False):
+            assert isinstance(parameter, DTensor)
+            if id(parameter) not in shared:
+                shared[id(parameter)] = self._filled(name, parameter, rows(name))
+            held[name] = shared[id(parameter)]
+        self.policy.load_state_dict(held, strict=False, assign=True)
+        for unit in self.units.values():
+            # The shards are where they stay once FSDP has seen them; optimizers may hold on to them then.
+            unit.unshard()
+            unit.reshard()
+
+    def _filled(self, name: str, parameter: DTensor, rows: Rows | None) -> nn.Parameter:
+        local = parameter.to_local()
+        own = torch.zeros(local.shape, dtype=parameter.dtype, device=self.sharding.held_on)
+        if rows is not None and own.numel():
+            first, last = self.rows_of(parameter)
+            own.copy_(rows.read(name, first, last))
+        whole = DTensor.from_local(
+            own,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        return nn.Parameter(whole, requires_grad=parameter.requires_grad)
+
+    def rows_of(self, parameter: DTensor) -> tuple[int, int]:
+        """Which rows of a tensor this rank holds: `torch.chunk`'s."""
+        mesh = self.sharding.mesh
+        shards, own = mesh.size(mesh.ndim - 1), self.sharding.shard
+        length = parameter.shape[0]
+        each = -(-length // shards)
+        first, last = min(length, own * each), min(length, (own + 1) * each)
+        assert last - first == parameter.to_local().shape[0], "FSDP shards in another way than torch.chunk"
+        return first, last
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter whole and as it computes, a unit at a time; each is freed with its unit.
+        Collective."""
+        for prefix, unit in self.units.items():
+            with _unsharded(unit):
+                for name, parameter in unit.named_parameters():
+                    if not isinstance(parameter, DTensor):
+                        yield (f"{prefix}.{name}" if prefix else name), parameter.detach()
+
+    def hook_whole(self, hook: Callable[[str, nn.Parameter], Any]) -> None:
+        """Call `hook` with every trained parameter as autograd sees it. Collective."""
+        for prefix, unit in self.units.items():
+            with _unsharded(unit):
+                for name, parameter in unit.named_parameters():
+                    if not isinstance(parameter, DTensor) and parameter.requires_grad:
+                        hook(f"{prefix}.{name}" if prefix else name, parameter)
+
+
+@contextmanager
+def _unsharded(unit: FSDPModule) -> Iterator[None]:
+    unit.unshard()
+    try:
+        yield
+    finally:
+        unit.reshard()
+
+
+def decoder_layers(policy: Policy) -> dict[str, nn.Module]:
+    """The layers of a model by their names in the policy: the longest list of modules of one kind."""
+    lists = [(n, m) for n, m in policy.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
+    if not lists:
+        return {}
+    name, layers = max(lists, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))
+    return {f"{name}.{number}": layer for number, layer in enumerate(layers)}
+
+
+def _precision(unit: nn.Module, compute_dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """Float32 shards compute in `compute_dtype`; those of a unit with an adapter in the dtype that each is
+    held in. Gradients are reduced in float32, and what a layer is given keeps its dtype, rotary angles among
+    it."""
+    own = {n: p for n, p in unit.named_parameters() if not isinstance(p, DTensor)}
+    has_adapter = any(".lora_" in name for name in own)
+    is_cast = (
+        compute_dtype != torch.float32 and not has_adapter and any(p.requires_grad for p in own.values())
+    )
+    return MixedPrecisionPolicy(
+        param_dtype=compute_dtype if is_cast else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
