@@ -51,7 +51,7 @@ class ModelFiles:
         self._bytes[owner] += tensor.numel() * tensor.element_size()
         self._listed[owner][name] = tensor.detach().to("meta")
         if owner == self._rank:
-            self._own[name] = tensor.detach() if stays else tensor.detach().cpu()
+            self._own[name] = tensor.detach() if stays else tensor.detach().to("cpu", copy=True)
 
     def add_all(self, tensors: Iterable[tuple[str, Tensor]]) -> ModelFiles:
         """Take tensors that every rank holds, and that stay as they are until `write`."""

@@ -16,7 +16,7 @@ _HIGHEST = 0.95
 def layout_problems(facts: Facts) -> list[Problem]:
     """Return what cannot be together in the facts' layout; nothing where none is planned."""
     layout = facts.layout
-    is_split = layout.zero_stage > 0 and not layout.is_sharded
+    is_split = layout.zero_stage > 0 and not layout.fsdp
     if layout.is_here and not facts.cuda and (is_split or layout.engine != "own"):
         return [_no_gpu(layout)]
     if not layout.is_known:

@@ -14,7 +14,7 @@ from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
 from covey.plan.fsdp import fsdp_states
-from covey.plan.layout import STAGES, DeepSpeedFile, Machine, Offload, States, Strategy
+from covey.plan.layout import STAGES, DeepSpeedFile, Machine, Offload, States
 from covey.plan.problem import problem, warning
 from covey.plan.shape import Shape, faults, in_range, shape_of, with_product
 from covey.types import Fix, Problem
@@ -169,9 +169,12 @@ def states_of(
     elif typed_offload is not None:
         offload = typed_offload
     file = None if read is None else read.file
-    strategy: Strategy = "deepspeed" if config.deepspeed else sharded.strategy
     return States(
-        stage=stage, offload=offload, file=file, strategy=strategy, is_hybrid=sharded.is_hybrid
+        stage=stage,
+        offload=offload,
+        file=file,
+        fsdp=sharded.fsdp and not config.deepspeed,
+        is_hybrid=sharded.is_hybrid,
     ), tuple(problems)
 
 

@@ -55,7 +55,7 @@ def fsdp_states(config: Config) -> tuple[States, list[Problem]]:
     return States(
         stage=stage,
         offload="params" if offload and stage else "none",
-        strategy="fsdp" if stage else "ddp",
+        fsdp=stage > 0,
         is_hybrid=strategy == "hybrid_shard",
     ), problems
 

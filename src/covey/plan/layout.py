@@ -17,7 +17,6 @@ from covey.options.schema import Config, default_of
 
 Offload = Literal["none", "optimizer", "params"]
 Engine = Literal["own", "colocate", "server"]
-Strategy = Literal["ddp", "deepspeed", "fsdp"]
 Held = Literal["weights", "gradients", "optimizer"]
 
 STAGES = (0, 1, 2, 3)
@@ -57,13 +56,13 @@ class DeepSpeedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Where weights, gradients and optimizer lie: who splits them, the stage of ZeRO that splits as much,
-    what is offloaded, and the file that says so. `is_hybrid` splits them over the GPUs of a machine."""
+    """Where weights, gradients and optimizer lie: the stage of ZeRO, what is offloaded, and the file
+    that says so; `fsdp` is FSDP, which splits as much as the stage. `is_hybrid` splits them over the GPUs of a machine."""
 
     stage: int = 0
     offload: Offload = "none"
     file: DeepSpeedFile | None = None
-    strategy: Strategy = "ddp"
+    fsdp: bool = False
     is_hybrid: bool = False
 
 
@@ -79,7 +78,7 @@ class Layout:
     engine_sleeps    whether it gives its memory back while the model trains
     asynchronous     whether it samples while the model trains
     file             where stage and offloading stand, unless it is the command
-    strategy         who splits the model
+    fsdp             whether FSDP splits the model, or DeepSpeed
     shard_gpus       GPUs over which it is split; 0 for all of them
     """
 
@@ -94,13 +93,8 @@ class Layout:
     engine_sleeps: bool = False
     asynchronous: bool = False
     file: DeepSpeedFile | None = None
-    strategy: Strategy = "ddp"
+    fsdp: bool = False
     shard_gpus: int = 0
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether FSDP splits the model that is trained here."""
-        return self.strategy == "fsdp"
 
     @property
     def is_known(self) -> bool:
@@ -140,7 +134,7 @@ class Layout:
             "server": "; vLLM on GPUs of its own, which are not among these",
         }
         stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
-        if self.is_sharded:
+        if self.fsdp:
             stage = f"FSDP over {self.shard_gpus} of them" if self.shard_gpus else "FSDP"
             stage += "" if self.zero_stage == 3 else ", weights kept from forward to backward"
         return f"{stage}{words[self.offload]}{engine[self.engine]}"
@@ -180,7 +174,7 @@ def layout_of(
         zero_stage=states.stage,
         offload=states.offload,
         file=states.file,
-        strategy=states.strategy,
+        fsdp=states.fsdp,
         shard_gpus=num_shards,
         engine=config.vllm_mode if config.use_vllm else "own",
         engine_share=config.vllm_gpu_memory_utilization,

@@ -74,7 +74,7 @@ def held_parts(
         held["adapters"] = layout.on_gpu(adapters, "weights")
     if weights.low:
         held["masters"] = layout.on_gpu(FLOAT * weights.low, "optimizer")
-    if layout.is_sharded and how.full and weights.low:
+    if layout.fsdp and how.full and weights.low:
         # FSDP holds the masters alone, and makes a layer of them as it computes.
         del held["weights"]
     # A policy with an adapter is its own reference, unless that has an adapter too: since it follows the

@@ -44,7 +44,7 @@ def backend_for(
 
     Of a `live` model the policy is that object; its reference is a copy of it as it was given.
     """
-    build = _sharded if facts.layout.is_sharded else _whole
+    build = _sharded if facts.layout.fsdp else _whole
     return build(config, facts, device, comm, reference, live)
 
 
@@ -131,6 +131,8 @@ def _sharded(
     frozen = None
     if reference and lora is None:
         still, _ = hollow(start)
+        for parameter in still.parameters():
+            parameter.data = parameter.data.to(dtype)
         frozen = sharded_policy(
             still.requires_grad_(False).eval(),
             {},

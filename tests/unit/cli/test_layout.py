@@ -73,9 +73,14 @@ def model(tmp_path: Path) -> Path:
         (["--use_vllm", "--vllm_enable_sleep_mode"], {"engine": "colocate", "engine_sleeps": True}),
         (["--use_vllm", "--sleep_level", "2", "--vllm_enable_sleep_mode", "false"], {"engine": "colocate"}),
         (["--async_generate", "true"], {"asynchronous": True}),
-        (["--fsdp", "full_shard auto_wrap"], {"zero_stage": 3}),
-        (["--fsdp", "fsdp2,offload"], {"zero_stage": 3, "offload": "params"}),
-        (["--fsdp", "shard_grad_op"], {"zero_stage": 2}),
+        (["--fsdp", "full_shard auto_wrap"], {"zero_stage": 3, "fsdp": True}),
+        (["--fsdp", "fsdp2,offload"], {"zero_stage": 3, "offload": "params", "fsdp": True}),
+        (["--fsdp", "hybrid_shard", "--fsdp_offload"], {"zero_stage": 3, "offload": "params", "fsdp": True}),
+        (
+            ["--fsdp_config", '{"reshard_after_forward": false}', "--fsdp", "full_shard"],
+            {"zero_stage": 2, "fsdp": True},
+        ),
+        (["--fsdp", "shard_grad_op"], {"zero_stage": 2, "fsdp": True}),
     ],
 )
 def test_words_of_a_layout(words: list[str], changes: dict[str, Any]) -> None:
@@ -149,7 +154,7 @@ def test_without_a_gpu_here_one_to_plan_for_is_asked_for(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     "words",
-    [["--deepspeed", "zero3"], ["--fsdp", "fsdp2"], ["--vllm_mode", "colocate"], ["--sleep_level", "1"]],
+    [["--deepspeed", "zero3"], ["--vllm_mode", "colocate"], ["--sleep_level", "1"]],
 )
 def test_a_run_refuses_by_name_what_it_cannot_do(
     capsys: pytest.CaptureFixture[str], words: list[str]

@@ -85,17 +85,18 @@ class FSDP2Backend:
     @torch.no_grad()
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
         """As many passes on every rank. Collective."""
-        policy, off = self.policy, nullcontext()
+        sharded, off = self._sharded, nullcontext()
         if which == "reference" and self._reference is not None:
-            policy = self._reference.policy
+            sharded = self._reference
         elif which == "reference":
             off = adapter_off(self.policy)  # type: ignore[assignment]
         values = []
         with off:
             for micro in micros:
-                stats = policy(micro)
+                stats = sharded.policy(micro)
                 values.append(stats.entropy_N if which == "entropy" else stats.logprob_N)
                 advance()
+        sharded.let_go()
         return torch.cat(values)
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
@@ -225,7 +226,9 @@ class FSDP2Backend:
         return self._room.dtypes[name] != torch.float32
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Let go of a process group of its own."""
+        if self._sharded.sharding.owns_group:
+            dist.destroy_process_group()
 
 
 class _OwnRows(Mapping[str, Tensor]):

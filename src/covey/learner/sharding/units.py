@@ -29,12 +29,14 @@ from covey.plan.layout import Layout
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """How a policy is sharded: over the last dimension of `mesh`, and equal along the others. `offload` keeps
-    shards in the machine's memory; `keeps_weights` a layer's whole weights from forward to backward."""
+    shards in the machine's memory; `keeps_weights` a layer's whole weights from forward to backward.
+    `owns_group` says that the process group is its own and ends with it."""
 
     mesh: DeviceMesh
     device: torch.device
     offload: bool = False
     keeps_weights: bool = False
+    owns_group: bool = False
 
     @property
     def shard(self) -> int:
@@ -54,6 +56,11 @@ class Sharding:
 
 def sharding_over(layout: Layout, device: torch.device) -> Sharding:
     """How a layout splits a model over the processes of this run. Collective."""
+    is_alone = not dist.is_initialized()
+    if is_alone:
+        # A group of one, which nobody else can join.
+        kind = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(kind, store=dist.HashStore(), rank=0, world_size=1)
     world = dist.get_world_size()
     shards = layout.shard_gpus or world
     sides, names = (
@@ -61,7 +68,11 @@ def sharding_over(layout: Layout, device: torch.device) -> Sharding:
     )
     mesh = init_device_mesh(device.type, sides, mesh_dim_names=names)
     return Sharding(
-        mesh=mesh, device=device, offload=layout.offload == "params", keeps_weights=layout.zero_stage == 2
+        mesh=mesh,
+        device=device,
+        offload=layout.offload == "params",
+        keeps_weights=layout.zero_stage == 2,
+        owns_group=is_alone,
     )
 
 
@@ -128,6 +139,11 @@ class Sharded:
         first, last = min(length, own * each), min(length, (own + 1) * each)
         assert last - first == parameter.to_local().shape[0], "FSDP shards in another way than torch.chunk"
         return first, last
+
+    def let_go(self) -> None:
+        """Free the weights that a pass without a backward pass leaves gathered."""
+        for unit in self.units.values():
+            unit.reshard()
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter whole and as it computes, a unit at a time; each is freed with its unit.
