@@ -10,12 +10,13 @@ a matrix of the size of the weight that the adapter is for, and of DoRA no sum a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from covey.checkpoint.pieces import Piece, SavedPieces, share_of
 from covey.learner.optimizer import Masters
 from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy
@@ -99,6 +100,14 @@ class MovingReference:
         for name, tensor in self._float32.items():
             tensor.copy_(tensors[name])
         self._cast()
+
+    def pieces(self, rank: int, world: int) -> Iterable[Piece]:
+        """This rank's part of the float32 tensors, which every rank holds."""
+        return share_of(self._float32, rank, world)
+
+    def load_pieces(self, saved: SavedPieces) -> None:
+        """Go on with what all ranks saved."""
+        self.load_state(saved)
 
     def _cast(self) -> None:
         for name, tensor in self._computing.items():

@@ -56,8 +56,8 @@ class DeepSpeedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Where weights, gradients and optimizer lie: the stage of ZeRO, what is offloaded, and the file that says
-    so. `fsdp`: FSDP splits as much as the stage, and where it `is_hybrid` over the GPUs of a machine."""
+    """Where weights, gradients and optimizer lie: the stage of ZeRO, what is offloaded, and the file that
+    says so. `fsdp`: FSDP splits as much as the stage, and where it `is_hybrid` over the GPUs of a machine."""
 
     stage: int = 0
     offload: Offload = "none"

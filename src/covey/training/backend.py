@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from covey.comm import Comm
 from covey.config.start import adapter_directory, reference_adapter
@@ -14,8 +14,8 @@ from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.backends.single import SingleBackend
-from covey.learner.sharding.build import hollow_policy, sharded_policy
-from covey.learner.sharding.units import sharding_over
+from covey.learner.sharding.build import Hollow, hollow_policy, sharded_policy
+from covey.learner.sharding.units import Sharded, sharding_over
 from covey.models.live import LiveModel, take_weights
 from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy, prepare_policy
 from covey.models.lora import load_adapter
@@ -103,55 +103,54 @@ def _sharded(
 ) -> Backend:
     """One model over all processes."""
     resume = None if facts.resume is None else Path(facts.resume.path)
-    dtype = settings.compute_dtype(config, device)
-    lora = lora_settings(config)
+    dtype, lora = settings.compute_dtype(config, device), lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
-    first = resume if lora is None and resume is not None and live is None else start
+    first = start if live is not None or lora is not None else resume or start
+    own, of_reference = resume or adapter_directory(config), reference_adapter(config) if reference else None
     sharding = sharding_over(facts.layout, device)
 
-    def hollow(source: Path | nn.Module, *, disable_dropout: bool = True) -> tuple[Policy, dict[str, Tensor]]:
-        policy, values = hollow_policy(
+    def hollow(source: Path | nn.Module, adapter: Path | None, *, trains: bool) -> Hollow:
+        found = hollow_policy(
             source,
             lora,
-            adapter=resume,
+            adapter=adapter,
             seed=config.seed,
             dtype=dtype,
             trust_remote_code=config.trust_remote_code,
         )
-        prepare_policy(policy, device, disable_dropout=disable_dropout, kernels=config.kernels)
-        choose_liger(policy, config.use_liger_kernel)
-        return policy, values
+        silent = config.disable_dropout or not trains
+        prepare_policy(found.policy, device, disable_dropout=silent, kernels=config.kernels)
+        choose_liger(found.policy, config.use_liger_kernel)
+        return found
 
-    policy, values = hollow(first, disable_dropout=config.disable_dropout)
-    policy.keep_activations(recompute_of(config, facts))
-    sampler, _ = hollow(first)
-    sharded = sharded_policy(
-        policy.train(), values, first, sharding, dtype, trust_remote_code=config.trust_remote_code
-    )
-    frozen = None
-    if reference and lora is None:
-        still, _ = hollow(start)
-        for parameter in still.parameters():
+    def split(found: Hollow, source: Path | nn.Module) -> Sharded:
+        return sharded_policy(found, source, sharding, dtype, trust_remote_code=config.trust_remote_code)
+
+    trained, sampler = hollow(first, of_reference or own, trains=True), hollow(first, own, trains=False)
+    trained.policy.keep_activations(recompute_of(config, facts))
+    still: Sharded | None = None
+    if reference and lora is None and not config.sync_ref_model:
+        found = hollow(start, None, trains=False)
+        found.policy.requires_grad_(False).eval()
+        for parameter in found.policy.parameters():
             parameter.data = parameter.data.to(dtype)
-        frozen = sharded_policy(
-            still.requires_grad_(False).eval(),
-            {},
-            start,
-            sharding,
-            dtype,
-            trust_remote_code=config.trust_remote_code,
-        )
-    backend = FSDP2Backend(
+        still = split(found, start)
+    if live is not None and lora is None and resume is not None:
+        take_weights(live.model, resume, trust_remote_code=config.trust_remote_code)
+    trained.policy.train()
+    sharded = split(trained, first)
+    moving = settings.sharded_reference(config, sharded) if reference else None
+    if of_reference is not None:
+        sharded.refill(sampler.values)
+    return FSDP2Backend(
         sharded,
-        sampler,
+        sampler.policy,
         settings.optimizer(config),
         compute_dtype=dtype,
         reduces_each=reduces_each(config, facts),
-        reference=frozen,
+        reference=still,
+        moving=moving,
     )
-    if lora is not None and lora.use_dora and resume is None:
-        backend.reset_magnitudes()
-    return backend
 
 
 def _reference(first: Path | nn.Module, config: Config, device: torch.device) -> Policy:

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.errors import CoveyError, GuardStop
-from covey.models.live import fold_adapter, lent
+from covey.models.live import lent
 from covey.options.schema import Config
 from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
@@ -74,7 +76,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         job = build_job(resolved, found, comm, lock)
         stack.callback(job.backend.close)
         if found.live is not None:
-            stack.push(partial(_fold, job))
+            stack.push(partial(_give_back, job, found.live.model))
         others.signals = job.signals
         recorder = job.recorder
         if recorder.console is not None:
@@ -129,11 +131,11 @@ def _begin_together(
     return lock
 
 
-def _fold(job: Job, kind: type[BaseException] | None, *error: Any) -> None:
-    """Add an adapter to the model of the program, where the run has not failed: then the model stays as it
-    was given, and the checkpoints have the adapter."""
+def _give_back(job: Job, model: nn.Module, kind: type[BaseException] | None, *error: Any) -> None:
+    """Have the model of the program hold what was trained, where the run has not failed: then it stays as it
+    was given, and the checkpoints have the rest."""
     if kind is None:
-        fold_adapter(job.backend.policy)
+        job.backend.give_back(model)
 
 
 def _rounded_update(job: Job) -> list[str]:

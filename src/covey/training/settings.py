@@ -21,6 +21,8 @@ from covey.data.text import TextCodec
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.schedule import Schedule
+from covey.learner.sharding.reference import ShardedReference
+from covey.learner.sharding.units import Sharded
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
@@ -136,6 +138,14 @@ def moving_reference(
     every = config.ref_model_sync_steps if config.sync_ref_model else 0
     alpha = config.ref_model_mixup_alpha
     return MovingReference(policy, reference, every=every, alpha=alpha, dtype=dtype)
+
+
+def sharded_reference(config: Config, sharded: Sharded) -> ShardedReference | None:
+    """The same where the policy is split over ranks."""
+    if not config.sync_ref_model and (sharded.policy.adapter is None or reference_adapter(config) is None):
+        return None
+    every = config.ref_model_sync_steps if config.sync_ref_model else 0
+    return ShardedReference(sharded, every=every, alpha=config.ref_model_mixup_alpha)
 
 
 def objective(config: Config, total_steps: int) -> Objective:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.checkpoint.pieces import Piece, SavedPieces, share_of
+from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.checkpoint.registry import State
 from covey.comm import Comm
 from covey.errors import CheckpointError
@@ -106,11 +106,11 @@ class ReferenceState:
 
     def pieces(self) -> Iterable[Piece]:
         """This rank's part of its tensors, which every rank holds."""
-        return share_of(self._moving.state(), self._comm.rank, self._comm.world)
+        return self._moving.pieces(self._comm.rank, self._comm.world)
 
     def load_pieces(self, saved: SavedPieces) -> None:
         """Give them back."""
-        self._moving.load_state(saved)
+        self._moving.load_pieces(saved)
 
 
 class RandomState:

@@ -188,7 +188,7 @@ def test_a_weight_that_is_missing_starts_from_no_random_numbers(tmp_path, tiny_m
 
 
 def test_weights_begin_where_torch_puts_them(tmp_path, tiny_model):
-    """And not where they begin in a file, which depends on its header and decides how a CPU's products round."""
+    """And not where they begin in a file, which depends on its header and decides how products round."""
     tiny_model("llama").save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     for words in range(8):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covey.algorithm.losses import LossOutput
 from covey.checkpoint.manifest import FileEntry
@@ -126,6 +126,10 @@ class Backend(Protocol):
 
     def load_pieces(self, saved: SavedPieces) -> None:
         """Restore what any number of ranks saved. No collective: each rank reads the rows that it holds."""
+        ...
+
+    def give_back(self, model: nn.Module) -> None:
+        """Have the model that a program gave hold the trained weights, an adapter added. Collective."""
         ...
 
     def close(self) -> None:

@@ -8,24 +8,23 @@ and stepped are the shards, as plain tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from covey.algorithm.losses import LossOutput
 from covey.checkpoint.model_files import ModelFiles
-from covey.checkpoint.pieces import Piece, SavedPieces, whole
+from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
 from covey.learner.backends.writers import adapter_writer, model_writer
 from covey.learner.fingerprints import MODULUS, checksum
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
-from covey.learner.sharding.units import Sharded
+from covey.learner.sharding.units import Sharded, local
 from covey.models.lora import adapter_off, adapter_tensors, merged, plain_weights, reset_magnitudes
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
@@ -50,30 +49,34 @@ class FSDP2Backend:
         compute_dtype: torch.dtype,
         reduces_each: bool = False,
         reference: Sharded | None = None,
+        moving: MovingReference | None = None,
     ) -> None:
         self._sharded, self._reference, self._reduces_each = sharded, reference, reduces_each
         self.policy, self.sampler = sharded.policy, sampler
-        self.moving: MovingReference | None = None
+        self.moving = moving
         self.dp_rank, self.dp_world = dist.get_rank(), dist.get_world_size()
         self.grad_scale = float(self.dp_world)
         trained = {n: p for n, p in sharded.parameters.items() if p.requires_grad}
-        shards = [nn.Parameter(_local(p)) for p in trained.values()]
+        shards = [nn.Parameter(local(p)) for p in trained.values()]
         mesh = sharded.sharding.mesh
         self._trained, self._across = trained, _Shards(mesh.get_group(mesh.ndim - 1))
         self.masters = Masters(list(trained), shards, shards, config, self._across)
         self._room = _Room(sampler, sharded.sharding.device, _computing(sharded, compute_dtype))
+        self._reset_magnitudes()
 
     @torch.no_grad()
-    def reset_magnitudes(self) -> None:
-        """Give a new adapter of DoRA its magnitudes, norms of whole weights. Collective."""
-        assert self.policy.adapter is not None and self.sampler.adapter is not None
+    def _reset_magnitudes(self) -> None:
+        """Give a new adapter of DoRA its magnitudes, norms of whole weights; a saved one has them, and none
+        is 0. Collective."""
+        own = {n: p for n, p in self._trained.items() if "magnitude" in n}
+        total = sum((local(p).abs().sum() for p in own.values()), torch.zeros(()))
+        if not own or self.sampler.adapter is None or float(self._across.sum(total)):
+            return
         with self._room.held(self._sharded.whole()):
             reset_magnitudes(self.sampler.adapter)
             self.sampler.requires_grad_(False)
-            for name, value in self.sampler.named_parameters():
-                if "magnitude" in name:
-                    first, last = self._sharded.rows_of(self._trained[name])
-                    _local(self._trained[name]).copy_(value[first:last])
+            whole = dict(self.sampler.named_parameters())
+            self._sharded.refill({name: whole[name] for name in own})
 
     def use_layout(self, probed: Policy) -> None:
         """As probed; but each pass computes its own prompts, since one that did not would run its layers less
@@ -85,19 +88,21 @@ class FSDP2Backend:
     @torch.no_grad()
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
         """As many passes on every rank. Collective."""
-        sharded, off = self._sharded, nullcontext()
-        if which == "reference" and self._reference is not None:
-            sharded = self._reference
-        elif which == "reference":
-            off = adapter_off(self.policy)  # type: ignore[assignment]
+        sharded = self._reference if which == "reference" and self._reference else self._sharded
         values = []
-        with off:
+        with self._turned_to(which):
             for micro in micros:
                 stats = sharded.policy(micro)
                 values.append(stats.entropy_N if which == "entropy" else stats.logprob_N)
                 advance()
-        sharded.let_go()
+            sharded.let_go()
         return torch.cat(values)
+
+    def _turned_to(self, which: Annotation) -> AbstractContextManager[object]:
+        """Within it the policy is the reference, where that is made of it."""
+        if which != "reference" or self._reference is not None:
+            return nullcontext()
+        return adapter_off(self.policy) if self.moving is None else self.moving.view()
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; collective in each micro-batch."""
@@ -109,7 +114,7 @@ class FSDP2Backend:
         (output.loss * self.grad_scale).backward()
         if last:
             for parameter, shard in zip(self._trained.values(), self.masters.masters, strict=True):
-                shard.grad = None if parameter.grad is None else _local(parameter.grad)
+                shard.grad = None if parameter.grad is None else local(parameter.grad)
         return stats, output
 
     def gradient_probe(self) -> None:
@@ -150,8 +155,8 @@ class FSDP2Backend:
         return stats
 
     def move_reference(self, step: int) -> bool:
-        """A sharded reference stays."""
-        return False
+        """The rows of this rank, where a sync is due."""
+        return self.moving is not None and self.moving.move(step, self.masters)
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
@@ -171,13 +176,13 @@ class FSDP2Backend:
 
     def frozen(self) -> Mapping[str, Tensor]:
         """The shards of the base of an adapter, and of the reference."""
-        own = {n: _local(p) for n, p in self._sharded.parameters.items() if not p.requires_grad}
+        own = {n: local(p) for n, p in self._sharded.parameters.items() if not p.requires_grad}
         still = {} if self._reference is None else self._reference.parameters
-        return {**own, **{f"reference {n}": _local(p) for n, p in still.items()}}
+        return {**own, **{f"reference {n}": local(p) for n, p in still.items()}}
 
     def trained(self) -> Mapping[str, Tensor]:
         """The float32 shards."""
-        return {n: _local(p) for n, p in self._trained.items()}
+        return {n: local(p) for n, p in self._trained.items()}
 
     def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
         """Sums over the shards."""
@@ -200,54 +205,33 @@ class FSDP2Backend:
 
     def pieces(self) -> Iterator[Piece]:
         """The rows of this rank; of equal shards those of the first."""
-        if not self._sharded.sharding.is_first_copy:
-            return
-        masters = {f"master/{n}": _local(p) for n, p in self._trained.items() if self._is_low(n)}
-        for key, tensor in {**self.masters.state(), **masters}.items():
-            parameter = self._trained[key.partition("/")[2]]
-            if tensor.dim():
-                yield Piece(key, tensor, self._sharded.rows_of(parameter)[0], tuple(parameter.shape))
-            elif self._sharded.sharding.shard == 0:
-                yield whole(key, tensor)
+        masters = {f"master/{n}": local(p) for n, p in self._trained.items() if self._is_low(n)}
+        return self._sharded.pieces({**self.masters.state(), **masters})
 
     @torch.no_grad()
     def load_pieces(self, saved: SavedPieces) -> None:
         """The rows of this rank."""
-        self.masters.load_state(_OwnRows(saved, self._own_rows))
+        own = self._sharded.own_rows(saved)
+        self.masters.load_state(own)
         for name, parameter in self._trained.items():
             if self._is_low(name):
-                _local(parameter).copy_(saved.read(f"master/{name}", *self._own_rows(name)))
-
-    def _own_rows(self, name: str) -> tuple[int, int]:
-        return self._sharded.rows_of(self._trained[name])
+                local(parameter).copy_(own[f"master/{name}"])
 
     def _is_low(self, name: str) -> bool:
         """Whether it computes in a lower dtype than it is held in, so that no saved model has it."""
         return self._room.dtypes[name] != torch.float32
 
+    @torch.no_grad()
+    def give_back(self, model: nn.Module) -> None:
+        """Copy the whole weights into the model that the shards were made of."""
+        own = dict(model.named_parameters(remove_duplicate=False))
+        for name, weight in self.weights():
+            own[name].copy_(weight)
+
     def close(self) -> None:
         """Let go of a process group of its own."""
         if self._sharded.sharding.owns_group:
             dist.destroy_process_group()
-
-
-class _OwnRows(Mapping[str, Tensor]):
-    """A rank's rows of saved tensors, read as they are asked for."""
-
-    def __init__(self, saved: SavedPieces, rows_of: Callable[[str], tuple[int, int]]) -> None:
-        self._saved, self._rows_of = saved, rows_of
-
-    def __getitem__(self, key: str) -> Tensor:
-        """The rows of a tensor; all of one without dimensions."""
-        if not self._saved.shape(key):
-            return self._saved[key]
-        return self._saved.read(key, *self._rows_of(key.partition("/")[2]))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._saved)
-
-    def __len__(self) -> int:
-        return len(self._saved)
 
 
 class _Shards:
@@ -306,8 +290,3 @@ def _computing(sharded: Sharded, compute_dtype: torch.dtype) -> dict[str, torch.
         name: compute_dtype if p.requires_grad and ".lora_" not in name else p.dtype
         for name, p in sharded.parameters.items()
     }
-
-
-def _local(tensor: Tensor) -> Tensor:
-    assert isinstance(tensor, DTensor)
-    return tensor.to_local().detach()

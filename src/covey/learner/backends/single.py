@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covey.algorithm.losses import LossOutput
 from covey.checkpoint.model_files import ModelFiles
@@ -18,6 +18,7 @@ from covey.learner.fingerprints import checksum, frozen_tensors
 from covey.learner.optimizer import Across, Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
+from covey.models.live import fold_adapter
 from covey.models.lora import adapter_off, adapter_parameters, adapter_tensors, merged, plain_weights
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
@@ -156,6 +157,10 @@ class SingleBackend:
     def pieces(self) -> Iterable[Piece]:
         """Its part of AdamW's moments and the masters, whole tensors."""
         return share_of(self.masters.state(), self.dp_rank, self.dp_world)
+
+    def give_back(self, model: nn.Module) -> None:
+        """The policy is that model; an adapter is added to it for good."""
+        fold_adapter(self.policy)
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,6 +18,14 @@ from covey.models.lora import plain_name
 from covey.models.policy import Policy
 
 
+@dataclass(frozen=True, slots=True)
+class Hollow:
+    """A policy without weights, and those that its adapter starts with."""
+
+    policy: Policy
+    values: Mapping[str, Tensor]
+
+
 def hollow_policy(
     source: Path | nn.Module,
     lora: LoraSettings | None,
@@ -25,38 +34,36 @@ def hollow_policy(
     seed: int,
     dtype: torch.dtype,
     trust_remote_code: bool,
-) -> tuple[Policy, dict[str, Tensor]]:
-    """A policy without weights, and those that its adapter starts with. What is frozen computes in `dtype`,
-    what is trained is float32."""
+) -> Hollow:
+    """The policy of a directory, or of a model that is loaded; what an adapter leaves frozen computes in
+    `dtype`, everything else is float32."""
     policy = Policy(hollow_model(source, trust_remote_code), stream="padded")
     if lora is None:
-        return policy, {}
-    return policy, add_hollow_adapter(policy, lora, adapter=adapter, seed=seed, dtype=dtype)
+        return Hollow(policy, {})
+    return Hollow(policy, add_hollow_adapter(policy, lora, adapter=adapter, seed=seed, dtype=dtype))
 
 
 def sharded_policy(
-    policy: Policy,
-    values: Mapping[str, Tensor],
+    hollow: Hollow,
     source: Path | nn.Module,
     sharding: Sharding,
     compute_dtype: torch.dtype,
     *,
     trust_remote_code: bool,
 ) -> Sharded:
-    """Split a policy without weights, and let each rank read its rows: of `values` what they have, the rest
-    of `source`.
+    """Split a policy without weights, and let each rank read its rows: an adapter's values, the rest of
+    `source`.
 
     A rank holds no more than its rows at any time, unless the files hold tensors that transformers puts
     together as it loads them: then it holds the whole model for that long.
     """
-    plain = {
-        n: plain_name(n.removeprefix("model.")) for n, _ in policy.named_parameters(remove_duplicate=False)
-    }
-    sharded = Sharded(policy, sharding, compute_dtype)
-    held, base = HeldRows(values), _base_rows(source, trust_remote_code)
+    names = [n for n, _ in hollow.policy.named_parameters(remove_duplicate=False)]
+    plain = {n: plain_name(n.removeprefix("model.")) for n in names}
+    sharded = Sharded(hollow.policy, sharding, compute_dtype)
+    held, base = HeldRows(hollow.values), _base_rows(source, trust_remote_code)
 
     def rows_of(name: str) -> Rows | None:
-        if name in values:
+        if name in hollow.values:
             return held
         return None if ".lora_" in name else _Renamed(base, plain)
 

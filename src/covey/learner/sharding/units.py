@@ -3,7 +3,7 @@ had of them, a group of layers at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from covey.checkpoint.pieces import Piece, SavedPieces, whole
 from covey.learner.sharding.rows import Rows
 from covey.models.policy import Policy
 from covey.plan.layout import Layout
@@ -114,6 +115,14 @@ class Sharded:
             unit.unshard()
             unit.reshard()
 
+    @torch.no_grad()
+    def refill(self, values: Mapping[str, Tensor]) -> None:
+        """Write the rows of whole tensors over those of the same name."""
+        for name, value in values.items():
+            parameter = self.parameters[name]
+            first, last = self.rows_of(parameter)
+            local(parameter).copy_(value[first:last])
+
     def _filled(self, name: str, parameter: DTensor, rows: Rows | None) -> nn.Parameter:
         local = parameter.to_local()
         own = torch.zeros(local.shape, dtype=parameter.dtype, device=self.sharding.held_on)
@@ -139,6 +148,23 @@ class Sharded:
         first, last = min(length, own * each), min(length, (own + 1) * each)
         assert last - first == parameter.to_local().shape[0], "FSDP shards in another way than torch.chunk"
         return first, last
+
+    def pieces(self, tensors: Mapping[str, Tensor]) -> Iterator[Piece]:
+        """This rank's rows of tensors sharded as the parameters that they are named after, `KIND/NAME` or
+        the name alone; of equal shards those of the first."""
+        if not self.sharding.is_first_copy:
+            return
+        for key, tensor in tensors.items():
+            parameter = self.parameters[key.rpartition("/")[2]]
+            if tensor.dim():
+                yield Piece(key, tensor, self.rows_of(parameter)[0], tuple(parameter.shape))
+            elif self.sharding.shard == 0:
+                yield whole(key, tensor)
+
+    def own_rows(self, saved: SavedPieces) -> Mapping[str, Tensor]:
+        """This rank's rows of tensors that `pieces` gave, on any ranks."""
+        parameters = self.parameters
+        return OwnRows(saved, lambda key: self.rows_of(parameters[key.rpartition("/")[2]]))
 
     def let_go(self) -> None:
         """Free the weights that a pass without a backward pass leaves gathered."""
@@ -193,3 +219,28 @@ def _precision(unit: nn.Module, compute_dtype: torch.dtype) -> MixedPrecisionPol
     return MixedPrecisionPolicy(
         param_dtype=compute_dtype if is_cast else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a sharded tensor, not copied."""
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local().detach()
+
+
+class OwnRows(Mapping[str, Tensor]):
+    """A rank's rows of saved tensors, read as they are asked for."""
+
+    def __init__(self, saved: SavedPieces, rows_of: Callable[[str], tuple[int, int]]) -> None:
+        self._saved, self._rows_of = saved, rows_of
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The rows of a tensor; all of one without dimensions."""
+        if not self._saved.shape(key):
+            return self._saved[key]
+        return self._saved.read(key, *self._rows_of(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._saved)
+
+    def __len__(self) -> int:
+        return len(self._saved)
