@@ -193,7 +193,7 @@ class Torture:
         killed = 0
         while killed < number:
             run = next(self.life)
-            codes = self.attempt(run, {"act": "none"}, self.draw.uniform(0.0, self.seconds))
+            codes = self.attempt(run, {"act": "none"}, self.draw.uniform(0.0, 0.7 * self.seconds))
             if codes == [0] * self.processes:
                 self.counts["kills that came too late"] += 1
                 continue
