@@ -69,6 +69,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         problems = refuse_faults(resolved, found.facts)
         fetch_model(resolved.config)
         output = Path(resolved.config.output_dir)
+        others.explain = partial(explain_memory, resolved, found.facts, others)
         comm = stack.enter_context(ranks(world, output, others.activity))
         lock = _begin_together(stack, resolved, found, comm, others)
         if found.live is not None:
@@ -125,7 +126,6 @@ def _begin_together(
     refuse_differences(config, found, comm)
     lock = stack.enter_context(owned(config, found.facts, comm))
     others.output_dir, others.lock = output, lock
-    others.explain = partial(explain_memory, resolved, found.facts, others)
     stack.enter_context(others.ending())
     stack.enter_context(watched(comm, config, output))
     return lock
