@@ -146,10 +146,14 @@ def _metric_table(found: Mapping[Kind, Found]) -> Table:
             place = worst.setdefault(gap.what, {})
             if kind not in place or gap.found > place[kind].found:
                 place[kind] = gap
+    equal = [what for what, gaps in worst.items() if not any(gap.found for gap in gaps.values())]
     for what, gaps in worst.items():
+        if what in equal:
+            continue
         bound = max(gap.bound for gap in gaps.values())
         values = " | ".join(f"{gaps[kind].found:.0e}" if kind in gaps else "" for kind in found)
         lines.append(f"| {what} | {values} | {bound:.0e} |")
+    lines.append(f"| {len(equal)} other metrics" + " | 0" * (len(found) + 1) + " |")
     return lines
 
 
