@@ -69,6 +69,10 @@ def gaps(actual: Left, expected: Left, cell: Cell) -> list[Gap]:
     ]
 
 
+# What bfloat16 does to a single logprob: the least that is allowed of a mean over tokens.
+LOW = 1e-2
+
+
 def widened(found: Sequence[Gap], rounded: Mapping[str, float]) -> list[Gap]:
     """The gaps of a cell in bfloat16, with the bounds that the gaps of one process in bfloat16 give.
 
@@ -77,11 +81,12 @@ def widened(found: Sequence[Gap], rounded: Mapping[str, float]) -> list[Gap]:
     """
     first, later = rounded["gradient"], rounded["gradient of steps 2 to 5"]
     known = {**rounded, "logged norm of the first gradient": first, "metric grad_norm": later}
-    return [
-        replace(gap, bound=max(gap.bound, SLACK * known.get(gap.what, 0.0))) if gap.bound else gap
-        for gap in found
-        if not gap.what.startswith("weight after")
-    ]
+
+    def bound(gap: Gap) -> float:
+        least = LOW if gap.what == "loss" or gap.what.startswith("metric") else gap.bound
+        return max(least, SLACK * known.get(gap.what, 0.0)) if gap.bound else 0.0
+
+    return [replace(gap, bound=bound(gap)) for gap in found if not gap.what.startswith("weight after")]
 
 
 def distance(actual: Tensors, expected: Tensors) -> float:

@@ -14,7 +14,7 @@ from contract import cells, rollouts
 from contract.backends import Kind
 from contract.cells import SAVED, Cell, Problem
 from contract.compare import Gap, broken, distance, gaps, widened
-from contract.faults import CONTRACT, FAULTS, Fault
+from contract.faults import CONTRACT, Fault
 from contract.worker import Left, Run, run_all
 from support.models import save_model
 
@@ -42,11 +42,11 @@ class Bench:
         """What these cells left on a backend."""
         return self.make([self.typed(kind, cell, processes) for cell in given], processes)
 
-    def make(self, runs: Sequence[Run], processes: int) -> list[Left]:
-        """What these runs left, whose directories are then deleted."""
+    def make(self, runs: Sequence[Run], processes: int, *, kept: Sequence[Path] = ()) -> list[Left]:
+        """What these runs left, whose directories are then deleted but for those that are `kept`."""
         left = run_all(runs, self.folder(), processes=processes)
-        for run in runs:
-            shutil.rmtree(str(run.options["output_dir"]), ignore_errors=True)
+        for path in {Path(run.options["output_dir"]) for run in runs} - {*kept}:
+            shutil.rmtree(path, ignore_errors=True)
         return left
 
     def run_oracles(self, single: Kind, wanted: Iterable[Cell]) -> None:
@@ -92,28 +92,77 @@ class Bench:
         return path if path.is_dir() else rollouts.write(path, problem.rows, problem.world)
 
 
-# -- stops and resumes
+class Trial:
+    """All that is asked of a backend, in two sets of processes: one for what starts anew, here, and one for
+    what goes on with stopped runs (`go_on`).
 
+    `cells` are what the cells left, `named` what names each fault, and `whole` and `cut` the runs of
+    `stopped` that went on and that were stopped.
+    """
 
-class Stopped:
-    """Runs of a backend that were stopped after a step, beside runs that went on, one of each for a cell."""
+    def __init__(
+        self,
+        bench: Bench,
+        kind: Kind,
+        given: Sequence[Cell],
+        *,
+        faults: Sequence[Fault] = (),
+        stopped: Sequence[Cell] = (),
+    ) -> None:
+        self.bench, self.kind, self.world, self.stopped = bench, kind, kind.worlds[-1], tuple(stopped)
+        self.cells: dict[Cell, Left] = {}
+        for world in kind.worlds[:-1]:
+            own = [cell for cell in given if cell.world == world]
+            self.cells |= dict(zip(own, bench.run(kind, own, world), strict=True))
+        own = [cell for cell in given if cell.world == self.world]
+        self.faults = [f for f in faults if f.name not in kind.nonsense]
+        anew = [f for f in self.faults if not f.is_resumed]
+        cuts = [self._typed(cell, stop_after_steps=SAVED) for cell in stopped]
+        self._folders = [Path(run.options["output_dir"]) for run in cuts]
+        runs = [
+            *(self._typed(cell) for cell in own),
+            *(self._typed(fault_cell(kind, fault), fault.name) for fault in anew),
+            *(self._typed(cell) for cell in stopped),
+            *cuts,
+        ]
+        left = iter(bench.make(runs, self.world, kept=self._folders))
+        self.cells |= {cell: next(left) for cell in own}
+        self.named = {
+            f: _named_by(one, bench.gaps(fault_cell(kind, f), one))
+            for f, one in zip(anew, left, strict=False)
+        }
+        self.whole = [next(left) for _ in stopped]
+        self.cut = list(left)
 
-    def __init__(self, bench: Bench, kind: Kind, given: Sequence[Cell], processes: int) -> None:
-        self.bench, self.kind, self.cells, self.processes = bench, kind, tuple(given), processes
-        whole = [bench.typed(kind, cell, processes) for cell in given]
-        cut = [bench.typed(kind, cell, processes, stop_after_steps=SAVED) for cell in given]
-        left = run_all([*whole, *cut], bench.folder(), processes=processes)
-        self.whole, self.cut = left[: len(whole)], left[len(whole) :]
-        self._folders = [Path(run.options["output_dir"]) for run in cut]
+    def go_on(self, others: Sequence[Trial]) -> list[list[Left]]:
+        """The stopped runs of other backends, and of this one, as this one goes on with them. The faults of
+        a resume are named by then."""
+        late = [f for f in self.faults if f.is_resumed]
+        runs = [run for other in others for run in self._resumes(other)]
+        left = self.bench.make([*runs, *(self._resumes(self, f.name)[0] for f in late)], self.world)
+        for fault, resumed in zip(late, left[len(runs) :], strict=True):
+            self.named[fault] = _named_by(resumed, same_layout_gaps(resumed, self.whole[0]))
+        found = iter(left)
+        return [[next(found) for _ in other.stopped] for other in others]
 
-    def resumed(self, kind: Kind, processes: int, fault: str | None = None) -> list[Left]:
-        """The stopped runs as another backend goes on with them, in new processes."""
+    def _resumes(self, other: Trial, fault: str | None = None) -> list[Run]:
         runs = []
-        for cell, stopped in zip(self.cells, self._folders, strict=True):
-            folder = shutil.copytree(stopped, self.bench.folder())
-            more = {"output_dir": str(folder), "resume_from_checkpoint": "latest"}
-            runs.append(self.bench.typed(kind, cell, processes, fault, **more))
-        return self.bench.make(runs, processes)
+        for cell, folder in zip(other.stopped, other._folders, strict=True):
+            copy = shutil.copytree(folder, self.bench.folder())
+            runs.append(self._typed(cell, fault, output_dir=str(copy), resume_from_checkpoint="latest"))
+        return runs
+
+    def _typed(self, cell: Cell, fault: str | None = None, **more: Any) -> Run:
+        return self.bench.typed(self.kind, cell, self.world, fault, **more)
+
+
+def resume_gaps(resumed: Sequence[Left], stopped: Trial, by: Trial) -> dict[Cell, list[Gap]]:
+    """What the runs of a trial that another one, or the same, went on with are held to."""
+    out = {}
+    for cell, left, cut, whole in zip(stopped.stopped, resumed, stopped.cut, stopped.whole, strict=True):
+        is_same = stopped is by
+        out[cell] = same_layout_gaps(left, whole) if is_same else other_layout_gaps(left, cut, whole, cell)
+    return out
 
 
 def same_layout_gaps(resumed: Left, whole: Left) -> list[Gap]:
@@ -162,32 +211,14 @@ def _num_different(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor])
     )
 
 
-# -- planted faults
-
-
 def fault_cell(kind: Kind, fault: Fault) -> Cell:
     """The cell that a fault is planted in."""
-    world = kind.worlds[-1]
-    return Cell(tuner=fault.tuner, world=world, accumulation=4, rows="ragged", layout="packed")
-
-
-def planted(bench: Bench, kind: Kind) -> dict[Fault, str]:
-    """What names each fault on a backend: a code, or the first comparison of the contract that fails; empty
-    where nothing does."""
-    processes = kind.worlds[-1]
-    faults = [f for f in FAULTS if f.name not in kind.nonsense and not f.is_resumed]
-    given = [fault_cell(kind, fault) for fault in faults]
-    runs = [bench.typed(kind, c, processes, f.name) for c, f in zip(given, faults, strict=True)]
-    left = bench.make(runs, processes)
-    found = {f: _named_by(one, bench.gaps(c, one)) for f, c, one in zip(faults, given, left, strict=True)}
-    for fault in (f for f in FAULTS if f.is_resumed and f.name not in kind.nonsense):
-        stopped = Stopped(bench, kind, [fault_cell(kind, fault)], processes)
-        (resumed,) = stopped.resumed(kind, processes, fault.name)
-        found[fault] = _named_by(resumed, same_layout_gaps(resumed, stopped.whole[0]))
-    return found
+    return Cell(tuner=fault.tuner, world=kind.worlds[-1], accumulation=4, rows="ragged", layout="packed")
 
 
 def _named_by(left: Left, found: Sequence[Gap]) -> str:
+    """What names a fault: a code, or the first comparison of the contract that fails; empty where nothing
+    does."""
     if left.code is not None:
         return left.code
     bad = broken(found)

@@ -16,7 +16,7 @@ from contract.backends import KINDS, Kind
 from contract.cells import ACCUMULATIONS, DTYPES, ROWS, STOPPED, Cell, full, reason_against
 from contract.compare import Gap, broken
 from contract.faults import FAULTS, Fault
-from contract.matrix import Bench, Stopped, fault_cell, other_layout_gaps, planted, same_layout_gaps
+from contract.matrix import Bench, Trial, fault_cell, resume_gaps
 
 Found = Mapping[Cell, Sequence[Gap]]
 Table = list[str]
@@ -35,17 +35,16 @@ def main() -> int:
         faults = [fault_cell(kind, fault) for kind in kinds for fault in FAULTS]
         bench.run_oracles(KINDS[0], [*faults, *(cell for kind in kinds for cell in full(kind))])
         _say("oracles")
-        found = {kind: _cells(bench, kind) for kind in kinds}
-        resumes = _resumes(bench, kinds)
-        named = {kind: planted(bench, kind) for kind in kinds}
-        _say("faults")
+        trials = [_trial(bench, kind) for kind in kinds]
+        found = {
+            trial.kind: {cell: bench.gaps(cell, left) for cell, left in trial.cells.items()}
+            for trial in trials
+        }
+        resumes = _resumes(trials)
+        named = {trial.kind: trial.named for trial in trials}
     for kind, own in found.items():
         bad += [f"{kind.name}, {cell}: {words}" for cell, gaps in own.items() for words in broken(gaps)]
-        bad += [
-            f"{kind.name}: {f.name} is not named"
-            for f, by in named[kind].items()
-            if not _is_right(f, kind, by)
-        ]
+        bad += [f"{kind.name}: {f.name}: {by}" for f, by in named[kind].items() if not _is_right(f, kind, by)]
     bad += [f"{name}: {words}" for name, gaps in resumes.items() for words in broken(gaps)]
     tables = {
         "cells": _cell_table(found),
@@ -71,39 +70,25 @@ def _say(what: str) -> None:
     sys.stderr.write(f"{time.monotonic() - _BEGAN:6.0f} s  {what}\n")
 
 
-def _cells(bench: Bench, kind: Kind) -> Found:
-    found: dict[Cell, Sequence[Gap]] = {}
-    for world in kind.worlds:
-        given = [cell for cell in full(kind) if cell.world == world]
-        for cell, left in zip(given, bench.run(kind, given, world), strict=True):
-            found[cell] = bench.gaps(cell, left)
-        _say(f"{kind.name}, {world} of {kind.worlds} processes, {len(given)} cells")
-    return found
+def _trial(bench: Bench, kind: Kind) -> Trial:
+    trial = Trial(bench, kind, full(kind), faults=FAULTS, stopped=STOPPED)
+    _say(f"{kind.name}, {len(trial.cells)} cells")
+    return trial
 
 
-def _resumes(bench: Bench, kinds: Sequence[Kind]) -> dict[str, Sequence[Gap]]:
-    """Every backend and number of processes resumed in itself, and in every other."""
-    layouts = [(kind, world) for kind in kinds for world in kind.worlds]
+def _resumes(trials: Sequence[Trial]) -> dict[str, Sequence[Gap]]:
+    """Every backend resumed in itself, and in every other."""
     found: dict[str, Sequence[Gap]] = {}
-    for kind, world in layouts:
-        stopped = Stopped(bench, kind, STOPPED, world)
-        for other, processes in layouts:
-            left = stopped.resumed(other, processes)
-            for number, (cell, resumed) in enumerate(zip(STOPPED, left, strict=True)):
-                whole, cut = stopped.whole[number], stopped.cut[number]
-                same = (kind, world) == (other, processes)
-                gaps = (
-                    same_layout_gaps(resumed, whole) if same else other_layout_gaps(resumed, cut, whole, cell)
-                )
-                found[f"{_layout(kind, world)} → {_layout(other, processes)}, {cell.tuner}, {cell.dtype}"] = (
-                    gaps
-                )
-        _say(f"resumes of {_layout(kind, world)}")
+    for by in trials:
+        for other, left in zip(trials, by.go_on(trials), strict=True):
+            for cell, gaps in resume_gaps(left, other, by).items():
+                found[f"{_layout(other)} → {_layout(by)}, {cell.tuner}, {cell.dtype}"] = gaps
+        _say(f"{by.kind.name}, resumes")
     return found
 
 
-def _layout(kind: Kind, world: int) -> str:
-    return f"{kind.name} on {world}"
+def _layout(trial: Trial) -> str:
+    return f"{trial.kind.name} on {trial.world}"
 
 
 def _is_right(fault: Fault, kind: Kind, by: str) -> bool:

@@ -10,7 +10,7 @@ Not proven here: NCCL, several machines, and models whose rounding is larger tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,12 +18,13 @@ import pytest
 from contract import plain
 from contract.backends import KINDS, Kind
 from contract.cells import STOPPED, Cell, of_test, oracle
-from contract.compare import broken, distance, gaps
+from contract.compare import Gap, broken, distance, gaps
 from contract.faults import FAULTS
-from contract.matrix import Bench, Stopped, fault_cell, other_layout_gaps, planted, same_layout_gaps
+from contract.matrix import Bench, Trial, fault_cell, resume_gaps
 from contract.worker import Left
 
 SINGLE = KINDS[0]
+Resumed = Mapping[tuple[Kind, Kind], Mapping[Cell, Sequence[Gap]]]
 MAIN = [kind for kind in KINDS if not kind.is_variant]
 ORACLES = (
     Cell(rows="ragged", world=2, family="llama", loss="grpo"),
@@ -41,45 +42,52 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return made
 
 
+@pytest.fixture(scope="module")
+def trials(bench: Bench) -> dict[Kind, Trial]:
+    """Every backend with its cells; those that are no variant with all faults, and stopped."""
+    made = {SINGLE: Trial(bench, SINGLE, of_test(SINGLE), stopped=STOPPED)}
+    for kind in KINDS[1:]:
+        more = {} if kind.is_variant else {"faults": FAULTS, "stopped": STOPPED}
+        made[kind] = Trial(bench, kind, of_test(kind), **more)
+    return made
+
+
+@pytest.fixture(scope="module")
+def resumed(trials: dict[Kind, Trial]) -> Resumed:
+    """The stopped runs: each backend goes on with its own and with those of one process, one process with
+    those of each."""
+    single, main = trials[SINGLE], [trials[kind] for kind in MAIN]
+    asked = [(single, main), *((trial, [trial, single]) for trial in main)]
+    return {
+        (other.kind, by.kind): resume_gaps(left, other, by)
+        for by, others in asked
+        for other, left in zip(others, by.go_on(others), strict=True)
+    }
+
+
 @pytest.mark.multi
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_cell_is_within_its_bounds(kind: Kind, bench: Bench) -> None:
-    faults = {}
-    for world in kind.worlds:
-        given = [cell for cell in of_test(kind) if cell.world == world]
-        for cell, left in zip(given, bench.run(kind, given, world), strict=True):
-            faults[str(cell)] = broken(bench.gaps(cell, left))
-    assert {cell: bad for cell, bad in faults.items() if bad} == {}
+def test_every_cell_is_within_its_bounds(kind: Kind, bench: Bench, trials: dict[Kind, Trial]) -> None:
+    faults = {str(cell): broken(bench.gaps(cell, left)) for cell, left in trials[kind].cells.items()}
+    assert faults and {cell: bad for cell, bad in faults.items() if bad} == {}
 
 
 @pytest.mark.multi
 @pytest.mark.parametrize("kind", MAIN, ids=lambda kind: kind.name)
-def test_every_fault_is_named(kind: Kind, bench: Bench) -> None:
+def test_a_resumed_run_is_the_run_that_went_on(kind: Kind, resumed: Resumed) -> None:
+    """In the same layout to the bit; from and to one process with the same masters and moments."""
+    for pair in ((kind, kind), (kind, SINGLE), (SINGLE, kind)):
+        assert [broken(resumed[pair][cell]) for cell in STOPPED] == [[], []]
+
+
+@pytest.mark.multi
+@pytest.mark.usefixtures("resumed")
+@pytest.mark.parametrize("kind", MAIN, ids=lambda kind: kind.name)
+def test_every_fault_is_named(kind: Kind, trials: dict[Kind, Trial]) -> None:
     """By the guard that can see it, or where none can by a comparison of the contract."""
-    found = planted(bench, kind)
-    assert {f.name: by for f, by in found.items() if not by.startswith(f.named_by(kind))} == {}
-
-
-@pytest.mark.multi
-@pytest.mark.parametrize("kind", MAIN, ids=lambda kind: kind.name)
-def test_a_resumed_run_is_the_run_that_went_on(kind: Kind, bench: Bench) -> None:
-    """In the same layout to the bit; in one process from the same masters and moments."""
-    world = kind.worlds[-1]
-    stopped = Stopped(bench, kind, STOPPED, world)
-    same, alone = stopped.resumed(kind, world), stopped.resumed(SINGLE, 1)
-    for number, cell in enumerate(STOPPED):
-        whole, cut = stopped.whole[number], stopped.cut[number]
-        assert broken(same_layout_gaps(same[number], whole)) == []
-        assert broken(other_layout_gaps(alone[number], cut, whole, cell)) == []
-
-
-@pytest.mark.multi
-@pytest.mark.parametrize("kind", MAIN, ids=lambda kind: kind.name)
-def test_a_run_of_one_process_goes_on_in_several(kind: Kind, bench: Bench) -> None:
-    stopped = Stopped(bench, SINGLE, STOPPED, 1)
-    resumed = stopped.resumed(kind, kind.worlds[-1])
-    for cell, left, cut, whole in zip(STOPPED, resumed, stopped.cut, stopped.whole, strict=True):
-        assert broken(other_layout_gaps(left, cut, whole, cell)) == []
+    named = trials[kind].named
+    assert {f.name for f in FAULTS} == {f.name for f in named} | kind.nonsense.keys()
+    assert {f.name: by for f, by in named.items() if not by.startswith(f.named_by(kind))} == {}
 
 
 # -- the oracle, and the comparisons themselves
