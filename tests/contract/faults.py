@@ -91,7 +91,7 @@ def _is_not_reduced(backend: Any, kind: Kind, rank: int) -> None:
 
 
 def _averages(backend: Any, kind: Kind, rank: int) -> None:
-    backend.grad_scale /= backend.world
+    backend.grad_scale /= backend.dp_world
 
 
 def _keeps_the_last_micro_batch(backend: Any, kind: Kind, rank: int) -> None:

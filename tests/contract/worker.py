@@ -181,7 +181,7 @@ def _watch(job: Job, seen: _Seen) -> None:
         return backward(*given, **more)
 
     def watched(rate: float) -> Any:
-        gradient = {n: g.detach().cpu().clone() for n, g in backend.each_gradient()}
+        gradient = {n: g.detach().cpu().clone() for n, g in backend.gradients()}
         seen.names = list(gradient)
         seen.gradients.append(gradient)
         seen.passes.append(0)
