@@ -22,7 +22,7 @@ def judge(completions, solution, **kwargs):
     return [float(sum(map(ord, str(c))) % 7) for c in completions]
 """
 # What runs with another backend gets beside these words.
-BACKENDS: dict[str, list[str]] = {"ddp": []}
+BACKENDS: dict[str, list[str]] = {"ddp": [], "fsdp2": ["--fsdp", "full_shard"]}
 WORDS = [
     *("--model", "quickstart", "--dataset", "quickstart#64", "--reward_funcs", "accuracy", "mine.py:judge"),
     *("--per_device_train_batch_size", "8", "--max_completion_length", "16", "--learning_rate", "1e-4"),
@@ -63,7 +63,7 @@ def assert_same(actual: Path, expected: Path, step: int) -> None:
     assert states[0] == states[1]
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module")
 def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A backend, and its run that nothing happens to."""
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -73,19 +73,28 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return request.param, folder / "run"
 
 
+USUAL = {
+    "ddp": {
+        *(("kill", "process group"), ("kill", "annotate"), ("kill", "save"), ("stop", "load")),
+        *(("stop", "rollout"), ("raise", "reward"), ("raise", "load"), ("memory", "update")),
+        *(("stop", "save"), ("raise", "publish")),
+    },
+    "fsdp2": {("kill", "update"), ("stop", "rollout"), ("memory", "update")},
+}
+"""What the usual run of the tests has: with DDP each fault and each phase."""
+
+
 def cases() -> list[Any]:
-    """Every fault in every phase; the usual run of the tests has each fault and each phase."""
-    usual = {("kill", "process group"), ("kill", "annotate"), ("kill", "save"), ("stop", "load")}
-    usual |= {("stop", "rollout"), ("raise", "reward"), ("raise", "load"), ("memory", "update")}
-    usual |= {("stop", "save"), ("raise", "publish")}
+    """Every fault in every phase on every backend."""
     return [
-        pytest.param(fault, phase, marks=[] if (fault, phase) in usual else [pytest.mark.slow])
+        pytest.param(name, fault, phase, marks=[] if (fault, phase) in USUAL[name] else [pytest.mark.slow])
+        for name in BACKENDS
         for fault in NAMES
         for phase in PHASES
     ]
 
 
-@pytest.mark.parametrize(("fault", "phase"), cases())
+@pytest.mark.parametrize(("undisturbed", "fault", "phase"), cases(), indirect=["undisturbed"])
 def test_a_fault_of_one_rank(fault: str, phase: str, undisturbed: tuple[str, Path], tmp_path: Path) -> None:
     backend, expected = undisturbed
     # Of a checkpoint rank 0 is the one that seals it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covey.options.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.layout import WEIGHT_BYTES, Layout, Offload, states_typed
@@ -13,15 +14,16 @@ PARALLEL = "vllm_tensor_parallel_size"
 _HIGHEST = 0.95
 
 
-def layout_problems(facts: Facts) -> list[Problem]:
+def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what cannot be together in the facts' layout; nothing where none is planned."""
     layout = facts.layout
     is_split = layout.zero_stage > 0 and not layout.fsdp
     if layout.is_here and not facts.cuda and (is_split or layout.engine != "own"):
         return [_no_gpu(layout)]
+    split = _of_fsdp(config, layout)
     if not layout.is_known:
-        return []
-    problems = _offload(layout)
+        return split
+    problems = split + _offload(layout)
     if layout.engine == "colocate":
         problems += [*_parallel(layout, facts), *_share(layout, facts)]
     if layout.asynchronous and layout.engine == "colocate":
@@ -36,6 +38,19 @@ def layout_problems(facts: Facts) -> list[Problem]:
             )
         )
     return problems
+
+
+def _of_fsdp(config: Config, layout: Layout) -> list[Problem]:
+    """What FSDP does not do."""
+    if not layout.fsdp or not config.activation_offloading:
+        return []
+    seen = "activation_offloading is on, and fsdp splits the model."
+    cause = "The weights of a layer, which FSDP gathers and frees, would be kept with its activations."
+    less = Fix(
+        text="compute activations again instead",
+        edits={"activation_offloading": False, "gradient_checkpointing": "true"},
+    )
+    return [problem("E115", "activation_offloading", seen, cause, less)]
 
 
 def _no_gpu(layout: Layout) -> Problem:

@@ -1,0 +1,127 @@
+"""A policy that is split over ranks: it has the weights of its files, and a rank reads its own rows alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from covey.learner.sharding import rows
+from covey.learner.sharding.build import hollow_policy, sharded_policy
+from covey.learner.sharding.hollow import hollow_model
+from covey.learner.sharding.units import Sharded, decoder_layers, sharding_over
+from covey.models.adapter_shapes import LoraSettings
+from covey.models.load import load_adapted, read_policy
+from covey.plan.layout import Layout
+from support.models import random_model, save_model
+from support.processes import run_in_processes
+
+LAYOUT = Layout(num_gpus=2, gpu_bytes=0, is_here=True, zero_stage=3, fsdp=True)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def split(base: Path, lora: LoraSettings | None = None, dtype: torch.dtype = torch.float32) -> Sharded:
+    """The policy of a directory over the ranks of this group."""
+    hollow = hollow_policy(base, lora, adapter=None, seed=3, dtype=dtype, trust_remote_code=False)
+    return sharded_policy(hollow, base, sharding_over(LAYOUT, CPU), dtype, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma2", "gpt2", "mixtral", "lfm2"])
+def test_the_weights_are_those_of_the_files(family: str, tmp_path: Path) -> None:
+    save_model(family, tmp_path)
+    expected = dict(read_policy(tmp_path, False).named_parameters())
+    sharded = split(tmp_path)
+    found = {name: weight.clone() for name, weight in sharded.whole()}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert len(decoder_layers(sharded.policy)) == 3
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
+def test_a_model_without_weights_has_its_buffers(family: str, tmp_path: Path) -> None:
+    save_model(family, tmp_path)
+    expected = dict(read_policy(tmp_path, False).model.named_buffers())
+    hollow = hollow_model(tmp_path, False)
+    found = dict(hollow.named_buffers())
+    assert all(parameter.is_meta for parameter in hollow.parameters())
+    assert found.keys() == expected.keys() and found
+    assert all(torch.equal(found[name], buffer) for name, buffer in expected.items())
+
+
+def test_a_new_adapter_is_that_of_a_whole_model(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    lora = LoraSettings(rank=4, alpha=8, modules_to_save=("norm",))
+    whole = load_adapted(
+        tmp_path,
+        lora,
+        adapter=None,
+        seed=3,
+        compute_dtype=torch.bfloat16,
+        device=CPU,
+        disable_dropout=True,
+        gradient_checkpointing=False,
+    )
+    expected = dict(whole.named_parameters())
+    sharded = split(tmp_path, lora, torch.bfloat16)
+    found = {name: weight.clone() for name, weight in sharded.whole()}
+    assert found.keys() == expected.keys()
+    assert {n: p.requires_grad for n, p in sharded.parameters.items()} == {
+        n: p.requires_grad for n, p in expected.items()
+    }
+    assert all(torch.equal(found[name].float(), weight.float()) for name, weight in expected.items())
+
+
+def test_a_model_of_a_program_is_copied_without_its_weights() -> None:
+    model = random_model("qwen2")
+    hollow = hollow_model(model, False)
+    assert all(p.is_meta for p in hollow.parameters()) and not any(p.is_meta for p in model.parameters())
+    assert hollow.get_input_embeddings().weight is hollow.get_output_embeddings().weight
+
+
+def report(base: Path, out: Path) -> None:
+    """What this rank of two has read, and what it holds."""
+    dist.init_process_group("gloo")
+    read: dict[str, int] = {}
+    plain = rows.FileRows.read
+
+    def counted(self: rows.FileRows, name: str, first: int, last: int) -> Tensor:
+        part = plain(self, name, first, last)
+        read[name] = read.get(name, 0) + part.numel()
+        return part
+
+    rows.FileRows.read = counted  # type: ignore[method-assign]
+    sharded = split(base)
+    held = {n.removeprefix("model."): p.to_local().numel() for n, p in sharded.parameters.items()}
+    found = {"read": read, "held": held, "sizes": {n: p.numel() for n, p in sharded.parameters.items()}}
+    (out / f"rank-{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+@pytest.mark.multi
+def test_a_rank_reads_its_own_rows_alone(tmp_path: Path) -> None:
+    base = tmp_path / "model"
+    save_model("llama", base)
+    run_in_processes(__file__, str(base), str(tmp_path))
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    for rank in ranks:
+        assert rank["read"] == {name: number for name, number in rank["held"].items() if number}
+    whole = sum(ranks[0]["sizes"].values())
+    assert [sum(rank["read"].values()) for rank in ranks] == [whole // 2, whole // 2]
+
+
+if __name__ == "__main__":
+    report(Path(sys.argv[1]), Path(sys.argv[2]))
