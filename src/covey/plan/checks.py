@@ -38,7 +38,8 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     `typed` are the names of the options that the user gave (`Resolved.typed_names`): a fix of the batch names
     only what has to be typed, and of those that have no effect each is named.
     """
-    layout = [*facts.layout_problems, *layout_problems(config, facts), *batch_of_file_problems(config, facts, typed)]
+    layout = [*facts.layout_problems, *layout_problems(config, facts)]
+    layout += batch_of_file_problems(config, facts, typed)
     problems = [
         *object_problems(config, facts),
         *model_problems(config, facts),

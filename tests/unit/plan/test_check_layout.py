@@ -23,7 +23,7 @@ FIELDS = {
 
 
 def problem(layout: Layout) -> Problem:
-    (one,) = layout_problems(BASE, elsewhere(layout))
+    (one,) = layout_problems(config(), elsewhere(layout))
     return one
 
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_together(code: str, option: str, layout: Layout) -> None
     for edit in edits:
         changes: dict[str, Any] = {FIELDS[name]: value for name, value in edit.items()}
         assert set(changes) <= {f.name for f in fields(Layout)}
-        assert layout_problems(BASE, elsewhere(replace(layout, **changes))) == [], edit
+        assert layout_problems(config(), elsewhere(replace(layout, **changes))) == [], edit
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_cannot_be_together(code: str, option: str, layout: Layout) -> None
     ],
 )
 def test_what_can(layout: Layout) -> None:
-    assert layout_problems(BASE, elsewhere(layout)) == []
+    assert layout_problems(config(), elsewhere(layout)) == []
 
 
 def test_weights_that_no_share_has_room_for() -> None:
@@ -77,7 +77,7 @@ def test_weights_that_no_share_has_room_for() -> None:
 
 
 def test_nothing_is_said_of_this_machine() -> None:
-    assert layout_problems(BASE, facts()) == []
+    assert layout_problems(config(), facts()) == []
 
 
 def test_of_what_cannot_be_together_there_is_no_forecast() -> None:
