@@ -244,10 +244,9 @@ class Torture:
         for fault in targets:
             run = next(self.life)
             codes = self.attempt(run, fault)
-            # What is only tidied may fail unseen.
-            assert codes == [0] * self.processes or all(code == 3 for code in codes), (
-                f"{fault}: {self.said(run)}"
-            )
+            # What is only tidied may fail unseen. Where the first rank alone writes, the others end after it.
+            is_named = 3 in codes and all(code in (1, 3) for code in codes)
+            assert codes == [0] * self.processes or is_named, f"{fault}: {codes} {self.said(run)}"
             if any(codes):
                 assert "F130" in self.said(run), self.said(run)
                 assert not list(run.glob(".tmp-*")), fault
