@@ -16,9 +16,9 @@ class Kind:
     """A backend as a user selects it: `options` are typed, and `worlds` are the numbers of processes.
 
     `is_variant`: near to one that is here, or to the oracle, so `make test` takes few cells of it. `unknown`
-    are the guards that cannot see their fault on it, each with the reason, and `nonsense` the planted faults
-    that it cannot have. `trained` gives the tensors whose `.grad` the optimizer reads, and
-    `moments` what it has of AdamW's.
+    are the guards that cannot see their fault on it, each with the reason, `nonsense` the planted faults that
+    it cannot have, and `named` those that another code names on it. `trained` gives the tensors whose `.grad`
+    the optimizer reads, and `moments` what it has of AdamW's.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Kind:
     is_variant: bool = False
     unknown: Mapping[str, str] = field(default_factory=dict)
     nonsense: Mapping[str, str] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
     trained: Callable[[Backend], Iterable[Tensor]]
     moments: Callable[[Backend], Iterable[Tensor]]
 
@@ -57,6 +58,19 @@ KINDS = (
         },
     ),
     Kind(name="ddp", worlds=(2,), trained=_masters, moments=_moments),
+    Kind(
+        name="fsdp2",
+        options={"fsdp": "full_shard"},
+        worlds=(2,),
+        trained=_masters,
+        moments=_moments,
+        unknown={
+            "F121": "no two processes hold the same weight",
+            "F123": "a process holds sums over all processes, or nothing before the last pass",
+        },
+        # A rank has the gradient of its shard from the reduction alone.
+        named={"is not reduced over ranks": "F102"},
+    ),
 )
 """Every backend, in the order of the tables."""
 

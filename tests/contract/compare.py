@@ -18,7 +18,7 @@ from contract.worker import Left
 
 Tensors = Mapping[str, Tensor]
 
-SLACK = 2.0
+SLACK = 3.0
 
 
 # The largest gaps in float32: of the gradient of the first step, of one tensor of it, of the later ones, of

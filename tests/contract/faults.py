@@ -47,6 +47,8 @@ class Fault:
 
     def named_by(self, kind: Kind) -> str:
         """What must name it on a backend."""
+        if self.name in kind.named:
+            return kind.named[self.name]
         return self.or_else if self.code in kind.unknown else self.code
 
 
