@@ -101,8 +101,8 @@ _OF_A_GPU = "## Measured on an H100\n"
 
 
 def kept_of(text: str) -> str:
-    """What of an earlier page this machine does not measure: the last section, of a GPU; `make gpu-check`
-    prints its figures."""
+    """What of an earlier page this does not measure: a GPU, of which `make gpu-check` prints the figures, and
+    what stands behind it."""
     _, heading, section = text.partition(_OF_A_GPU)
     return heading + section.rstrip()
 

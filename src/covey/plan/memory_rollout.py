@@ -49,9 +49,9 @@ def rollout_parts(
     if layout.engine != "own":
         engine = {"engine": layout.engine_bytes}
         return ({}, engine) if layout.engine_sleeps else (engine, engine)
-    # The engine of the training process samples with the whole model.
+    # The engine of the training process samples with the whole model, under FSDP a copy of it.
     whole = how.element * model.parameters
-    missing = whole - layout.on_gpu(whole, "weights")
+    missing = whole - (0 if layout.fsdp else layout.on_gpu(whole, "weights"))
     held += missing
     key = 2 * model.layers * model.kv_heads * model.head_width * how.element
     row = key * (prompt + config.max_completion_length)

@@ -103,7 +103,11 @@ def _moving(how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
 
 def load_parts(model: ModelSizes, how: Training, held: Mapping[str, int], layout: Layout) -> dict[str, int]:
     """The fullest moment of the load: the model as it was saved beside its copies, which DeepSpeed makes part
-    by part; of the rows that prove the layout the head alone gets a gradient."""
+    by part; of the rows that prove the layout the head alone gets a gradient. Of FSDP's shards a whole copy
+    is made to prove it."""
+    if layout.fsdp:
+        whole = {"gathered weights": how.element * model.parameters}
+        return dict(held) | gathered_layer(model, how, layout) | whole
     if layout.zero_stage:
         return {name: held[name] for name in ("weights", "masters", "reference") if name in held}
     start = {"weights in float32": FLOAT * model.parameters, "probe": _of_head(model, how, how.element)}
@@ -118,16 +122,29 @@ def load_parts(model: ModelSizes, how: Training, held: Mapping[str, int], layout
 
 
 def gathered_layer(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
-    """The layer that stage 3 puts together to compute it, with its gradient: the largest one."""
+    """The layer that stage 3 puts together to compute it, with its gradient: the largest one. FSDP keeps the
+    embedding and the head from forward to backward, and puts a layer together while the one before it
+    computes."""
+    ends, inner = _units(model)
+    if layout.fsdp:
+        whole = model.parameters - max(0, model.layers - 2) * inner
+        return {"gathered layers": how.element * (whole if layout.zero_stage == 3 else model.parameters)}
     if layout.zero_stage < 3:
         return {}
-    ends = model.vocabulary * model.hidden
-    inner = (model.parameters - ends * (1 if model.tied else 2)) // model.layers
     return {"gathered layer": 2 * how.element * max(ends, inner)}
 
 
-def bucket_parts(how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
-    """What gradients travel between the processes in."""
+def _units(model: ModelSizes) -> tuple[int, int]:
+    """The weights of the embedding, and of a layer."""
+    ends = model.vocabulary * model.hidden
+    return ends, (model.parameters - ends * (1 if model.tied else 2)) // model.layers
+
+
+def bucket_parts(model: ModelSizes, how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
+    """What gradients travel between the processes in; FSDP reduces those of a layer at a time, in float32."""
+    if layout.fsdp:
+        ends, inner = _units(model)
+        return {"reduced layer": FLOAT * min(max(ends, inner), weights.trained)}
     if not layout.zero_stage:
         return {"DDP buckets": how.element * weights.low + FLOAT * weights.single}
     return {"reduce buckets": _BUCKETS * how.element * min(_BUCKET, weights.trained)}
@@ -168,11 +185,18 @@ def annotation_parts(model: ModelSizes, size: PassSize, how: Training) -> dict[s
 
 
 def update_parts(
-    model: ModelSizes, size: PassSize, how: Training, weights: Weights, layout: Layout
+    model: ModelSizes,
+    size: PassSize,
+    how: Training,
+    weights: Weights,
+    layout: Layout,
+    *,
+    adds_up: bool = False,
 ) -> dict[str, int]:
     """The fullest moment of a backward pass: at its start all activations are held, at its end all
-    gradients."""
-    before = layout.on_gpu(FLOAT * weights.trained, "gradients") if size.later else 0
+    gradients, of which FSDP `adds_up` whole ones until the last pass has reduced them."""
+    held = FLOAT * weights.trained
+    before = (held if adds_up else layout.on_gpu(held, "gradients")) if size.later else 0
     of_head = _of_head(model, how, how.element)
     kept = kept_bytes(model, size, how)
     layer = working_bytes(model, size, how)
@@ -182,7 +206,7 @@ def update_parts(
         layer += mask_bytes(size, how)
     start = {"gradients": before, "activations": kept, "head": of_head + _head(model, size, how)}
     inside = {"gradients": before + of_head, "activations": kept + layer}
-    end = {"gradients": _gradients(how, weights, layout)}
+    end = {"gradients": max(before, _gradients(how, weights, layout))}
     # Of a tied head the gradient waits for that of the embedding, and both are added to that of a master.
     adding = model.vocabulary * model.hidden * FLOAT if weights.low else 0
     end["head"] = of_head * (2 if before and not weights.low else 1) + adding
