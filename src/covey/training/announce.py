@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from covey.learner.backends.base import Backend
 from covey.models import sdpa
 from covey.models.policy import Policy
 from covey.options.schema import Config
@@ -28,7 +29,7 @@ def opening(
     lines = [
         f"run       {job.saver.output_dir}",
         *report_lines(config, facts, batch, brief=True),
-        f"engine    {_engine(job.engine, policy)}; rows are laid out as: {_rows(policy)}",
+        f"engine    {_engine(job.engine, job.backend)}; rows are laid out as: {_rows(policy)}",
         f"kernels   {_kernels(config, policy)}",
     ]
     if policy.stream == "padded":
@@ -45,9 +46,11 @@ def opening(
     return lines
 
 
-def _engine(engine: Engine, policy: Policy) -> str:
+def _engine(engine: Engine, backend: Backend) -> str:
+    policy = backend.sampler
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
-    name = "native, on the learner's own weights" if isinstance(engine, NativeEngine) else "generate"
+    whose = "a copy that is gathered for each rollout" if backend.is_sharded else "the learner's own weights"
+    name = f"native, on {whose}" if isinstance(engine, NativeEngine) else "generate"
     compiled = ", compiled in C" if isinstance(engine, NativeEngine) and engine.is_compiled else ""
     return f"{name} in {dtype} on {policy.device}{compiled}"
 

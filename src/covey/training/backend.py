@@ -118,6 +118,7 @@ def _sharded(
             dtype=dtype,
             trust_remote_code=config.trust_remote_code,
         )
+        found.policy.runs_on = device
         silent = config.disable_dropout or not trains
         prepare_policy(found.policy, device, disable_dropout=silent, kernels=config.kernels)
         choose_liger(found.policy, config.use_liger_kernel)

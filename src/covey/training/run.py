@@ -171,7 +171,7 @@ def report_layout(job: Job) -> None:
     if job.backend.policy.stream == "padded":
         seen = "the model does not keep packed rows apart (found by the probe at load)"
         job.recorder.event("finding", step=job.progress.step, code="F105", seen=seen)
-    slow = slow_attention(job.backend.policy)
+    slow = slow_attention(job.backend.sampler)
     if slow:
         job.recorder.say(*coded("W175", sentence(slow)))
         job.recorder.event("finding", step=job.progress.step, code="W175", seen=slow)
