@@ -99,8 +99,10 @@ class Masters:
         vectors = [m for m in self.masters if m.dim() == 1]
         ups = [m for n, m in zip(self.names, self.masters, strict=True) if "lora_B" in n]
         self._sampled = [*self.masters, *vectors, *ups][-1]
-        total = sum(p.numel() for p in self.masters)
-        self._stride = max(1, math.ceil(total / _WATCHED))
+        total = self._across.sum(
+            torch.tensor(float(sum(p.numel() for p in self.masters)), dtype=torch.double)
+        )
+        self._stride = max(1, math.ceil(float(total) / _WATCHED))
         self._inspections = _INSPECTED
 
     @classmethod

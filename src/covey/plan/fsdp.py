@@ -15,61 +15,87 @@ STRATEGIES: Mapping[str, int] = {
     "fsdp2": 3,
     "hybrid_shard": 3,
     "shard_grad_op": 2,
+    "hybrid_shard_zero2": 2,
     "off": 0,
     "no_shard": 0,
 }
 """FSDP's strategies, each with the stage of ZeRO that shards as much."""
 
+_HYBRID = ("hybrid_shard", "hybrid_shard_zero2")
+# Other words for strategies: transformers' switch, and the numbers of accelerate.
+_MEANS = {
+    **dict.fromkeys(("true", "1"), "full_shard"),
+    **dict.fromkeys(("false", "none", "3"), "off"),
+    **{"2": "shard_grad_op", "4": "hybrid_shard", "5": "hybrid_shard_zero2"},
+}
 # Words beside a strategy that ask for what is done in any case, but for `offload`.
 _BESIDE = ("auto_wrap", "offload")
 _OFFLOAD = ("offload_params", "cpu_offload")
-_RESHARD = "reshard_after_forward"
+# In the order in which they decide: FSDP1's, and FSDP2's of accelerate.
+_STRATEGY, _RESHARD, _RECOMPUTE = "sharding_strategy", "reshard_after_forward", "activation_checkpointing"
 # Settings of transformers and accelerate that change no number here: layers are found from the model, each
 # rank reads its own weights, gradients are float32, and checkpoints are safetensors.
 _WITHOUT_EFFECT = frozenset(
     {
-        "version", "fsdp_version", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params",
+        "version", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params",
         "backward_prefetch", "backward_prefetch_policy", "forward_prefetch", "limit_all_gathers",
         "use_orig_params", "cpu_ram_efficient_loading", "sync_module_states", "state_dict_type",
-        "activation_checkpointing", "mixed_precision_policy",
+        "mixed_precision_policy",
     }
 )  # fmt: skip
+# These ask for another machine where they are on.
+_XLA = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 
 
 def fsdp_states(config: Config) -> tuple[States, list[Problem]]:
     """Return where the states lie, with every problem of the three options."""
-    given = (config.fsdp or "").replace(",", " ").lower().split()
     settings, problems = _settings(config.fsdp_config or {})
+    given = [_MEANS.get(word, word) for word in (config.fsdp or "").replace(",", " ").lower().split()]
     unknown = [word for word in given if word not in (*STRATEGIES, *_BESIDE)]
     named = [word for word in given if word in STRATEGIES]
-    if unknown or len(named) > 1:
-        problems.append(_unknown(unknown or named))
+    asked = _MEANS.get(settings.get(_STRATEGY, ""), settings.get(_STRATEGY, ""))
+    if unknown or len(named) > 1 or (asked and asked not in STRATEGIES):
+        problems.append(_unknown(unknown or (named if len(named) > 1 else [asked])))
         return States(), problems
     strategy = named[0] if named else "full_shard" if given else "off"
+    if strategy != "off" and asked:
+        strategy = asked
+    kept = _MEANS.get(settings.get(_RESHARD, ""), settings.get(_RESHARD, ""))
+    if strategy == "full_shard" and kept in ("off", "shard_grad_op"):
+        strategy = "shard_grad_op"
     stage = STRATEGIES[strategy]
-    offload = "offload" in given or config.fsdp_offload or any(settings.get(n) for n in _OFFLOAD)
+    offload = "offload" in given or config.fsdp_offload or any(settings.get(n) == "true" for n in _OFFLOAD)
     if offload and stage == 0:
         problems.append(_nothing_to_offload())
-    if settings.get(_RESHARD) in (False, "SHARD_GRAD_OP") and stage == 3:
-        stage = 2
+    is_recomputed = config.gradient_checkpointing in ("true", "selective")
+    if settings.get(_RECOMPUTE) == "true" and stage and not is_recomputed:
+        problems.append(_recompute())
     return States(
         stage=stage,
         offload="params" if offload and stage else "none",
         fsdp=stage > 0,
-        is_hybrid=strategy == "hybrid_shard",
+        is_hybrid=strategy in _HYBRID,
     ), problems
 
 
-def _settings(written: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """The settings under their names without `fsdp_` in front."""
-    settings = {name.removeprefix("fsdp_"): value for name, value in written.items()}
-    odd = sorted(n for n in settings if n not in {*_OFFLOAD, _RESHARD, *_WITHOUT_EFFECT})
+def _settings(written: Mapping[str, Any]) -> tuple[dict[str, str], list[Problem]]:
+    """The settings under their names without `fsdp_` in front, in small letters."""
+    settings = {n.removeprefix("fsdp_"): str(v).lower() for n, v in written.items() if v is not None}
+    known = {*_OFFLOAD, _STRATEGY, _RESHARD, _RECOMPUTE}
+    odd = [n for n in settings if n not in {*known, *_WITHOUT_EFFECT, *_XLA}]
+    odd += [n for n in _XLA if settings.get(n, "false") not in ("false", "{}")]
     if not odd:
         return settings, []
-    seen = f"fsdp_config has {', '.join(odd)}, which covey does not know."
-    known = ", ".join(sorted({*_OFFLOAD, _RESHARD}))
-    fix = Fix(text=f"leave it out; of fsdp_config {known} are read, and what has no effect here is taken")
-    return settings, [problem("E104", "fsdp_config", seen, "Settings of another tool, or XLA's.", fix)]
+    seen = f"fsdp_config has {', '.join(sorted(odd))}, which covey does not know."
+    words = f"leave it out; of fsdp_config {', '.join(sorted(known))} are read"
+    cause = "Settings of another tool, or XLA's."
+    return settings, [problem("E104", "fsdp_config", seen, cause, Fix(text=words))]
+
+
+def _recompute() -> Problem:
+    seen = f"fsdp_config has {_RECOMPUTE}, and gradient_checkpointing is not on."
+    on = Fix(text="compute activations again", edits={"gradient_checkpointing": "true"})
+    return problem("E115", "gradient_checkpointing", seen, "Settings of another tool.", on)
 
 
 def _unknown(words: list[str]) -> Problem:

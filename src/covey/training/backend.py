@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -107,7 +108,9 @@ def _sharded(
     start: Path | nn.Module = model_dir(config) if live is None else live.model
     first = start if live is not None or lora is not None else resume or start
     own, of_reference = resume or adapter_directory(config), reference_adapter(config) if reference else None
-    sharding = sharding_over(facts.layout, device)
+    # What follows from free memory, which each rank measures by itself, is the same on all.
+    least = -comm.max([-float(facts.free_memory_bytes or 0)])[0]
+    facts = replace(facts, free_memory_bytes=int(least) or None)
 
     def hollow(source: Path | nn.Module, adapter: Path | None, *, trains: bool) -> Hollow:
         found = hollow_policy(
@@ -127,6 +130,7 @@ def _sharded(
     def split(found: Hollow, source: Path | nn.Module) -> Sharded:
         return sharded_policy(found, source, sharding, dtype, trust_remote_code=config.trust_remote_code)
 
+    sharding = sharding_over(facts.layout, device)
     trained, sampler = hollow(first, of_reference or own, trains=True), hollow(first, own, trains=False)
     trained.policy.keep_activations(recompute_of(config, facts))
     still: Sharded | None = None

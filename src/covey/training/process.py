@@ -69,7 +69,13 @@ def ranks(world: int, output_dir: Path | None = None, activity: Activity | None 
     """
     activity = activity or Activity()
     if world == 1:
-        yield LocalComm(activity)
+        had_group = dist.is_initialized()
+        try:
+            yield LocalComm(activity)
+        finally:
+            # A sharded model makes a group of one.
+            if dist.is_initialized() and not had_group:
+                dist.destroy_process_group()
         return
     if torch.cuda.is_available() and output_dir is not None:
         record_collectives(output_dir, os.environ)

@@ -81,6 +81,25 @@ def model(tmp_path: Path) -> Path:
             {"zero_stage": 2, "fsdp": True},
         ),
         (["--fsdp", "shard_grad_op"], {"zero_stage": 2, "fsdp": True}),
+        (["--fsdp", "true"], {"zero_stage": 3, "fsdp": True}),
+        (["--fsdp", "false"], {}),
+        (
+            [
+                "--fsdp",
+                "full_shard",
+                "--fsdp_config",
+                '{"fsdp_sharding_strategy": "SHARD_GRAD_OP", "xla": false}',
+            ],
+            {"zero_stage": 2, "fsdp": True},
+        ),
+        (
+            ["--fsdp", "fsdp2", "--fsdp_config", '{"fsdp_offload_params": "true", "fsdp_version": 2}'],
+            {"zero_stage": 3, "offload": "params", "fsdp": True},
+        ),
+        (
+            ["--fsdp", "fsdp2", "--fsdp_config", '{"offload_params": "false", "xla_fsdp_v2": false}'],
+            {"zero_stage": 3, "fsdp": True},
+        ),
     ],
 )
 def test_words_of_a_layout(words: list[str], changes: dict[str, Any]) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from covey.errors import ConfigError
 from covey.learner.sharding import rows
 from covey.learner.sharding.build import hollow_policy, sharded_policy
-from covey.learner.sharding.hollow import hollow_model
+from covey.learner.sharding.hollow import hollow_model, read_buffers
 from covey.learner.sharding.units import Sharded, decoder_layers, sharding_over
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, read_policy
@@ -60,6 +62,26 @@ def test_a_model_without_weights_has_its_buffers(family: str, tmp_path: Path) ->
     assert all(parameter.is_meta for parameter in hollow.parameters())
     assert found.keys() == expected.keys() and found
     assert all(torch.equal(found[name], buffer) for name, buffer in expected.items())
+
+
+def test_buffers_that_a_model_is_saved_with_are_read(tmp_path: Path) -> None:
+    """Such as the biases of a router, which start as zeros."""
+    save_model("qwen2", tmp_path)
+    name = "model.rotary_emb.inv_freq"
+    hollow = hollow_model(tmp_path, False)
+    hollow.get_submodule("model.rotary_emb")._non_persistent_buffers_set.clear()
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), name: torch.full_like(hollow.get_buffer(name), 7.0)}, file)
+    read_buffers(hollow, tmp_path)
+    assert torch.equal(hollow.get_buffer(name), torch.full_like(hollow.get_buffer(name), 7.0))
+
+
+def test_a_unit_that_would_train_in_two_dtypes_is_refused(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    lora = LoraSettings(rank=4, alpha=8, modules_to_save=("input_layernorm",))
+    with pytest.raises(ConfigError, match="E115 modules_to_save"):
+        split(tmp_path, lora, torch.bfloat16)
+    assert split(tmp_path, lora, torch.float32).parameters
 
 
 def test_a_new_adapter_is_that_of_a_whole_model(tmp_path: Path) -> None:

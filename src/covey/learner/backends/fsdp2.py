@@ -167,7 +167,7 @@ class FSDP2Backend:
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Gathered a layer at a time; with an adapter, all of them before the first."""
         if self.policy.adapter is not None:
-            with self._room.held(self._sharded.whole()):
+            with nullcontext() if self._room.is_held else self._room.held(self._sharded.whole()):
                 for name, weight in plain_weights(self.sampler):
                     yield name, weight if dtype is None else weight.to(dtype)
             return
@@ -229,9 +229,7 @@ class FSDP2Backend:
             own[name].copy_(weight)
 
     def close(self) -> None:
-        """Let go of a process group of its own."""
-        if self._sharded.sharding.owns_group:
-            dist.destroy_process_group()
+        """Nothing to let go of."""
 
 
 class _Shards:
@@ -258,6 +256,7 @@ class _Room:
 
     def __init__(self, policy: Policy, device: torch.device, dtypes: Mapping[str, torch.dtype]) -> None:
         self._policy, self.dtypes = policy.requires_grad_(False).eval(), dtypes
+        self.is_held = False
         made: dict[int, nn.Parameter] = {}
         for name, parameter in policy.named_parameters():
             empty = torch.empty(parameter.shape, dtype=dtypes[name], device=device)
@@ -272,7 +271,9 @@ class _Room:
     @contextmanager
     def held(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[None]:
         """Within it the policy has these weights."""
+        assert not self.is_held, "the sampler has weights"
         own = dict(self._policy.named_parameters())
+        self.is_held = True
         try:
             for name, weight in weights:
                 storage = own[name].untyped_storage()
@@ -280,6 +281,7 @@ class _Room:
                 own[name].data.copy_(weight)
             yield
         finally:
+            self.is_held = False
             for parameter in own.values():
                 parameter.untyped_storage().resize_(0)
 

@@ -1,7 +1,8 @@
 """Models that are built without weights: parameters on the meta device, buffers as they are computed.
 
-Rotary frequencies and scales of embeddings are buffers that no file holds, so they are computed for real; a
-parameter is allocated as its layer is made and let go before anything is written to it.
+Rotary frequencies and scales of embeddings are buffers that no file holds, so they are computed for real;
+those that a file holds are read. A parameter is allocated as its layer is made, and let go before it is
+written to.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.lora import add_adapter, load_adapter
 from covey.models.policy import Policy
+from covey.weight_files import stored_tensors
 
 
 def hollow_model(source: Path | nn.Module, trust_remote_code: bool) -> nn.Module:
@@ -32,6 +35,7 @@ def hollow_model(source: Path | nn.Module, trust_remote_code: bool) -> nn.Module
     auto: Any = transformers.AutoModelForCausalLM
     with _on_meta():
         model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    read_buffers(model, source)
     if (source / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     return model  # type: ignore[no-any-return]
@@ -62,6 +66,20 @@ def add_hollow_adapter(
 def is_drawn(name: str) -> bool:
     """Whether a tensor of a new adapter starts from random numbers or zeros, whatever the base is."""
     return ".lora_" in name and "magnitude" not in name
+
+
+@torch.no_grad()
+def read_buffers(model: Any, source: Path) -> None:
+    """Give the buffers that a model is saved with what its files have for them, such as the biases of a
+    router."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers, stored = dict(model.named_buffers()), stored_tensors(source)
+    prefix = f"{model.base_model_prefix}."
+    for name in set(model.state_dict()) & buffers.keys() - parameters:
+        key = next((n for n in (name, name.removeprefix(prefix), prefix + name) if n in stored), None)
+        if key is not None:
+            with safe_open(stored[key].file, framework="pt") as file:
+                buffers[name].copy_(file.get_tensor(key))
 
 
 @contextmanager

@@ -30,17 +30,25 @@ class ShardedReference(MovingReference):
         held = {n: t.clone() for n, t in self._trained.items()}
         is_training = self._policy.training
         self._policy.eval()
+        self._settle()
         try:
             with torch.no_grad():
                 for name, rows in self._trained.items():
                     rows.copy_(self._float32[name])
             yield self._policy
         finally:
+            self._settle()
             with torch.no_grad():
                 for name, rows in self._trained.items():
                     rows.copy_(held[name])
             self._sharded.let_go()
             self._policy.train(is_training)
+
+    def _settle(self) -> None:
+        """Wait for a GPU's copies of offloaded rows, which the CPU is about to write."""
+        device = self._sharded.sharding.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     def pieces(self, rank: int, world: int) -> Iterable[Piece]:
         """The rows of this rank."""

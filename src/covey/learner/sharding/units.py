@@ -22,22 +22,23 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces, whole
+from covey.errors import ConfigError
 from covey.learner.sharding.rows import Rows
 from covey.models.policy import Policy
 from covey.plan.layout import Layout
+from covey.plan.problem import problem
+from covey.types import Fix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """How a policy is sharded: over the last dimension of `mesh`, and equal along the others. `offload` keeps
-    shards in the machine's memory; `keeps_weights` a layer's whole weights from forward to backward.
-    `owns_group` says that the process group is its own and ends with it."""
+    shards in the machine's memory; `keeps_weights` a layer's whole weights from forward to backward."""
 
     mesh: DeviceMesh
     device: torch.device
     offload: bool = False
     keeps_weights: bool = False
-    owns_group: bool = False
 
     @property
     def shard(self) -> int:
@@ -57,8 +58,7 @@ class Sharding:
 
 def sharding_over(layout: Layout, device: torch.device) -> Sharding:
     """How a layout splits a model over the processes of this run. Collective."""
-    is_alone = not dist.is_initialized()
-    if is_alone:
+    if not dist.is_initialized():
         # A group of one, which nobody else can join.
         kind = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(kind, store=dist.HashStore(), rank=0, world_size=1)
@@ -73,7 +73,6 @@ def sharding_over(layout: Layout, device: torch.device) -> Sharding:
         device=device,
         offload=layout.offload == "params",
         keeps_weights=layout.zero_stage == 2,
-        owns_group=is_alone,
     )
 
 
@@ -90,6 +89,7 @@ class Sharded:
         }
         layers = decoder_layers(policy)
         for module in (*layers.values(), policy):
+            _refuse_mixed(module, compute_dtype)
             fully_shard(module, mp_policy=_precision(module, compute_dtype), **how)
         policy.runs_on = sharding.device
         self.units: dict[str, Any] = {**layers, "": policy}
@@ -137,6 +137,8 @@ class Sharded:
             shape=parameter.shape,
             stride=parameter.stride(),
         )
+        # It goes to the mesh's device, and offloaded shards would all be there until the last is filled.
+        whole._local_tensor = own
         return nn.Parameter(whole, requires_grad=parameter.requires_grad)
 
     def rows_of(self, parameter: DTensor) -> tuple[int, int]:
@@ -205,6 +207,30 @@ def decoder_layers(policy: Policy) -> dict[str, nn.Module]:
         return {}
     name, layers = max(lists, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))
     return {f"{name}.{number}": layer for number, layer in enumerate(layers)}
+
+
+def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
+    """ConfigError (E115) where a unit would have to hold some of what it trains in float32, and cast the
+    rest."""
+    own = [n for n, p in unit.named_parameters() if p.requires_grad and not isinstance(p, DTensor)]
+    copies = [n for n in own if ".lora_" not in n]
+    if compute_dtype == torch.float32 or not copies or len(copies) == len(own):
+        return
+    name = copies[0].replace(".modules_to_save.default", "")
+    seen = f"modules_to_save has {name}, beside matrices of the adapter in the same part that fsdp splits."
+    cause = "Such a part computes in one dtype: the adapter in float32, and whole modules in a lower one."
+    raise ConfigError(
+        [
+            problem(
+                "E115",
+                "modules_to_save",
+                seen,
+                cause,
+                Fix(text="compute in float32", edits={"torch_dtype": "float32"}),
+                Fix(text="without it: leave out --modules_to_save"),
+            )
+        ]
+    )
 
 
 def _precision(unit: nn.Module, compute_dtype: torch.dtype) -> MixedPrecisionPolicy:
