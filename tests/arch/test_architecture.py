@@ -202,6 +202,18 @@ def test_what_is_compiled_stands_behind_one_seam() -> None:
     assert sources and {f.parent for f in sources} == {ROOT / "kernels" / "cpu"}
 
 
+def test_parameters_belong_to_the_backend() -> None:
+    """What loads, wraps and shards a model handles its parameters; a run asks the backend. Beside it: the
+    wiring that casts a model before a backend has it, a model that no step changes, and an engine, which
+    looks at sizes and addresses of its sampler."""
+    owners = ("covey.models.", "covey.kernels.", "covey.learner.", "covey.selftest.", "covey.quickstart.")
+    beside = {"training.backend", "training.standalone", "training.announce", "checkpoint.model_files"}
+    beside |= {"rollout.native.decoding", "rollout.native.budget"}
+    found = {module_name(f) for f in FILES if re.search(r"\.(named_)?parameters\(", f.read_text("utf-8"))}
+    others = {name.removeprefix("covey.") for name in found if not name.startswith(owners)}
+    assert others == beside
+
+
 def test_nothing_outside_the_seam_knows_which_kernels_there_are() -> None:
     """The rest of covey asks for kernels by `choose`, and speaks of them in the words of `protocol`.
 
