@@ -225,7 +225,7 @@ class Masters:
             grad_norm_clipped=min(grad_norm, limit) if limit > 0 else grad_norm,
             learning_rate=learning_rate,
             update_ratio=float(self._norm(change.norm()) / self._norm(before.norm()).clamp_min(1e-30)),
-            frac_params_changed=num_moved / num,
+            frac_params_changed=num_moved / max(1.0, num),
             frac_moved=num_due / due if due else None,
             untouched=untouched,
         )

@@ -258,7 +258,7 @@ def test_a_step_without_signal_steps_with_a_zero_gradient(tiny_policy, random_ro
     assert result.skipped is None
     assert (result.stats.grad_norm, result.stats.frac_params_changed) == (0.0, 0.0)
     # The optimizer was called: it has counted a step.
-    steps = [v for k, v in backend.state().items() if k.startswith("step/")]
+    steps = [v for k, v in backend.masters.state().items() if k.startswith("step/")]
     assert {float(s) for s in steps} == {1.0}
 
 

@@ -24,7 +24,7 @@ CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
 # What a step reads when it is over, whatever it was cut into.
 STEP = {
     # the norm, how far the weights moved, and which tensors had no gradient (on the first steps)
-    "learner/optimizer.py: step": 4,
+    "learner/optimizer.py: step": 3,
     "learner/optimizer.py: _untouched": 1,
     # the sums for the metrics, which passes changed the gradient, and the largest gap to the old logprobs
     "learner/update.py: totals": 1,
