@@ -104,7 +104,7 @@ def test_fixes_mend(case: Case) -> None:
         ("missing", "models/tiny", "models/tiny has no .safetensors file, the only format of weights that is "
          "read", "give the directory that holds"),
         ("kind", "runs/a/checkpoint-5", "runs/a/checkpoint-5 is an adapter of b, not a model",
-         "covey export runs/a/checkpoint-5 --merge"),
+         "the adapter's directory as --adapters"),
         ("kind", "models/tiny", "models/tiny/config.json has model_type 'new', which is not known",
          "pip install -U transformers"),
         ("format", "models/tiny", "models/tiny has only pickled weights (a.bin); convert to safetensors: X",
