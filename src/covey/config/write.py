@@ -24,8 +24,7 @@ def to_yaml(resolved: Resolved) -> str:
     lines = [_HEAD]
     for group in GROUPS:
         names = [name for name in OPTIONS if group_of(name) == group]
-        if not any(is_asked(name, getattr(resolved.config, name)) for name in names):
-            continue
+        names = [name for name in names if is_asked(name, getattr(resolved.config, name))]
         lines.append(f"{group}:\n")
         for name in names:
             value = _value(getattr(resolved.config, name))
