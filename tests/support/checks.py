@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from covey.config import from_dict
+from covey.errors import ConfigError
 from covey.options.schema import Config
-from covey.plan.checks import checks
+from covey.plan.checks import checks, refuse_faults
 from covey.plan.facts import Facts, ModelSizes, ResumeFacts
 from covey.plan.problem import START_ANYWAY
+from covey.training.facts import survey
 from covey.types import Problem, Severity
 
 BASE: dict[str, Any] = {
@@ -73,6 +76,23 @@ def facts(**changes: Any) -> Facts:
 def found(given: Facts = GOOD, **options: Any) -> list[Problem]:
     """What the checks say."""
     return checks(config(**options), given)
+
+
+def surveyed(tmp_path: Path, **options: Any) -> list[Problem]:
+    """What is said of a run of the built-in task with these options, by what lies on the disk."""
+    base: dict[str, Any] = {
+        "dataset": ["quickstart#64"],
+        "reward_funcs": ["accuracy"],
+        "output_dir": str(tmp_path / "run"),
+        "max_completion_length": 32,
+        "learning_rate": 1e-4,
+    }
+    resolved = from_dict({**base, **options}, 1)
+    with survey(resolved.config, 1) as seen:
+        try:
+            return list(refuse_faults(resolved, seen.facts))
+        except ConfigError as error:
+            return list(error.problems)
 
 
 def one(given: Facts = GOOD, **options: Any) -> Problem:

@@ -133,7 +133,7 @@ def _two_adapters(model: Typed, adapters: Typed) -> list[Problem]:
             f"model is {model.value} ({model.source}), which is an adapter, and adapters is "
             f"{adapters.value} ({adapters.source}).",
             "",
-            Fix(text="one of the two: leave out --adapters, or give the base model as --model"),
+            Fix(text="name one adapter: leave out --adapters, or give the base model as --model"),
         )
     ]
 
@@ -172,9 +172,9 @@ def _differs(name: str, own: Typed, value: Any, where: str) -> Problem:
         name,
         f"{name} is {_shown(own.value)} ({own.source}), and that of the adapter {where} is {_shown(value)}.",
         "",
-        Fix(text="as the adapter is", edits={name: value})
+        Fix(text="keep the adapter's value", edits={name: value})
         if value
-        else Fix(text=f"as the adapter is: leave out --{name}"),
+        else Fix(text=f"keep the adapter's value: leave out --{name}"),
     )
 
 
@@ -182,7 +182,8 @@ def _unusable(option: str, words: str, where: str, is_other: bool) -> Problem:
     if is_other:
         merge = "merge it with peft (`merge_and_unload`), save the merged model, and give that as --model"
         return _problem("E381", option, f"{words}.", "", Fix(text=merge))
-    fixes = [Fix(text="give the directory that holds adapter_config.json and adapter_model.safetensors")]
+    files = "adapter_config.json and adapter_model.safetensors"
+    fixes = [Fix(text=f"give the directory of the adapter, which has {files}")]
     if "pickled" in words:
         convert = (
             'where you trust the file, write it anew beside it: `python -c "from peft import '

@@ -52,7 +52,7 @@ class AlgorithmOptions(Options):
         0.2,
         "Lower clipping distance of the probability ratio. Without effect while on-policy.",
         gt=0,
-        why="With a clip range of 0 every change of the policy is clipped, and nothing is learned.",
+        why="With a clip range of 0 every update is clipped away, and the model learns nothing.",
         trl="0.2",
         swift="0.2",
         rlhf=0.2,
@@ -64,7 +64,7 @@ class AlgorithmOptions(Options):
         "Upper clipping distance of the probability ratio; with loss_type cispo the cap of the ratio itself.",
         rule="0.28, or epsilon if that is typed; 5.0 with loss_type cispo",
         gt=0,
-        why="With an upper clip range of 0 no good completion can become more likely.",
+        why="With an upper clip range of 0 the update is clipped away for every good completion.",
         usual=0.28,
         trl="epsilon",
         swift="epsilon",
@@ -74,7 +74,7 @@ class AlgorithmOptions(Options):
         None,
         "epsilon at the last step; epsilon_high goes with it. Not set: both stay.",
         gt=0,
-        why="With a clip range of 0 every change of the policy is clipped, and nothing is learned.",
+        why="With a clip range of 0 every update is clipped away, and the model learns nothing.",
         read_if=only_with("loss_type", *CLIPPED),
     )
     epsilon_schedule: Literal["linear", "cosine"] = option(
@@ -86,7 +86,7 @@ class AlgorithmOptions(Options):
         None,
         "Upper bound of the ratio also where the advantage is negative; above 1 + epsilon_high.",
         gt=0,
-        why="It is the upper bound of a probability ratio, which is always above 0.",
+        why="It limits a ratio of two probabilities from above, and such a ratio is always above 0.",
         trl="not set",
         swift="not set",
     )
@@ -94,7 +94,7 @@ class AlgorithmOptions(Options):
         1.0,
         "Steepness of sapo's gate where the advantage is above 0.",
         gt=0,
-        why="It is the temperature of the soft gate of SAPO, which is always positive.",
+        why="The SAPO loss divides by this temperature, so it has to be above 0.",
         trl="1",
         swift="1",
         names=("sapo_temperature_pos",),
@@ -104,7 +104,7 @@ class AlgorithmOptions(Options):
         1.05,
         "Steepness of sapo's gate elsewhere.",
         gt=0,
-        why="It is the temperature of the soft gate of SAPO, which is always positive.",
+        why="The SAPO loss divides by this temperature, so it has to be above 0.",
         trl="1.05",
         swift="1.05",
         names=("sapo_temperature_neg",),
@@ -114,7 +114,7 @@ class AlgorithmOptions(Options):
         2.0,
         "Exponent of vespo's weight where the advantage is 0 or above.",
         ge=0,
-        why="It is the power of a probability ratio in the weight of VESPO; it cannot be negative.",
+        why="It is an exponent in VESPO's token weight; a negative one would invert the weight.",
         trl="2",
         read_if=only_with("loss_type", "vespo"),
     )
@@ -122,7 +122,7 @@ class AlgorithmOptions(Options):
         3.0,
         "Rate of decay of vespo's weight where the advantage is 0 or above.",
         gt=0,
-        why="At 0 the weight of VESPO would grow without limit for likely completions.",
+        why="At 0 VESPO's token weight would grow without limit.",
         trl="3",
         read_if=only_with("loss_type", "vespo"),
     )
@@ -130,7 +130,7 @@ class AlgorithmOptions(Options):
         3.0,
         "Exponent of vespo's weight elsewhere.",
         ge=0,
-        why="It is the power of a probability ratio in the weight of VESPO; it cannot be negative.",
+        why="It is an exponent in VESPO's token weight; a negative one would invert the weight.",
         trl="3",
         read_if=only_with("loss_type", "vespo"),
     )
@@ -138,7 +138,7 @@ class AlgorithmOptions(Options):
         2.0,
         "Rate of decay of vespo's weight elsewhere.",
         gt=0,
-        why="At 0 the weight of VESPO would grow without limit for likely completions.",
+        why="At 0 VESPO's token weight would grow without limit.",
         trl="2",
         read_if=only_with("loss_type", "vespo"),
     )
@@ -177,7 +177,7 @@ class AlgorithmOptions(Options):
         4.0,
         "Ratio above which fipo's weight of a token with negative advantage lies between 0.8 and 1.",
         gt=0,
-        why="It is the upper bound of a probability ratio, which is always above 0.",
+        why="It limits a ratio of two probabilities from above, and such a ratio is always above 0.",
         swift="4",
         read_if=only_with("loss_type", "fipo"),
     )
@@ -185,7 +185,7 @@ class AlgorithmOptions(Options):
         0.0,
         "Weight of the KL divergence to the first model. 0 keeps no copy of that model.",
         ge=0,
-        why="A negative KL coefficient would reward the policy for moving away from the reference model.",
+        why="A negative KL coefficient would push the policy away from the reference model.",
         trl="0",
         swift="0.04",
         rlhf=0.04,
@@ -195,7 +195,7 @@ class AlgorithmOptions(Options):
         None,
         "beta at the last step. Not set: it stays.",
         ge=0,
-        why="A negative KL coefficient would reward the policy for moving away from the reference model.",
+        why="A negative KL coefficient would push the policy away from the reference model.",
     )
     beta_schedule: Literal["linear", "cosine"] = option(
         "linear",
@@ -249,14 +249,14 @@ class AlgorithmOptions(Options):
         0.0,
         "Weight of the entropy bonus: the mean entropy of the step's tokens.",
         ge=0,
-        why="A negative entropy coefficient would punish exploration instead of rewarding it.",
+        why="A negative entropy coefficient would reduce exploration instead of increasing it.",
         trl="0",
     )
     entropy_coef_end: float | None = option(
         None,
         "entropy_coef at the last step. Not set: it stays.",
         ge=0,
-        why="A negative entropy coefficient would punish exploration instead of rewarding it.",
+        why="A negative entropy coefficient would reduce exploration instead of increasing it.",
     )
     entropy_coef_schedule: Literal["linear", "cosine"] = option(
         "linear",
@@ -289,7 +289,7 @@ class AlgorithmOptions(Options):
         0.0,
         "Least value of the adaptive entropy_coef.",
         ge=0,
-        why="A negative entropy coefficient would punish exploration instead of rewarding it.",
+        why="A negative entropy coefficient would reduce exploration instead of increasing it.",
         trl="0",
         read_if=only_with("use_adaptive_entropy", True),
     )
@@ -326,7 +326,7 @@ class AlgorithmOptions(Options):
         3,
         "How often dynamic_sample draws further prompts for a rollout, each time as many as are missing.",
         ge=1,
-        why="Without a further draw no group without signal could be replaced.",
+        why="With 0 attempts no group without signal could be replaced.",
         swift="3",
         sets_pace=True,
         read_if=only_with("dynamic_sample", True),
@@ -345,7 +345,7 @@ class AlgorithmOptions(Options):
         "Leave out a completion with negative advantage whose tokens have lost more than this many nats on "
         "average since they were sampled.",
         gt=0,
-        why="It is a threshold for the mean loss of log-probability, which has to be positive.",
+        why="It is a threshold for the mean drop in log-probability, so it has to be above 0.",
         trl="not set",
         swift="not set",
         names=("off_policy_mask_threshold",),
@@ -362,7 +362,7 @@ class AlgorithmOptions(Options):
         2.0,
         "Bound of that ratio.",
         gt=0,
-        why="It is the bound of a probability ratio, which is never negative.",
+        why="It limits a ratio of two probabilities, and such a ratio is never below 0.",
         swift="2",
         read_if=only_if_set("rollout_importance_sampling_mode"),
     )
@@ -377,7 +377,7 @@ class AlgorithmOptions(Options):
         3.0,
         "Upper bound of TRL's ratio.",
         gt=0,
-        why="It is the bound of a probability ratio, which is never negative.",
+        why="It limits a ratio of two probabilities, and such a ratio is never below 0.",
         trl="3",
         names=("vllm_importance_sampling_cap",),
         read_if=only_if_set("vllm_importance_sampling_mode"),
@@ -386,7 +386,7 @@ class AlgorithmOptions(Options):
         None,
         "Lower bound of TRL's ratio.",
         ge=0,
-        why="It is the bound of a probability ratio, which is never negative.",
+        why="It limits a ratio of two probabilities, and such a ratio is never below 0.",
         trl="not set",
         read_if=only_if_set("vllm_importance_sampling_mode"),
     )

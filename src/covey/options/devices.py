@@ -24,7 +24,7 @@ class DeviceOptions(Options):
     )
     fsdp: str | None = option(
         None,
-        "PyTorch's sharding (FSDP2): full_shard (also fsdp2) splits weights, gradients and optimizer state "
+        "PyTorch's sharding (FSDP2): full_shard (or fsdp2) splits weights, gradients and optimizer state "
         "over all processes, hybrid_shard over those of a node, shard_grad_op keeps gathered weights from "
         "forward to backward; off splits nothing. Words of transformers such as auto_wrap are taken, and "
         "offload.",
@@ -34,14 +34,15 @@ class DeviceOptions(Options):
     )
     fsdp_offload: bool = option(
         False,
-        "Whether shards lie in the machine's memory, and come to the GPU a layer at a time.",
+        "Whether shards are kept in CPU memory and copied to the GPU a layer at a time.",
         trl="in fsdp_config",
         swift="in fsdp_config",
         resume="split",
     )
     fsdp_config: dict[str, Any] | None = option(
         None,
-        "transformers' settings of FSDP as JSON; what covey does in any case is taken without effect.",
+        "FSDP settings of transformers or accelerate, as JSON; those for what covey always does have no "
+        "effect.",
         trl="not set",
         swift="not set",
         resume="split",

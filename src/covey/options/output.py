@@ -142,7 +142,7 @@ class OutputOptions(Options):
         2,
         "Checkpoints kept; older ones are deleted once the new one verifies.",
         ge=1,
-        why="The last checkpoint has to be kept: it is the result of the run.",
+        why="The last checkpoint holds the trained model, so at least one has to be kept.",
         trl="all",
         swift="all",
         resume="free",
@@ -201,7 +201,7 @@ class OutputOptions(Options):
         "Which rollouts are written whole: all, none, or a number N for every N-th.",
         ge=1,
         also=("all", "none"),
-        why="A number N writes every N-th rollout.",
+        why="A number N means that every N-th rollout is written, so it starts at 1.",
         words={"true": "all", "all": "all", "false": "none", "none": "none"},
         resume="free",
     )

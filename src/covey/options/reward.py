@@ -65,7 +65,7 @@ class RewardOptions(Options):
         "Processes that run reward functions, per training process.",
         rule="the cores, at most 8",
         ge=1,
-        why="At least one worker process has to run the reward functions.",
+        why="Reward functions run in worker processes, so at least one is needed.",
         usual=2,
         resume="free",
     )
@@ -125,7 +125,7 @@ class RewardOptions(Options):
         3,
         "How often a question is asked again after 429, 5xx, a lost connection or a time-out.",
         ge=0,
-        why="It is a number of retries; with 0 each question is asked once.",
+        why="It is the number of retries after a failed request; 0 means no retry.",
     )
     judge_timeout_s: float = option(
         60.0,
@@ -173,7 +173,7 @@ class RewardOptions(Options):
         3,
         "Words, or tokens, in a row that repetition looks for a second time.",
         ge=1,
-        why="It is the length of an n-gram.",
+        why="It is the number of words or tokens in an n-gram.",
         trl="3",
         swift="3",
     )
@@ -181,7 +181,7 @@ class RewardOptions(Options):
         -1.0,
         "What repetition gives a completion that is nothing but repeats; below 0.",
         lt=0,
-        why="At 0 repetition costs nothing, and above 0 it would be rewarded.",
+        why="It is the most that repetition costs; a value above 0 would reward it.",
         trl="-1",
         swift="-1",
     )

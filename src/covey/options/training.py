@@ -137,7 +137,7 @@ class RunOptions(Options):
         "Seed of sampling and of everything else that is random but the data order.",
         ge=0,
         lt=2**63,
-        why="A seed has to fit into 63 bits.",
+        why="A seed is a whole number from 0 to 2^63 - 1.",
         trl="42",
         swift="42",
     )
@@ -147,7 +147,7 @@ class RunOptions(Options):
         rule="seed",
         ge=0,
         lt=2**63,
-        why="A seed has to fit into 63 bits.",
+        why="A seed is a whole number from 0 to 2^63 - 1.",
         usual=42,
         trl="seed",
         swift="42",

@@ -45,9 +45,9 @@ def _of_fsdp(config: Config, layout: Layout) -> list[Problem]:
     if not layout.fsdp or not config.activation_offloading:
         return []
     seen = "activation_offloading is on, and fsdp splits the model."
-    cause = "The weights of a layer, which FSDP gathers and frees, would be kept with its activations."
+    cause = "It would keep the gathered weights of every layer in memory together with the activations."
     less = Fix(
-        text="compute activations again instead",
+        text="recompute activations in the backward pass instead",
         edits={"activation_offloading": False, "gradient_checkpointing": "true"},
     )
     return [problem("E115", "activation_offloading", seen, cause, less)]
@@ -55,7 +55,7 @@ def _of_fsdp(config: Config, layout: Layout) -> list[Problem]:
 
 def _no_gpu(layout: Layout) -> Problem:
     fix = Fix(text="GPUs to plan for", edits={"plan_gpus": 8, "plan_gpu_memory": "80GB"})
-    seen = f"{layout.in_words()} is planned, and this machine has no GPU."
+    seen = f"{layout.in_words()} is to be planned, and this machine has no GPU."
     return problem("E115", "plan_gpus", seen, "A command for another machine.", fix)
 
 

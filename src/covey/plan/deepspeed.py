@@ -188,7 +188,7 @@ def _no_preset(word: str) -> Problem:
 def _both(config: Config) -> Problem:
     seen = f"deepspeed is {config.deepspeed}, and fsdp is {config.fsdp}: only one can shard the model."
     fixes = (Fix(text="DeepSpeed", edits={"fsdp": None}), Fix(text="FSDP", edits={"deepspeed": None}))
-    return problem("E115", "fsdp", seen, "Parts of two commands.", *fixes)
+    return problem("E115", "fsdp", seen, "Two commands were merged.", *fixes)
 
 
 def other_than_typed(path: str, name: str, typed: str, of_file: str) -> Problem:

@@ -87,26 +87,26 @@ def _settings(written: Mapping[str, Any]) -> tuple[dict[str, str], list[Problem]
     if not odd:
         return settings, []
     seen = f"fsdp_config has {', '.join(sorted(odd))}, which covey does not know."
-    words = f"leave it out; of fsdp_config {', '.join(sorted(known))} are read"
+    words = f"leave it out; the settings that covey reads are {', '.join(sorted(known))}"
     cause = "Settings of another tool, or XLA's."
     return settings, [problem("E104", "fsdp_config", seen, cause, Fix(text=words))]
 
 
 def _recompute() -> Problem:
-    seen = f"fsdp_config has {_RECOMPUTE}, and gradient_checkpointing is not on."
-    on = Fix(text="compute activations again", edits={"gradient_checkpointing": "true"})
+    seen = f"fsdp_config asks for {_RECOMPUTE}. Here that is gradient_checkpointing, which is off."
+    on = Fix(text="recompute activations in the backward pass", edits={"gradient_checkpointing": "true"})
     return problem("E115", "gradient_checkpointing", seen, "Settings of another tool.", on)
 
 
 def _unknown(words: list[str]) -> Problem:
     takes = ", ".join(STRATEGIES)
     seen = f"fsdp has {' '.join(words)}; it takes one of {takes}, and auto_wrap and offload beside it."
-    fix = Fix(text="all of it is split", edits={"fsdp": "full_shard"})
+    fix = Fix(text="shard weights, gradients and optimizer state", edits={"fsdp": "full_shard"})
     return problem("E104", "fsdp", seen, "A slip of the hand, or the spelling of another tool.", fix)
 
 
 def _nothing_to_offload() -> Problem:
-    seen = "fsdp_offload is on, and nothing is sharded: fsdp is off."
-    sharded = Fix(text="split the model", edits={"fsdp": "full_shard"})
-    whole = Fix(text="keep it whole", edits={"fsdp_offload": False})
-    return problem("E115", "fsdp_offload", seen, "A part of a command that was left out.", sharded, whole)
+    seen = "fsdp_offload is on, and fsdp is off, so there are no shards to offload."
+    sharded = Fix(text="shard the model", edits={"fsdp": "full_shard"})
+    whole = Fix(text="do not shard it", edits={"fsdp_offload": False})
+    return problem("E115", "fsdp_offload", seen, "--fsdp is missing from the command.", sharded, whole)

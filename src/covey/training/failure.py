@@ -91,7 +91,7 @@ class Where(NamedTuple):
         """Where the stack is, and how the run goes on."""
         if self.output_dir is None:
             return (_go_on(None),)
-        stack = Fix(text=f"the stack is in {stack_path(self.output_dir, self.rank)}")
+        stack = Fix(text=f"the full Python traceback is in {stack_path(self.output_dir, self.rank)}")
         return (stack, _go_on(self.output_dir))
 
 
@@ -160,7 +160,7 @@ def stack_path(output_dir: Path, rank: int) -> Path:
 
 def _go_on(output_dir: Path | None) -> Fix:
     if output_dir is None:
-        return Fix(text="start the run again: nothing was written yet")
+        return Fix(text="start the run again with the same command; it had not written anything yet")
     newest = newest_checkpoint(output_dir)
     text = "no checkpoint was saved yet: this starts anew" if newest is None else f"goes on from {newest}"
     return Fix(text=text, edits={"resume_from_checkpoint": "auto"})

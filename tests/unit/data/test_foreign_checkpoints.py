@@ -7,30 +7,17 @@ from typing import Any
 
 import pytest
 
-from covey.config import from_dict
 from covey.data.foreign_checkpoints import foreign_kind
 from covey.data.model_files import model_problem
-from covey.errors import ConfigError
-from covey.plan.checks import refuse_faults
-from covey.training.facts import survey
 from support.adapters import add_trainer_state, make_adapter
+from support.checks import surveyed
 from support.models import save_model
 
 UNREADABLE = b"\x80\x04 not to be read"
 
 
 def problems(tmp_path: Path, **options: Any) -> list[Any]:
-    base = {
-        "dataset": ["quickstart#64"],
-        "reward_funcs": ["accuracy"],
-        "output_dir": str(tmp_path / "run"),
-        "max_completion_length": 32,
-        "learning_rate": 1e-4,
-    }
-    resolved = from_dict({**base, **options}, 1)
-    with survey(resolved.config, 1) as found, pytest.raises(ConfigError) as refused:
-        refuse_faults(resolved, found.facts)
-    return [p for p in refused.value.problems if p.severity == "error"]
+    return [p for p in surveyed(tmp_path, **options) if p.severity == "error"]
 
 
 def shards(directory: Path, kind: str) -> Path:

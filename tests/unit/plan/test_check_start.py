@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from covey.config import from_dict
-from covey.errors import ConfigError
 from covey.plan.check_start import start_problems
-from covey.plan.checks import refuse_faults
 from covey.plan.facts import AdapterFacts, Facts, ResumeFacts
-from covey.training.facts import survey
 from support.adapters import add_trainer_state, edit_adapter, make_adapter
-from support.checks import facts
+from support.checks import facts, surveyed
 from support.models import save_model
 
 KL: dict[str, Any] = {"beta": 0.1}
@@ -33,21 +30,8 @@ def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def said(tmp_path: Path, **options: Any) -> dict[str, list[Any]]:
     """Problems and warnings of a run by their codes."""
-    base = {
-        "dataset": ["quickstart#64"],
-        "reward_funcs": ["accuracy"],
-        "output_dir": str(tmp_path / "run"),
-        "max_completion_length": 32,
-        "learning_rate": 1e-4,
-    }
-    resolved = from_dict({**base, **options}, 1)
-    with survey(resolved.config, 1) as found:
-        try:
-            problems = refuse_faults(resolved, found.facts)
-        except ConfigError as error:
-            problems = list(error.problems)
     codes: dict[str, list[Any]] = {}
-    for problem in problems:
+    for problem in surveyed(tmp_path, **options):
         codes.setdefault(problem.code, []).append(problem)
     return codes
 

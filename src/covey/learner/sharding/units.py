@@ -217,8 +217,8 @@ def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
     if compute_dtype == torch.float32 or not copies or len(copies) == len(own):
         return
     name = copies[0].replace(".modules_to_save.default", "")
-    seen = f"modules_to_save has {name}, beside matrices of the adapter in the same part that fsdp splits."
-    cause = "Such a part computes in one dtype: the adapter in float32, and whole modules in a lower one."
+    seen = f"modules_to_save trains {name}, which is in the same layer as LoRA matrices."
+    cause = "FSDP trains a layer in one dtype; LoRA matrices need float32, and this module a lower one."
     raise ConfigError(
         [
             problem(
@@ -227,7 +227,7 @@ def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
                 seen,
                 cause,
                 Fix(text="compute in float32", edits={"torch_dtype": "float32"}),
-                Fix(text="without it: leave out --modules_to_save"),
+                Fix(text="leave out --modules_to_save"),
             )
         ]
     )
