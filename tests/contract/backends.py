@@ -44,24 +44,18 @@ def _moments(backend: Any) -> Iterable[Tensor]:
 
 _ALONE = "one process has nobody to share a gradient with"
 
-KINDS = (
-    Kind(
-        name="single",
-        worlds=(1,),
-        is_variant=True,
-        trained=_masters,
-        moments=_moments,
-        nonsense={
-            "is not reduced over ranks": _ALONE,
-            "is averaged where a sum is due": _ALONE,
-            "is another one on each rank": _ALONE,
-        },
-    ),
-    Kind(name="ddp", worlds=(2,), trained=_masters, moments=_moments),
-    Kind(
-        name="fsdp2",
-        options={"fsdp": "full_shard"},
-        worlds=(2,),
+_ON_ONE = dict.fromkeys(
+    ("is not reduced over ranks", "is averaged where a sum is due", "is another one on each rank"), _ALONE
+)
+
+
+def _fsdp2(name: str, *, is_variant: bool = True, **more: Any) -> Kind:
+    """A model that is split over processes; `more` are options, and fields of the entry."""
+    fields = {field: more.pop(field) for field in ("worlds", "nonsense") if field in more}
+    return Kind(
+        name=name,
+        options={"fsdp": "full_shard", **more},
+        is_variant=is_variant,
         trained=_masters,
         moments=_moments,
         unknown={
@@ -70,7 +64,23 @@ KINDS = (
         },
         # A rank has the gradient of its shard from the reduction alone.
         named={"is not reduced over ranks": "F102"},
+        **{"worlds": (2,), **fields},
+    )
+
+
+KINDS = (
+    Kind(
+        name="single",
+        worlds=(1,),
+        is_variant=True,
+        trained=_masters,
+        moments=_moments,
+        nonsense=_ON_ONE,
     ),
+    Kind(name="ddp", worlds=(2,), trained=_masters, moments=_moments),
+    _fsdp2("fsdp2", is_variant=False),
+    _fsdp2("fsdp2 offloaded", fsdp_offload=True),
+    _fsdp2("fsdp2 on one", worlds=(1,), nonsense=_ON_ONE),
 )
 """Every backend, in the order of the tables."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -112,44 +113,37 @@ def _keeps_the_last_micro_batch(backend: Any, kind: Kind, rank: int) -> None:
     backend.backward = backward
 
 
-def _clips_twice(backend: Any, kind: Kind, rank: int) -> None:
+def _steps_with(owner: Any, name: str, replaced: Callable[[Any], Any]) -> Change:
+    """A step within which a function of torch is another one, made of it."""
+
+    def plant(backend: Any, kind: Kind, rank: int) -> None:
+        real = backend.step
+
+        def step(rate: float) -> Any:
+            with Patch.context() as patch:
+                patch.setattr(owner, name, replaced(getattr(owner, name)))
+                return real(rate)
+
+        backend.step = step
+
+    return plant
+
+
+def _twice(clip: Callable[..., Any]) -> Callable[..., Any]:
     """By the factor that was computed once."""
-    real = backend.step
 
-    def step(rate: float) -> Any:
-        with Patch.context() as patch:
-            clip = torch.nn.utils.clip_grads_with_norm_
+    def clip_twice(*args: Any, **kwargs: Any) -> None:
+        clip(*args, **kwargs)
+        clip(*args, **kwargs)
 
-            def twice(*args: Any, **kwargs: Any) -> None:
-                clip(*args, **kwargs)
-                clip(*args, **kwargs)
-
-            patch.setattr(torch.nn.utils, "clip_grads_with_norm_", twice)
-            return real(rate)
-
-    backend.step = step
+    return clip_twice
 
 
-def _does_not_clip(backend: Any, kind: Kind, rank: int) -> None:
-    real = backend.step
-
-    def step(rate: float) -> Any:
-        with Patch.context() as patch:
-            patch.setattr(torch.nn.utils, "clip_grads_with_norm_", lambda *args, **kwargs: None)
-            return real(rate)
-
-    backend.step = step
+def _nothing(_: Any) -> Callable[..., None]:
+    return lambda *args, **kwargs: None
 
 
-def _does_not_step(backend: Any, kind: Kind, rank: int) -> None:
-    real = backend.step
-
-    def step(rate: float) -> Any:
-        with Patch.context() as patch:
-            patch.setattr(torch.optim.AdamW, "step", lambda self, *args, **kwargs: None)
-            return real(rate)
-
-    backend.step = step
+_clips = partial(_steps_with, torch.nn.utils, "clip_grads_with_norm_")
 
 
 def _after_steps(first: int, change: Callable[[Any], Any]) -> Change:
@@ -233,9 +227,9 @@ FAULTS = (
         code="F101",
         change=_before_step(lambda gradients, rank: gradients[2].mul_(math.nan if rank == 0 else 1.0)),
     ),
-    Fault(name="is clipped twice", code=CONTRACT, change=_clips_twice),
-    Fault(name="is not clipped", code=CONTRACT, change=_does_not_clip),
-    Fault(name="is not stepped", code="F103", change=_does_not_step),
+    Fault(name="is clipped twice", code=CONTRACT, change=_clips(_twice)),
+    Fault(name="is not clipped", code=CONTRACT, change=_clips(_nothing)),
+    Fault(name="is not stepped", code="F103", change=_steps_with(torch.optim.AdamW, "step", _nothing)),
     Fault(name="old logprobs are of other weights", code="F116", change=_annotates("old", -0.05)),
     Fault(name="the reference is not the start", code="F117", change=_annotates("reference", -0.3)),
     Fault(

@@ -87,7 +87,7 @@ def read_adapter(directory: Path) -> SavedAdapter:
         raise AdapterFileError(f"{directory / ADAPTER_CONFIG} cannot be read: it names no peft_type")
     others = _other_parts(body)
     if others:
-        words = f"{directory} is an adapter with {', '.join(others)}, which covey's LoRA cannot hold"
+        words = f"the adapter {directory} uses {', '.join(others)}, which covey's LoRA does not support"
         raise AdapterFileError(words, is_other=True)
     weights = directory / ADAPTER_WEIGHTS
     tensors = stored(directory) if weights.is_file() else {}

@@ -22,7 +22,7 @@ class Moot:
 _TUNER = "Adapters have the options of the group Adapters in `covey train --help`."
 _VLLM = "This version samples in the training process with its own engine (--engine native)."
 _WHOLE = "This version samples from the model's whole distribution, so that the loss sees the same one."
-_SHARD = "Each process holds the whole model; this version does not shard it."
+_SHARD = "covey shards a model with --fsdp full_shard, and in no other way yet."
 _ROLLOUTS = "Every completion is written to rollouts/ in output_dir; --rollout_log says how many."
 _SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the end."
 _REF = "The reference of the KL term is the model at the start; --sync_ref_model lets it follow the policy."
@@ -73,7 +73,7 @@ MOOT: Mapping[str, Moot] = {
     "ddp_timeout": Moot("The timeouts of torch.distributed hold."),
     "disable_tqdm": Moot("A terminal gets one live line, a file a few plain ones."),
     "check_model": Moot("A model's files are checked before they are loaded."),
-    "ds3_gather_for_generation": Moot("Each process holds the whole model."),
+    "ds3_gather_for_generation": Moot("covey gathers the weights itself for each rollout."),
     "offload_model": Moot("Nothing is offloaded.", ("false",)),
     "offload_optimizer": Moot("Nothing is offloaded.", ("false",)),
     "fp16": Moot("--torch_dtype says what the forward pass computes in.", ("false",)),
@@ -159,7 +159,7 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "bnb_": _QUANT,
     "swanlab_": _OURS,
     "wandb_": _OURS,
-    "fsdp_": _SHARD,
+    "fsdp_": "Settings of FSDP stand in --fsdp_config, as JSON.",
     "hub_": _UPLOAD,
     "teacher_": "This version distils from no teacher.",
     "chord_": "This version mixes in no supervised loss.",
@@ -174,7 +174,7 @@ INSTEAD: Mapping[str, str] = {
     "merge_lora": "`covey export CHECKPOINT --merge` after the run",
     "quant_method": "--tuner_type lora",
     "quant_bits": "--tuner_type lora",
-    "device_map": _FEWER_BYTES,
+    "device_map": "--fsdp full_shard",
     "sequence_parallel_size": _FEWER_BYTES,
     "generation_kwargs": "--temperature X",
     "wandb_project": "WANDB_PROJECT=NAME in front of covey",

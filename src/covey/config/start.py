@@ -157,7 +157,7 @@ def _full(tuner: Typed, where: str) -> Problem:
         "E382",
         "tuner_type",
         f"tuner_type is full ({tuner.source}), and adapters is {where}.",
-        "ms-swift would train all weights of the base here, without the adapter.",
+        "ms-swift would ignore the adapter here and train all weights of the base model.",
         Fix(text="go on training the adapter", edits={"tuner_type": "lora"}),
         Fix(
             text=f"train all weights of the merged model: `covey export {where} --merge`, then the directory "
@@ -170,7 +170,7 @@ def _differs(name: str, own: Typed, value: Any, where: str) -> Problem:
     return _problem(
         "E382",
         name,
-        f"{name} is {_shown(own.value)} ({own.source}), and that of the adapter {where} is {_shown(value)}.",
+        f"{name} is {_shown(own.value)} ({own.source}), but the adapter {where} has {_shown(value)}.",
         "",
         Fix(text="keep the adapter's value", edits={name: value})
         if value

@@ -277,7 +277,7 @@ def _shards_problem(directory: Path) -> ModelProblem | None:
     what, command = found
     return ModelProblem(
         kind="shards",
-        words=f"{directory} has its weights as {what} alone; convert: {command}",
+        words=f"the weights in {directory} are stored only as {what}; convert them: {command}",
     )
 
 

@@ -181,19 +181,19 @@ def adapter_fault(
     """
     facts = facts_of(shapes, settings)
     for name, why in facts.refused.items():
-        return f"it has {name}: {why}"
+        return f"{name} cannot be adapted on this model: {why}"
     if facts.unmatched:
         return f"the model has no module {', '.join(facts.unmatched)}"
     held = {_within(n): t.shape for n, t in tensors.items()}
     own = _own_shapes(shapes, facts, settings)
     missing, more = sorted(own.keys() - held.keys()), sorted(held.keys() - own.keys())
     if missing:
-        return f"it lacks {len(missing)} of {len(own)} tensors that an adapter of it has, {missing[0]} first"
+        return f"{len(missing)} of {len(own)} tensors that this model needs are missing, first {missing[0]}"
     if more:
-        return f"{len(more)} of its tensors have no place in the model, {more[0]} first"
+        return f"{len(more)} of its tensors are not of this model, first {more[0]}"
     odd = next((name for name, shape in own.items() if held[name] != shape), None)
     if odd is not None:
-        return f"its {odd} is {_words(held[odd])}, and one of the model's would be {_words(own[odd])}"
+        return f"its {odd} has the shape {_words(held[odd])}, and this model needs {_words(own[odd])}"
     return None
 
 

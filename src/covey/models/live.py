@@ -159,8 +159,8 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
     if type(model).__module__.startswith("peft.") or any(".lora_" in n or ".base_layer." in n for n in names):
         yield (
             f"model is a {kind} with adapters of peft on it.",
-            "to go on training the adapter: `model.save_pretrained(DIR)`, and adapters=DIR with the base as "
-            "model; for a new one: `model.merge_and_unload()` as model, and tuner_type='lora'",
+            "to continue training the adapter, save it with `model.save_pretrained(DIR)` and pass the base "
+            "with adapters=DIR; to train a new one, pass `model.merge_and_unload()` with tuner_type='lora'",
         )
         return
     if not isinstance(model, transformers.PreTrainedModel):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from covey.options.declare import Options, option
 
-_WHOLE = "`covey train` holds the whole model in each process."
+_NO_DEEPSPEED = "covey does not train with DeepSpeed yet; --fsdp full_shard shards the model."
 _OWN_ENGINE = "`covey train` samples in the training process, with its own engine (--engine native)."
 
 
@@ -20,7 +20,7 @@ class DeviceOptions(Options):
         "DeepSpeed.",
         trl="given to accelerate",
         swift="not set",
-        not_built=_WHOLE,
+        not_built=_NO_DEEPSPEED,
     )
     fsdp: str | None = option(
         None,
@@ -90,7 +90,8 @@ class DeviceOptions(Options):
     )
     sleep_level: int = option(
         0,
-        "The same as ms-swift has it: 0 is never.",
+        "vLLM's sleep level while the model trains: 0 does not sleep, 1 moves its weights to CPU memory, 2 "
+        "drops them.",
         ge=0,
         le=2,
         why="vLLM has the levels 0, 1 and 2.",

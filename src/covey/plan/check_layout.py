@@ -55,7 +55,7 @@ def _of_fsdp(config: Config, layout: Layout) -> list[Problem]:
 
 def _no_gpu(layout: Layout) -> Problem:
     fix = Fix(text="GPUs to plan for", edits={"plan_gpus": 8, "plan_gpu_memory": "80GB"})
-    seen = f"{layout.in_words()} is to be planned, and this machine has no GPU."
+    seen = f"The plan asks for {layout.in_words()}, and this machine has no GPU."
     return problem("E115", "plan_gpus", seen, "A command for another machine.", fix)
 
 

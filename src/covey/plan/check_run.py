@@ -254,10 +254,10 @@ def _within_words(config: Config, resume: ResumeFacts) -> str:
     old = {name: value for name, value, _ in resume.config_changes}
     before, after = _product(config, old, *_STEP)
     taken = counted(resume.steps_of_rollout, "step")
-    stands = f"The checkpoint stands after {taken} of a rollout"
+    stands = f"The checkpoint was saved inside a rollout, after {taken}"
     if before == after:
-        return f"{stands}, and num_iterations says how many it has."
-    return f"{stands}, of {before} completions each; the rest cannot be cut into steps of {after}."
+        return f"{stands}; num_iterations sets how many steps that rollout has."
+    return f"{stands} of {before} completions each; the rest cannot be split into steps of {after}."
 
 
 def _nothing_to_resume(config: Config, resume: ResumeFacts, words: str) -> Problem:

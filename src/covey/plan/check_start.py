@@ -73,13 +73,26 @@ def _other_base(config: Config, adapter: AdapterFacts) -> list[Problem]:
             f"The adapter {config.adapters} was trained on {adapter.other_base}, and model is {config.model}."
         )
         its_own = Fix(text="the adapter's own base", edits={"model": adapter.other_base})
-        return [warning("W152", "adapters", seen, "", its_own, Fix(text="nothing, where both are one model"))]
+        return [
+            warning(
+                "W152",
+                "adapters",
+                seen,
+                "",
+                its_own,
+                Fix(text="no action is needed if both names mean the same model"),
+            )
+        ]
     if adapter.quantized:
         seen = f"The adapter {config.adapters} was trained on a quantized base ({adapter.quantized}), and "
         seen += f"{config.model} is not quantized."
         return [
             warning(
-                "W152", "adapters", seen, "", Fix(text="nothing, where rounding of the base is no matter")
+                "W152",
+                "adapters",
+                seen,
+                "",
+                Fix(text="no action is needed if small differences in the base weights are acceptable"),
             )
         ]
     return []
@@ -117,8 +130,7 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
             problem(
                 "E384",
                 "ref_adapters",
-                "ref_adapters is base and sync_ref_model is on: a reference that follows the policy is an "
-                "adapter, and the base has none to begin with.",
+                "ref_adapters is base and sync_ref_model is on, but only an adapter can follow the policy.",
                 "",
                 start,
                 Fix(text="leave the reference as it is", edits={"sync_ref_model": False}),
@@ -137,12 +149,14 @@ def _resumed(config: Config, facts: Facts) -> list[Problem]:
     is_asked = config.allow_changes or any(name == "ref_adapters" for name, _, _ in resume.config_changes)
     if is_unread or is_asked or now == resume.reference:
         return []
-    held = "no adapter is named for it now" if now is None else f"those of now have {now[:12]}"
+    held = (
+        "no adapter is named now" if now is None else f"that of the adapter named now begins with {now[:12]}"
+    )
     return [
         problem(
             "E419",
             "adapters",
-            f"{resume.path} was made with a reference whose weights have the SHA-256 "
+            f"{resume.path} was made with a reference adapter whose SHA-256 begins with "
             f"{resume.reference[:12]}; {held}.",
             "" if now is None else "The adapter's directory was written over, or another one is named.",
             Fix(text="the adapter that the run began with: --adapters DIR"),

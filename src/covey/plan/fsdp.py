@@ -61,9 +61,9 @@ def fsdp_states(config: Config) -> tuple[States, list[Problem]]:
     if strategy != "off" and asked:
         strategy = asked
     kept = _MEANS.get(settings.get(_RESHARD, ""), settings.get(_RESHARD, ""))
-    if strategy == "full_shard" and kept in ("off", "shard_grad_op"):
-        strategy = "shard_grad_op"
     stage = STRATEGIES[strategy]
+    if stage == 3 and kept in ("off", "shard_grad_op"):
+        stage = 2
     offload = "offload" in given or config.fsdp_offload or any(settings.get(n) == "true" for n in _OFFLOAD)
     if offload and stage == 0:
         problems.append(_nothing_to_offload())

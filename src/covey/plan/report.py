@@ -106,7 +106,7 @@ def _model(config: Config, facts: Facts) -> list[str]:
             f"LoRA{kind} on {targets}, rank {config.lora_rank}, alpha {config.lora_alpha:g}{trained}{share}"
         )
         if config.adapters is not None:
-            lines.append(f"it starts as the adapter {config.adapters}; {reference_words(config)}")
+            lines.append(f"training continues from the adapter {config.adapters}; {reference_words(config)}")
     else:
         lines.append("all weights are trained")
     return lines

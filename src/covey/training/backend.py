@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +14,9 @@ from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.backends.single import SingleBackend
+from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import Hollow, hollow_policy, sharded_policy
+from covey.learner.sharding.reference import ShardedReference
 from covey.learner.sharding.units import Sharded, sharding_over
 from covey.models.live import LiveModel, take_weights
 from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy, prepare_policy
@@ -90,7 +91,8 @@ def _whole(
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
     optimizer = settings.optimizer(config)
     frozen = _reference(first, config, device) if has_copy else None
-    moving = settings.moving_reference(config, policy, frozen, dtype) if reference else None
+    pace = settings.reference_pace(config, policy) if reference else None
+    moving = None if pace is None else MovingReference(policy, frozen, **pace, dtype=dtype)
     if of_reference is not None and own is not None:
         load_adapter(policy, own)
     if frozen is not None:
@@ -108,9 +110,6 @@ def _sharded(
     start: Path | nn.Module = model_dir(config) if live is None else live.model
     first = start if live is not None or lora is not None else resume or start
     own, of_reference = resume or adapter_directory(config), reference_adapter(config) if reference else None
-    # What follows from free memory, which each rank measures by itself, is the same on all.
-    least = -comm.max([-float(facts.free_memory_bytes or 0)])[0]
-    facts = replace(facts, free_memory_bytes=int(least) or None)
 
     def hollow(source: Path | nn.Module, adapter: Path | None, *, trains: bool) -> Hollow:
         found = hollow_policy(
@@ -144,7 +143,8 @@ def _sharded(
         take_weights(live.model, resume, trust_remote_code=config.trust_remote_code)
     trained.policy.train()
     sharded = split(trained, first)
-    moving = settings.sharded_reference(config, sharded) if reference else None
+    pace = settings.reference_pace(config, sharded.policy) if reference else None
+    moving = None if pace is None else ShardedReference(sharded, **pace)
     if of_reference is not None:
         sharded.refill(sampler.values)
     return FSDP2Backend(

@@ -4,6 +4,7 @@ implementation."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -66,7 +67,10 @@ from covey.training.state import (
 
 def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None = None) -> Job:
     """Every part of a run, wired and, where it resumes, restored."""
-    config, facts = resolved.config, found.facts
+    config = resolved.config
+    # What follows from free memory, which each rank measures by itself, is the same on all.
+    least = -comm.max([-float(found.facts.free_memory_bytes or 0)])[0]
+    facts = replace(found.facts, free_memory_bytes=int(least) or None)
     assert found.codec is not None
     resume = None if facts.resume is None else Path(facts.resume.path)
     plan = batch_plan(config, comm.world, facts.num_prompts)

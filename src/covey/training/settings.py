@@ -19,10 +19,7 @@ from covey.config.resolve import Resolved
 from covey.config.start import reference_adapter
 from covey.data.text import TextCodec
 from covey.learner.optimizer import OptimizerConfig
-from covey.learner.reference import MovingReference
 from covey.learner.schedule import Schedule
-from covey.learner.sharding.reference import ShardedReference
-from covey.learner.sharding.units import Sharded
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
@@ -128,24 +125,13 @@ def needs(config: Config, steps_per_rollout: int) -> Needs:
     )
 
 
-def moving_reference(
-    config: Config, policy: Policy, reference: Policy | None, dtype: torch.dtype
-) -> MovingReference | None:
-    """The reference that follows the policy, or that has the adapter of `policy` as it is now, where one is
-    asked for; of weights in float32."""
+def reference_pace(config: Config, policy: Policy) -> dict[str, Any] | None:
+    """How a reference follows the policy, or that it has an adapter of its own and stays (`every` 0): the
+    last arguments of `MovingReference`. None where it is neither."""
     if not config.sync_ref_model and (policy.adapter is None or reference_adapter(config) is None):
         return None
     every = config.ref_model_sync_steps if config.sync_ref_model else 0
-    alpha = config.ref_model_mixup_alpha
-    return MovingReference(policy, reference, every=every, alpha=alpha, dtype=dtype)
-
-
-def sharded_reference(config: Config, sharded: Sharded) -> ShardedReference | None:
-    """The same where the policy is split over ranks."""
-    if not config.sync_ref_model and (sharded.policy.adapter is None or reference_adapter(config) is None):
-        return None
-    every = config.ref_model_sync_steps if config.sync_ref_model else 0
-    return ShardedReference(sharded, every=every, alpha=config.ref_model_mixup_alpha)
+    return {"every": every, "alpha": config.ref_model_mixup_alpha}
 
 
 def objective(config: Config, total_steps: int) -> Objective:

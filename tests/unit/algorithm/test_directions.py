@@ -20,6 +20,7 @@ from covey.batching.credit import CreditConfig, row_credits
 from covey.batching.pack import pack
 from covey.config import from_dict
 from covey.learner.optimizer import Masters
+from covey.learner.reference import MovingReference
 from covey.options.schema import OPTIONS, group_of
 from covey.training import settings
 from covey.training.objective import EntropyBonus, Objective
@@ -280,7 +281,8 @@ def _reference(steps: int, **options: Any) -> float:
             part.zero_()
         for part in own.parameters():
             part.fill_(1.0)
-    moving = settings.moving_reference(config_of(beta=0.1, **options), own, reference, torch.float32)
+    pace = settings.reference_pace(config_of(beta=0.1, **options), own)
+    moving = None if pace is None else MovingReference(own, reference, **pace, dtype=torch.float32)
     for number in range(1, steps + 1) if moving is not None else ():
         moving.move(number, Masters.of(own, OPTIMIZER))
     return float(next(reference.parameters()).detach().flatten()[0])

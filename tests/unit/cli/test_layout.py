@@ -81,6 +81,10 @@ def model(tmp_path: Path) -> Path:
             {"zero_stage": 2, "fsdp": True},
         ),
         (["--fsdp", "shard_grad_op"], {"zero_stage": 2, "fsdp": True}),
+        (
+            ["--fsdp", "fsdp2", "--fsdp_config", '{"reshard_after_forward": "false"}'],
+            {"zero_stage": 2, "fsdp": True},
+        ),
         (["--fsdp", "true"], {"zero_stage": 3, "fsdp": True}),
         (["--fsdp", "false"], {}),
         (

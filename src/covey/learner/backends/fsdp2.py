@@ -7,7 +7,7 @@ and stepped are the shards, as plain tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -137,8 +137,7 @@ class FSDP2Backend:
         sample: Callable[[Tensor], Tensor],
     ) -> dict[str, Tensor]:
         """What autograd has for whole weights, before FSDP reduces it: in place of it FSDP is given zeros."""
-        seen: dict[str, nn.Parameter] = {}
-        self._sharded.hook_whole(seen.__setitem__)
+        seen = {name: weight for name, weight in self._sharded.whole() if weight.requires_grad}
         self.policy.set_requires_gradient_sync(True)  # type: ignore[operator]
         with sampled_gradients(seen, sample) as sums:
             for micro in micros:
@@ -269,7 +268,7 @@ class _Room:
         policy.to(device)
 
     @contextmanager
-    def held(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[None]:
+    def held(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
         """Within it the policy has these weights."""
         assert not self.is_held, "the sampler has weights"
         own = dict(self._policy.named_parameters())

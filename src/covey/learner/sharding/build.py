@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.learner.sharding.hollow import add_hollow_adapter, hollow_model
-from covey.learner.sharding.rows import FileRows, HeldRows, Rows, file_keys
+from covey.learner.sharding.rows import FileRows, file_keys, rows_of
 from covey.learner.sharding.units import Sharded, Sharding
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import read_policy
@@ -20,10 +20,12 @@ from covey.models.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Hollow:
-    """A policy without weights, and those that its adapter starts with."""
+    """A policy without weights, those that its adapter starts with, and the keys of the others in the model's
+    files; None where the files hold them in another form."""
 
     policy: Policy
     values: Mapping[str, Tensor]
+    keys: Mapping[str, str] | None
 
 
 def hollow_policy(
@@ -37,10 +39,12 @@ def hollow_policy(
 ) -> Hollow:
     """The policy of a directory, or of a model that is loaded; what an adapter leaves frozen computes in
     `dtype`, everything else is float32."""
-    policy = Policy(hollow_model(source, trust_remote_code), stream="padded")
-    if lora is None:
-        return Hollow(policy, {})
-    return Hollow(policy, add_hollow_adapter(policy, lora, adapter=adapter, seed=seed, dtype=dtype))
+    model = hollow_model(source, trust_remote_code)
+    keys = file_keys(model, source) if isinstance(source, Path) else None
+    policy, values = Policy(model, stream="padded"), {}
+    if lora is not None:
+        values = add_hollow_adapter(policy, lora, adapter=adapter, seed=seed, dtype=dtype)
+    return Hollow(policy, values, keys)
 
 
 def sharded_policy(
@@ -57,40 +61,23 @@ def sharded_policy(
     A rank holds no more than its rows at any time, unless the files hold tensors that transformers puts
     together as it loads them: then it holds the whole model for that long.
     """
-    names = [n for n, _ in hollow.policy.named_parameters(remove_duplicate=False)]
-    plain = {n: plain_name(n.removeprefix("model.")) for n in names}
-    sharded = Sharded(hollow.policy, sharding, compute_dtype)
-    held, base = HeldRows(hollow.values), _base_rows(source, trust_remote_code)
+    files: FileRows | None = None
+    if isinstance(source, Path) and hollow.keys is not None:
+        files = FileRows(source, hollow.keys)
+    else:
+        model = source if isinstance(source, nn.Module) else read_policy(source, trust_remote_code).model
+        held = dict(model.named_parameters(remove_duplicate=False))
 
-    def rows_of(name: str) -> Rows | None:
+    def read(name: str, first: int, last: int) -> Tensor | None:
         if name in hollow.values:
-            return held
-        return None if ".lora_" in name else _Renamed(base, plain)
+            return rows_of(hollow.values[name], first, last)
+        if ".lora_" in name:
+            return None
+        plain = plain_name(name.removeprefix("model."))
+        return rows_of(held[plain], first, last) if files is None else files.read(plain, first, last)
 
-    sharded.fill(rows_of)
-    if isinstance(base, FileRows):
-        base.close()
+    sharded = Sharded(hollow.policy, sharding, compute_dtype)
+    sharded.fill(read)
+    if files is not None:
+        files.close()
     return sharded
-
-
-class _Renamed:
-    """Rows under the policy's names."""
-
-    def __init__(self, rows: Rows, names: Mapping[str, str]) -> None:
-        self._rows, self._names = rows, names
-
-    def read(self, name: str, first: int, last: int) -> Tensor:
-        """As `Rows` says."""
-        return self._rows.read(self._names[name], first, last)
-
-
-def _base_rows(source: Path | nn.Module, trust_remote_code: bool) -> FileRows | HeldRows:
-    """The weights of the plain model."""
-    if isinstance(source, nn.Module):
-        return HeldRows(dict(source.named_parameters(remove_duplicate=False)))
-    keys = file_keys(hollow_model(source, trust_remote_code), source)
-    if keys is not None:
-        return FileRows(source, keys)
-    return HeldRows(
-        dict(read_policy(source, trust_remote_code).model.named_parameters(remove_duplicate=False))
-    )

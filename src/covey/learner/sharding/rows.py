@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -13,28 +13,13 @@ from torch import Tensor, nn
 from covey.weight_files import stored_tensors
 
 
-class Rows(Protocol):
-    """Tensors by name, of which a part of the rows can be read."""
-
-    def read(self, name: str, first: int, last: int) -> Tensor:
-        """Rows `first` to `last` of a tensor; all of it where it has no dimension."""
-        ...
-
-
-class HeldRows:
-    """Those of tensors in memory."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def read(self, name: str, first: int, last: int) -> Tensor:
-        """A view of the tensor."""
-        tensor = self._tensors[name].detach()
-        return tensor[first:last] if tensor.dim() else tensor
+def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
+    """Rows of a tensor in memory, as a view; all of it where it has no dimension."""
+    return tensor.detach()[first:last] if tensor.dim() else tensor.detach()
 
 
 class FileRows:
-    """Those of a model's files, which stay open and are read a slice at a time; `keys` are the names of the
+    """Rows of a model's files, which stay open and are read a slice at a time; `keys` are the names of the
     tensors in the files."""
 
     def __init__(self, directory: Path, keys: Mapping[str, str]) -> None:

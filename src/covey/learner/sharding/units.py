@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces, whole
 from covey.errors import ConfigError
-from covey.learner.sharding.rows import Rows
 from covey.models.policy import Policy
 from covey.plan.layout import Layout
 from covey.plan.problem import problem
@@ -49,11 +48,6 @@ class Sharding:
     def is_first_copy(self) -> bool:
         """Whether this rank's shards are the first of those that are equal."""
         return self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
-
-    @property
-    def held_on(self) -> torch.device:
-        """Where the shards are."""
-        return torch.device("cpu") if self.offload else self.device
 
 
 def sharding_over(layout: Layout, device: torch.device) -> Sharding:
@@ -100,14 +94,14 @@ class Sharded:
         return dict(self.policy.named_parameters())  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def fill(self, rows: Callable[[str], Rows | None]) -> None:
-        """Give every shard its weights, read from the rows of its name; zeros where there are none yet."""
+    def fill(self, read: Callable[[str, int, int], Tensor | None]) -> None:
+        """Give every shard its weights, read by name, first row and last; zeros where there are none yet."""
         shared: dict[int, nn.Parameter] = {}
         held = {}
         for name, parameter in self.policy.named_parameters(remove_duplicate=False):
             assert isinstance(parameter, DTensor)
             if id(parameter) not in shared:
-                shared[id(parameter)] = self._filled(name, parameter, rows(name))
+                shared[id(parameter)] = self._filled(name, parameter, read)
             held[name] = shared[id(parameter)]
         self.policy.load_state_dict(held, strict=False, assign=True)
         for unit in self.units.values():
@@ -123,13 +117,15 @@ class Sharded:
             first, last = self.rows_of(parameter)
             local(parameter).copy_(value[first:last])
 
-    def _filled(self, name: str, parameter: DTensor, rows: Rows | None) -> nn.Parameter:
-        local = parameter.to_local()
-        own = torch.zeros(local.shape, dtype=parameter.dtype, device=self.sharding.held_on)
-        if rows is not None and own.numel():
-            first, last = self.rows_of(parameter)
-            own.copy_(rows.read(name, first, last))
-        whole = DTensor.from_local(
+    def _filled(
+        self, name: str, parameter: DTensor, read: Callable[[str, int, int], Tensor | None]
+    ) -> nn.Parameter:
+        shape, device = parameter.to_local().shape, self.sharding.device
+        own = torch.zeros(shape, dtype=parameter.dtype, device="cpu" if self.sharding.offload else device)
+        rows = read(name, *self.rows_of(parameter)) if own.numel() else None
+        if rows is not None:
+            own.copy_(rows)
+        made = DTensor.from_local(
             own,
             parameter.device_mesh,
             parameter.placements,
@@ -138,8 +134,8 @@ class Sharded:
             stride=parameter.stride(),
         )
         # It goes to the mesh's device, and offloaded shards would all be there until the last is filled.
-        whole._local_tensor = own
-        return nn.Parameter(whole, requires_grad=parameter.requires_grad)
+        made._local_tensor = own
+        return nn.Parameter(made, requires_grad=parameter.requires_grad)
 
     def rows_of(self, parameter: DTensor) -> tuple[int, int]:
         """Which rows of a tensor this rank holds: `torch.chunk`'s."""
@@ -156,8 +152,9 @@ class Sharded:
         the name alone; of equal shards those of the first."""
         if not self.sharding.is_first_copy:
             return
+        parameters = self.parameters
         for key, tensor in tensors.items():
-            parameter = self.parameters[key.rpartition("/")[2]]
+            parameter = parameters[key.rpartition("/")[2]]
             if tensor.dim():
                 yield Piece(key, tensor, self.rows_of(parameter)[0], tuple(parameter.shape))
             elif self.sharding.shard == 0:
@@ -173,22 +170,14 @@ class Sharded:
         for unit in self.units.values():
             unit.reshard()
 
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter whole and as it computes, a unit at a time; each is freed with its unit.
-        Collective."""
+    def whole(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter whole and as it computes, by name, a unit at a time; its memory is freed with its
+        unit. Collective."""
         for prefix, unit in self.units.items():
             with _unsharded(unit):
                 for name, parameter in unit.named_parameters():
                     if not isinstance(parameter, DTensor):
-                        yield (f"{prefix}.{name}" if prefix else name), parameter.detach()
-
-    def hook_whole(self, hook: Callable[[str, nn.Parameter], Any]) -> None:
-        """Call `hook` with every trained parameter as autograd sees it. Collective."""
-        for prefix, unit in self.units.items():
-            with _unsharded(unit):
-                for name, parameter in unit.named_parameters():
-                    if not isinstance(parameter, DTensor) and parameter.requires_grad:
-                        hook(f"{prefix}.{name}" if prefix else name, parameter)
+                        yield (f"{prefix}.{name}" if prefix else name), parameter
 
 
 @contextmanager

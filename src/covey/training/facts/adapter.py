@@ -73,7 +73,7 @@ def _reference_problem(config: Config, directory: Path, shapes: ModelShapes) -> 
         if saved.options[name] != own[name]:
             return (
                 "E384",
-                f"{directory} has {name} {saved.options[name]}, and the adapter that trains {own[name]}",
+                f"{directory} has {name} {saved.options[name]}, but the adapter that trains has {own[name]}",
             )
     fault = adapter_fault(stored(directory), shapes, settings_of(own))
-    return None if fault is None else ("E384", f"{directory} lies on other modules: {fault}")
+    return None if fault is None else ("E384", f"{directory} covers other modules: {fault}")
