@@ -45,7 +45,7 @@ class Meeting:
         found = self.directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise PermissionError(
-                f"{self.directory} is not a directory of this user; remove it, or set TMPDIR"
+                f"{self.directory} is not a directory that this user owns; remove it, or set TMPDIR"
             )
         for what in (RAISED, SPOKE):
             self._path(self.rank, what).unlink(missing_ok=True)

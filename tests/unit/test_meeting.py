@@ -63,7 +63,7 @@ def test_one_that_leaves_by_itself_is_not_gone(other: tuple[subprocess.Popen[byt
 
 def test_a_directory_of_someone_else_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "ranks").symlink_to(tmp_path)
-    with pytest.raises(PermissionError, match="not a directory of this user"):
+    with pytest.raises(PermissionError, match="not a directory that this user owns"):
         Meeting(tmp_path / "ranks", 0, 2).come()
 
 

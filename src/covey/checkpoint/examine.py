@@ -29,7 +29,7 @@ from covey.models.fit import unfit_words
 from covey.weight_files import INDEX, WHOLE, DamagedFileError, StoredTensor, read_header, stored_tensors
 
 _CONFIG = "config.json"
-_NO_MANIFEST = f"without a {MANIFEST} contents cannot be compared with what was written"
+_NO_MANIFEST = f"no {MANIFEST}, so the contents cannot be checked against what was written"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Examined:
 def examine(path: Path) -> Examined:
     """Examine a directory, every file of it."""
     if not path.is_dir():
-        return _none(path, "it is no directory" if path.exists() else "there is nothing of this name")
+        return _none(path, "not a directory" if path.exists() else "no such file or directory")
     try:
         if (path / MANIFEST).exists():
             return _examine_checkpoint(path)
@@ -80,9 +80,13 @@ def _examine_checkpoint(path: Path) -> Examined:
         found, notes = _model_faults(path)
         faults += found
     if len(by_manifest) < len(every_fault):
-        notes.append("it was being reduced to its model when the run ended; the next save finishes that")
+        notes.append(
+            "the run ended while it was deleting this checkpoint's trainer state; the next save finishes that"
+        )
     if manifest.format != FORMAT:
-        notes.append(f"it has format {manifest.format}: no run goes on from it; its model is one as ever")
+        notes.append(
+            f"it has format {manifest.format}: no run can resume from it, but its model can still be loaded"
+        )
     return Examined(
         path=path,
         kind="checkpoint",
@@ -108,7 +112,7 @@ def _goes_on(manifest: Manifest) -> bool:
 def _examine_plain(path: Path) -> Examined:
     """A directory without a manifest."""
     if (path / TRAINER).is_dir():
-        fault = f"{MANIFEST} is missing: the checkpoint was not written to its end, or copied in part"
+        fault = f"{MANIFEST} is missing: the checkpoint was not completely written, or only partly copied"
         return Examined(path=path, kind="checkpoint", faults=(fault,), step=checkpoint_step(path.name))
     if not any((path / name).is_file() for name in (WHOLE, INDEX, _CONFIG, ADAPTER_CONFIG)):
         runs = list_checkpoints(path)
@@ -159,7 +163,10 @@ def _weight_faults(path: Path) -> tuple[list[str], list[str]]:
         faults.append(f"{lost[0]} is in {tensors[lost[0]].file.name}, and {INDEX} does not name it")
     named = {tensor.file.name for tensor in tensors.values()}
     shards = (file.name for file in path.glob("model*.safetensors"))
-    faults += [f"{name} is a file of weights that is not loaded" for name in sorted({*shards} - named)]
+    faults += [
+        f"{name} is a weight file that is not loaded{'' if index is None else ': the index does not list it'}"
+        for name in sorted({*shards} - named)
+    ]
     if config is not None:
         unfit, note = _held_to_config(config, tensors)
         faults += unfit
@@ -174,9 +181,7 @@ def _held_to_config(config: dict[str, Any], tensors: dict[str, StoredTensor]) ->
         return [f"{_CONFIG} describes no model: {error}"], []
     if expected is None:
         family = config.get("model_type", "unknown")
-        return [], [
-            f"shapes are not compared with {_CONFIG}: the layers of the family {family} are not known"
-        ]
+        return [], [f"tensor shapes were not checked: covey does not know the layers of model_type {family}"]
     missing = [name for name in expected.tensors if name not in tensors]
     odd = [
         (n, tensors[n].shape, s)

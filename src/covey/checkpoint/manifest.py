@@ -111,11 +111,11 @@ def require_states(checkpoint: Path, manifest: Manifest) -> None:
     """Raise CheckpointError where a run cannot go on from a checkpoint: it keeps the model only, or is of an
     older format."""
     if not manifest.trainer:
-        raise CheckpointError(f"{checkpoint} keeps the model only: it has no {TRAINER}/ to go on from")
+        raise CheckpointError(f"{checkpoint} has only the model; a run cannot resume from it")
     if manifest.format != FORMAT:
         raise CheckpointError(
-            f"{checkpoint} has format {manifest.format}, and this version of covey goes on from format "
-            f"{FORMAT}; go on with the version that wrote it, or start from its weights: --model {checkpoint}"
+            f"{checkpoint} has format {manifest.format}, and this version of covey resumes from format "
+            f"{FORMAT} only; resume with the version that wrote it, or start a new run: --model {checkpoint}"
         )
 
 

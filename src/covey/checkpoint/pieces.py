@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from covey.checkpoint.manifest import FileEntry
 from covey.checkpoint.tensor_file import write_tensors
 from covey.errors import CheckpointError
+from covey.plan.shape import counted
 from covey.weight_files import DamagedFileError, read_header, read_metadata
 
 if TYPE_CHECKING:
@@ -172,14 +173,18 @@ class SavedPieces(Mapping[str, "Tensor"]):
         """Read what lies in each file; returns what is wrong with them."""
         files = sorted(self._directory.glob("rank-*.safetensors"))
         if not files:
-            return ["it holds no file of a rank"]
+            return ["it has no rank-*.safetensors file"]
         try:
             worlds = {int(read_metadata(file)["world"]) for file in files}
             if len(worlds) > 1:
-                return [f"its files are of runs with {' and '.join(map(str, sorted(worlds)))} ranks"]
+                return [f"its files were written by runs of {' and '.join(map(str, sorted(worlds)))} ranks"]
             expected = {pieces_file(rank) for rank in range(*worlds)}
             if odd := sorted(expected ^ {file.name for file in files}):
-                return [f"{name} is {'missing' if name in expected else 'of no rank'}" for name in odd]
+                return [
+                    f"{name} is {'missing' if name in expected else 'surplus'}: the run had "
+                    f"{counted(*worlds, 'rank')}"
+                    for name in odd
+                ]
             return [fault for file in files for fault in self._take(file)]
         except (OSError, DamagedFileError, KeyError, ValueError, TypeError) as error:
             return [f"{error}" if isinstance(error, DamagedFileError) else f"it cannot be read: {error!r}"]
@@ -206,10 +211,10 @@ class SavedPieces(Mapping[str, "Tensor"]):
                 if part.first > end:
                     faults.append(f"{name}: rows {end} to {part.first - 1} of {total} are missing")
                 elif part.first < end:
-                    faults.append(f"{name}: rows {part.first} to {end - 1} are there twice")
+                    faults.append(f"{name}: rows {part.first} to {end - 1} are stored twice")
                 end = max(end, part.last)
             if end < total:
                 faults.append(f"{name}: rows {end} to {total - 1} of {total} are missing")
             elif end > total:
-                faults.append(f"{name}: it has rows up to {end - 1}, and {total} rows by its shape")
+                faults.append(f"{name}: rows up to {end - 1} are stored, but its shape has only {total}")
         return faults

@@ -89,7 +89,9 @@ def find_faults(
     """
     named = checkpoint_step(checkpoint.name)
     if named is not None and named != manifest.step:
-        raise CheckpointError(f"{checkpoint} holds step {manifest.step}, not the step of its name")
+        raise CheckpointError(
+            f"the manifest of {checkpoint} is of step {manifest.step}, and its name says another step"
+        )
     try:
         files = list_files(checkpoint)
         faults = _shape_faults(files, manifest)
@@ -149,7 +151,7 @@ def state_faults(checkpoint: Path) -> list[str]:
             faults.append(str(error))
         else:
             if held != entry["tensors"]:
-                faults.append(f"{TRAINER}/{tensor_file(name)} does not hold the tensors of {name!r}")
+                faults.append(_other_tensors(f"{TRAINER}/{tensor_file(name)}", name))
     return faults
 
 
@@ -237,5 +239,9 @@ def _read_state(trainer: Path, name: str, entry: Mapping[str, Any]) -> State:
 
     tensors = load_file(str(trainer / tensor_file(name)))
     if sorted(tensors) != entry["tensors"]:
-        raise CheckpointError(f"{trainer / tensor_file(name)} does not hold the tensors of {name!r}")
+        raise CheckpointError(_other_tensors(trainer / tensor_file(name), name))
     return State(json=entry["json"], tensors=tensors)
+
+
+def _other_tensors(file: Path | str, component: str) -> str:
+    return f"{file} does not contain the tensors that {STATE_FILE} lists for {component!r}"

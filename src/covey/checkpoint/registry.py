@@ -76,7 +76,7 @@ class Registry:
 
     def _refuse_taken(self, name: str) -> None:
         if name in self.names:
-            raise CheckpointError(f"two components are called {name!r}; each name stands once")
+            raise CheckpointError(f"two components are called {name!r}; names must be unique")
 
     def expect(self, names: Iterable[str]) -> None:
         """Declare names that must be registered by the time of a save or a load."""
@@ -111,7 +111,7 @@ class Registry:
         surplus = sorted(set(saved) - set(self.names))
         if surplus:
             raise CheckpointError(
-                f"the checkpoint has state for {_quoted(surplus)}, which nothing in this run takes"
+                f"the checkpoint has state for {_quoted(surplus)}, which no component of this run uses"
             )
         for name, component in self._components.items():
             if name in states:

@@ -71,8 +71,7 @@ def write_tensors(
 def _dtype(name: str, tensor: Tensor) -> str:
     known = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if known is None or str(tensor.layout) != "torch.strided":
-        words = f"{str(tensor.dtype).removeprefix('torch.')} in {tensor.layout} layout"
-        raise CheckpointError(f"{name} is a tensor of {words}, which the file format does not hold")
+        raise CheckpointError(f"safetensors cannot store {name} ({tensor.dtype}, {tensor.layout})")
     return known
 
 

@@ -199,7 +199,7 @@ def _check_names(states: Mapping[str, State], pieces: Iterable[str]) -> None:
     for name in (*pieces, *states):
         for part in name.split("/"):
             if not _PART.fullmatch(part) or part.endswith((".safetensors", ".json")):
-                raise CheckpointError(f"{name!r} cannot name a component: it becomes a path of files")
+                raise CheckpointError(f"{name!r} is not a valid component name")
         # Some file systems do not tell case apart; one component's tensors would overwrite the other's.
         if other := seen.get(name.lower()):
             raise CheckpointError(f"the components {other!r} and {name!r} differ in case only")
@@ -238,7 +238,8 @@ def _sealed(temporary: Path, entries: Entries) -> dict[str, FileEntry]:
     files = list_files(temporary)
     if lost := sorted(set(entries) - set(files)):
         raise CheckpointError(
-            f"{temporary} does not hold {lost[0]}: all processes have to write on the same disk"
+            f"{temporary} lacks {lost[0]}, which another rank wrote: all ranks must write to the same file "
+            "system"
         )
     others = {name: path for name, path in files.items() if name not in entries}
     reserved = [name for name in others if name.split("/")[0] == TRAINER]

@@ -162,7 +162,9 @@ def _go_on(output_dir: Path | None) -> Fix:
     if output_dir is None:
         return Fix(text="start the run again with the same command; it had not written anything yet")
     newest = newest_checkpoint(output_dir)
-    text = "no checkpoint was saved yet: this starts anew" if newest is None else f"goes on from {newest}"
+    text = (
+        "no checkpoint was saved yet: this starts at step 0" if newest is None else f"goes on from {newest}"
+    )
     return Fix(text=text, edits={"resume_from_checkpoint": "auto"})
 
 

@@ -79,7 +79,7 @@ def ranks(world: int, output_dir: Path | None = None, activity: Activity | None 
         return
     if torch.cuda.is_available() and output_dir is not None:
         record_collectives(output_dir, os.environ)
-    activity.wait("the start of the process group")
+    activity.wait("init_process_group")
     _make_process_group(world)
     activity.leave_collective()
     try:

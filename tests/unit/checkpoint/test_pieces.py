@@ -100,8 +100,8 @@ TENSOR = torch.arange(20.0).reshape(10, 2)
         ([(0, 4), (6, 10)], "m: rows 4 to 5 of 10 are missing"),
         ([(0, 4), (4, 9)], "m: rows 9 to 9 of 10 are missing"),
         ([(2, 5), (5, 10)], "m: rows 0 to 1 of 10 are missing"),
-        ([(0, 6), (4, 10)], "m: rows 4 to 5 are there twice"),
-        ([(0, 10), (0, 10)], "m: rows 0 to 9 are there twice"),
+        ([(0, 6), (4, 10)], "m: rows 4 to 5 are stored twice"),
+        ([(0, 10), (0, 10)], "m: rows 0 to 9 are stored twice"),
     ],
 )
 def test_missing_rows_and_rows_twice_are_named(
@@ -125,7 +125,7 @@ def test_a_missing_a_surplus_and_a_damaged_file_are_named(tmp_path: Path) -> Non
     write_pieces(tmp_path, [], 2, 3)
     with pytest.raises(CheckpointError, match="2 and 3 ranks"):
         SavedPieces(tmp_path)
-    with pytest.raises(CheckpointError, match="no file of a rank"):
+    with pytest.raises(CheckpointError, match="it has no rank-"):
         SavedPieces(tmp_path / "absent")
 
 

@@ -139,7 +139,7 @@ INSIDE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a shard": (_shard_lost, "model-00002-of-00002.safetensors is missing"),
     "a tensor of the index": (_tensor_lost, "and it is not there"),
     "a shape": (_other_shape, "by config.json"),
-    "a state": (_other_state, "does not hold the tensors of 'rollout'"),
+    "a state": (_other_state, "lists for 'rollout'"),
 }
 
 
@@ -156,7 +156,7 @@ def test_a_plain_model(tmp_path: Path, capsys: Any) -> None:
     directory = save_model("qwen2", tmp_path / "checkpoint-7")
     code, (found,) = verify(capsys, directory)
     assert (code, found["kind"], found["faults"]) == (0, "model", [])
-    assert "contents cannot be compared" in found["notes"][0]
+    assert "contents cannot be checked" in found["notes"][0]
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-3])
     code, (found,) = verify(capsys, directory)
@@ -168,7 +168,7 @@ def test_a_plain_model(tmp_path: Path, capsys: Any) -> None:
 
 def test_a_family_whose_shapes_are_not_known(tmp_path: Path, capsys: Any) -> None:
     code, (found,) = verify(capsys, save_model("gpt2", tmp_path / "model"))
-    assert code == 0 and "the family gpt2 are not known" in found["notes"][1]
+    assert code == 0 and "model_type gpt2" in found["notes"][1]
 
 
 def test_an_adapter(tmp_path: Path, capsys: Any) -> None:
@@ -186,7 +186,7 @@ def test_an_adapter(tmp_path: Path, capsys: Any) -> None:
 def test_what_is_no_checkpoint_exits_with_2(checkpoint: Path, tmp_path: Path, capsys: Any) -> None:
     """The others are looked at all the same."""
     run = checkpoint.parent
-    for path, words in ((tmp_path / "absent", "there is nothing"), (run, "newest checkpoint is")):
+    for path, words in ((tmp_path / "absent", "no such file"), (run, "newest checkpoint is")):
         assert main(["verify", str(path), str(checkpoint)]) == 2
         said = capsys.readouterr()
         # Lines are cut where a terminal ends.
@@ -208,7 +208,7 @@ def test_a_reduction_that_was_ended_is_no_damage(checkpoint: Path, capsys: Any) 
     (checkpoint / "manifest.json").write_text(render_manifest(replace(manifest, trainer=False, files=kept)))
     (checkpoint / ".manifest.json.tmp").write_text("{")
     code, (found,) = verify(capsys, checkpoint)
-    assert code == 0 and "reduced to its model" in found["notes"][0] and not found["goes_on"]
+    assert code == 0 and "trainer state" in found["notes"][0] and not found["goes_on"]
     (checkpoint / "other").write_text("")
     code, (found,) = verify(capsys, checkpoint)
     assert code == 1 and found["faults"] == ["other is not in its manifest"]
