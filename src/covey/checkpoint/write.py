@@ -39,21 +39,9 @@ if TYPE_CHECKING:
 
 STATE_FILE = "state.json"
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_ADAM_BYTES = 8
-_MASTER_BYTES = 4
 
 Entries = Mapping[str, FileEntry]
 """Files by their path in the checkpoint, each with the length and sum that it was written with."""
-
-
-def forecast_bytes(num_params: int, dtype_bytes: int, with_optimizer: bool, with_master: bool) -> int:
-    """Return the bytes of a checkpoint's tensors.
-
-    The model takes `dtype_bytes` a parameter, AdamW's two fp32 moments 8, the fp32 masters 4:
-    `forecast_bytes(1_000, 2, True, True)` is 14,000.
-    """
-    per_param = dtype_bytes + _ADAM_BYTES * with_optimizer + _MASTER_BYTES * with_master
-    return num_params * per_param
 
 
 def write_checkpoint(

@@ -21,7 +21,7 @@ from covey.checkpoint.pieces import whole
 from covey.checkpoint.read import list_checkpoints, read_states, verify
 from covey.checkpoint.registry import State
 from covey.checkpoint.staging import tidy
-from covey.checkpoint.write import forecast_bytes, write_checkpoint
+from covey.checkpoint.write import write_checkpoint
 from covey.errors import CheckpointError
 
 
@@ -254,20 +254,3 @@ def test_tidy_finishes_what_a_kill_left(tmp_path: Path) -> None:
     ]
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-40", "checkpoint-41"]
     assert verify(tmp_path / "checkpoint-41").meta == {"which": "newer"}
-
-
-def test_forecast_adds_what_is_kept() -> None:
-    assert forecast_bytes(1_000, 2, with_optimizer=False, with_master=False) == 2_000
-    assert forecast_bytes(1_000, 2, with_optimizer=True, with_master=False) == 10_000
-    assert forecast_bytes(1_000, 2, with_optimizer=True, with_master=True) == 14_000
-
-
-def test_the_forecast_is_the_size_of_what_is_written(tmp_path: Path) -> None:
-    num_params = 10_000
-    tensors = {name: torch.zeros(num_params) for name in ("first", "second", "master")}
-
-    def model(directory: Path) -> None:
-        (directory / "model.safetensors").write_bytes(bytes(2 * num_params))
-
-    written = verify(save(tmp_path, write_model=model, states={"o": State(tensors=tensors)})).size
-    assert 0 <= written - forecast_bytes(num_params, 2, True, True) < 2_000
