@@ -77,10 +77,16 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """What a file's header says, held to the length of the file; DamagedFileError where the two differ."""
+    return read_file(file)[0]
+
+
+def read_file(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """`read_header`, and what the file says of itself beside its tensors, such as {"format": "pt"}."""
     size = file.stat().st_size
     header, begin = _header(file)
+    metadata = header.pop(_METADATA, None) or {}
     try:
-        tensors = {name: _tensor(file, e, begin) for name, e in header.items() if name != _METADATA}
+        tensors = {name: _tensor(file, entry, begin) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{file.name} has a header that cannot be read: {error!r}") from error
     needed = max((t.end for t in tensors.values()), default=begin)
@@ -91,15 +97,9 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         if bits is not None and math.prod(tensor.shape) * bits != 8 * (tensor.end - tensor.start):
             words = f"{name} has {tensor.end - tensor.start:,} bytes in {file.name}, which are not "
             raise DamagedFileError(f"{words}{tensor.dtype} of shape {tensor.shape}")
-    return tensors
-
-
-def read_metadata(file: Path) -> dict[str, str]:
-    """What a file says of itself beside its tensors, such as {"format": "pt"}."""
-    metadata = _header(file)[0].get(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise DamagedFileError(f"{file.name} has a header that cannot be read: its metadata are no texts")
-    return metadata
+    return tensors, metadata
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:

@@ -18,7 +18,7 @@ from covey.checkpoint.manifest import FileEntry
 from covey.checkpoint.tensor_file import write_tensors
 from covey.errors import CheckpointError
 from covey.plan.shape import counted
-from covey.weight_files import DamagedFileError, read_header, read_metadata
+from covey.weight_files import DamagedFileError, StoredTensor, read_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ def whole(name: str, tensor: Tensor) -> Piece:
     return Piece(name, tensor, 0, tuple(tensor.shape))
 
 
-def share_of(tensors: Mapping[str, Tensor], rank: int = 0, world: int = 1) -> Iterator[Piece]:
+def share_of(tensors: Mapping[str, Tensor], rank: int, world: int) -> Iterator[Piece]:
     """The tensors that this rank writes of those that every rank holds whole: dealt out by size, whatever
     their order."""
     names = sorted(tensors)
@@ -130,10 +130,6 @@ class SavedPieces(Mapping[str, "Tensor"]):
         shape = self.shape(name)
         return self.read(name, 0, shape[0]) if shape else self._open(name).get_tensor(name).clone()
 
-    def names(self) -> tuple[str, ...]:
-        """The names of the tensors."""
-        return tuple(self._parts)
-
     def shape(self, name: str) -> Shape:
         """The shape of the whole tensor; CheckpointError where there is none of this name."""
         if name not in self._shapes:
@@ -175,7 +171,8 @@ class SavedPieces(Mapping[str, "Tensor"]):
         if not files:
             return ["it has no rank-*.safetensors file"]
         try:
-            worlds = {int(read_metadata(file)["world"]) for file in files}
+            held = {file: read_file(file) for file in files}
+            worlds = {int(metadata["world"]) for _, metadata in held.values()}
             if len(worlds) > 1:
                 return [f"its files were written by runs of {' and '.join(map(str, sorted(worlds)))} ranks"]
             expected = {pieces_file(rank) for rank in range(*worlds)}
@@ -185,14 +182,16 @@ class SavedPieces(Mapping[str, "Tensor"]):
                     f"{counted(*worlds, 'rank')}"
                     for name in odd
                 ]
-            return [fault for file in files for fault in self._take(file)]
+            return [fault for file, found in held.items() for fault in self._take(file, *found)]
         except (OSError, DamagedFileError, KeyError, ValueError, TypeError) as error:
             return [f"{error}" if isinstance(error, DamagedFileError) else f"it cannot be read: {error!r}"]
 
-    def _take(self, file: Path) -> list[str]:
+    def _take(
+        self, file: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
+    ) -> list[str]:
         faults = []
-        parts = json.loads(read_metadata(file)["parts"])
-        for key, stored in read_header(file).items():
+        parts = json.loads(metadata["parts"])
+        for key, stored in tensors.items():
             name, first, shape = parts.get(key, (key, 0, stored.shape))
             rows = stored.shape[0] if stored.shape else 1
             known = self._shapes.setdefault(name, tuple(shape)), self._dtypes.setdefault(name, stored.dtype)

@@ -73,7 +73,7 @@ def test_any_cut_reads_back_in_any_other_cut(seed: int, tmp_path: Path) -> None:
             ranks[rank].append(rows(name, tensor, first, last))
     ranks[draw.randrange(world)].append(whole("step/x", torch.tensor(3.0)))
     saved = write(tmp_path, *ranks)
-    assert set(saved.names()) == {*tensors, "step/x"}
+    assert set(saved) == {*tensors, "step/x"}
     assert torch.equal(saved["step/x"], torch.tensor(3.0)) and saved.shape("step/x") == ()
     for name, tensor in tensors.items():
         assert saved.shape(name) == tuple(tensor.shape)
