@@ -43,6 +43,23 @@ class StoredTensor:
     end: int
 
 
+def weight_map(directory: Path) -> dict[str, str] | None:
+    """The file of each tensor by the index; None where there is none, or one file holds the whole model.
+
+    DamagedFileError where an index names no files.
+    """
+    index = directory / INDEX
+    if (directory / WHOLE).is_file() or not index.is_file():
+        return None
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if not names or not all(isinstance(name, str) for name in names.values()):
+            raise ValueError("no names")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedFileError(f"{index.name} names no files of weights") from error
+    return dict(names)
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The files that are loaded from a model's directory; none where there are none.
 
@@ -50,9 +67,7 @@ def weight_files(directory: Path) -> list[Path]:
     """
     if (directory / WHOLE).is_file():
         return [directory / WHOLE]
-    if not (directory / INDEX).is_file():
-        return []
-    return [directory / name for name in sorted(set(_weight_map(directory).values()))]
+    return [directory / name for name in sorted({*(weight_map(directory) or {}).values()})]
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -67,11 +82,10 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             if name in tensors:
                 raise DamagedFileError(f"{name} is in {tensors[name].file.name} and in {file.name}")
             tensors[name] = tensor
-    if not (directory / WHOLE).is_file() and (directory / INDEX).is_file():
-        for name, file_name in _weight_map(directory).items():
-            if name not in tensors or tensors[name].file.name != file_name:
-                where = f"it is in {tensors[name].file.name}" if name in tensors else "it is not there"
-                raise DamagedFileError(f"{INDEX} says that {name} is in {file_name}, and {where}")
+    for name, file_name in (weight_map(directory) or {}).items():
+        if name not in tensors or tensors[name].file.name != file_name:
+            where = f"it is in {tensors[name].file.name}" if name in tensors else "it is not there"
+            raise DamagedFileError(f"{INDEX} says that {name} is in {file_name}, and {where}")
     return tensors
 
 
@@ -141,14 +155,3 @@ def _tensor(file: Path, entry: Mapping[str, Any], begin: int) -> StoredTensor:
     if not 0 <= start <= end:
         raise ValueError("places that run backwards")
     return StoredTensor(file, str(entry["dtype"]), shape, begin + start, begin + end)
-
-
-def _weight_map(directory: Path) -> dict[str, str]:
-    index = directory / INDEX
-    try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        if not names or not all(isinstance(name, str) for name in names.values()):
-            raise ValueError("no names")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{index.name} names no files of weights") from error
-    return dict(names)

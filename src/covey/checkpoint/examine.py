@@ -26,7 +26,16 @@ from covey.errors import CheckpointError
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.config_shapes import shapes_of_config
 from covey.models.fit import unfit_words
-from covey.weight_files import INDEX, WHOLE, DamagedFileError, StoredTensor, read_header, stored_tensors
+from covey.weight_files import (
+    INDEX,
+    WHOLE,
+    DamagedFileError,
+    StoredTensor,
+    read_header,
+    stored_tensors,
+    weight_files,
+    weight_map,
+)
 
 _CONFIG = "config.json"
 _NO_MANIFEST = f"no {MANIFEST}, so the contents cannot be checked against what was written"
@@ -145,33 +154,32 @@ def _adapter_faults(path: Path) -> Iterator[str]:
     if not (path / ADAPTER_WEIGHTS).is_file():
         yield f"{ADAPTER_WEIGHTS} is missing"
     elif not read_header(path / ADAPTER_WEIGHTS):
-        yield f"{ADAPTER_WEIGHTS} holds no tensor"
+        yield f"{ADAPTER_WEIGHTS} contains no tensors"
 
 
 def _weight_faults(path: Path) -> tuple[list[str], list[str]]:
     config = _read_config(path)
     faults = [f"{_CONFIG} is missing or cannot be read"] if config is None else []
-    index, notes = _index(path), []
-    if index is not None:
-        faults += [f"{name} is missing" for name in sorted({*index.values()}) if not (path / name).is_file()]
-        if faults:
-            return faults, []
-    tensors = stored_tensors(path)
+    try:
+        index, files = weight_map(path), weight_files(path)
+        if not files:
+            return [*faults, f"there is neither {WHOLE} nor {INDEX}"], []
+        if missing := [f"{file.name} is missing" for file in files if not file.is_file()]:
+            return [*faults, *missing], []
+        tensors = stored_tensors(path)
+    except DamagedFileError as error:
+        return [*faults, str(error)], []
     if not tensors:
-        return [*faults, f"there is neither {WHOLE} nor {INDEX}"], []
+        return [*faults, f"{files[0].name} contains no tensors"], []
     if index is not None and (lost := sorted(set(tensors) - set(index))):
         faults.append(f"{lost[0]} is in {tensors[lost[0]].file.name}, and {INDEX} does not name it")
-    named = {tensor.file.name for tensor in tensors.values()}
-    shards = (file.name for file in path.glob("model*.safetensors"))
-    faults += [
-        f"{name} is a weight file that is not loaded{'' if index is None else ': the index does not list it'}"
-        for name in sorted({*shards} - named)
-    ]
-    if config is not None:
-        unfit, note = _held_to_config(config, tensors)
-        faults += unfit
-        notes += note
-    return faults, notes
+    surplus = sorted({file.name for file in path.glob("model*.safetensors")} - {file.name for file in files})
+    why = "" if index is None else ": the index does not list it"
+    faults += [f"{name} is a weight file that is not loaded{why}" for name in surplus]
+    if config is None:
+        return faults, []
+    unfit, notes = _held_to_config(config, tensors)
+    return [*faults, *unfit], notes
 
 
 def _held_to_config(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> tuple[list[str], list[str]]:
@@ -199,14 +207,3 @@ def _read_config(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
-
-
-def _index(path: Path) -> dict[str, str] | None:
-    """The index where it is what is loaded; None where one file holds the model, or an index names none."""
-    if (path / WHOLE).is_file() or not (path / INDEX).is_file():
-        return None
-    try:
-        names = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return names if isinstance(names, dict) else None

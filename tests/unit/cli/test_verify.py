@@ -166,6 +166,31 @@ def test_a_plain_model(tmp_path: Path, capsys: Any) -> None:
     assert code == 1 and "there is neither" in found["faults"][0]
 
 
+def test_an_index_that_names_no_files(tmp_path: Path, capsys: Any) -> None:
+    """What is wrong with config.json is said too."""
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": 1}}')
+    (tmp_path / "config.json").write_text("{")
+    code, (found,) = verify(capsys, tmp_path)
+    said = "; ".join(found["faults"])
+    assert code == 1 and "index.json names no files" in said and "config.json is missing" in said
+
+
+def test_shards_are_read_whatever_config_json_is(checkpoint: Path, capsys: Any) -> None:
+    _tensor_lost(checkpoint)
+    (checkpoint / "config.json").write_text("{")
+    sealed_again(checkpoint)
+    code, (found,) = verify(capsys, checkpoint)
+    said = "; ".join(found["faults"])
+    assert code == 1 and "config.json is missing or cannot be read" in said and "and it is not there" in said
+
+
+def test_a_file_without_tensors_is_not_called_absent(tmp_path: Path, capsys: Any) -> None:
+    directory = save_model("qwen2", tmp_path / "model")
+    save_file({}, str(directory / "model.safetensors"))
+    code, (found,) = verify(capsys, directory)
+    assert code == 1 and found["faults"] == ["model.safetensors contains no tensors"]
+
+
 def test_a_family_whose_shapes_are_not_known(tmp_path: Path, capsys: Any) -> None:
     code, (found,) = verify(capsys, save_model("gpt2", tmp_path / "model"))
     assert code == 0 and "model_type gpt2" in found["notes"][1]
