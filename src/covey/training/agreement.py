@@ -21,6 +21,7 @@ import covey
 from covey.activity import ranks_word
 from covey.checkpoint.manifest import MANIFEST
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, stored
+from covey.config.objects import is_live
 from covey.errors import ConfigError
 from covey.options.schema import Config
 from covey.plan.problem import problem
@@ -36,9 +37,11 @@ Values = Mapping[str, Mapping[str, Any]]
 """By kind (a key of FIXES) and name."""
 
 FIXES: Mapping[str, str] = {
+    "object": "make the same object on every rank: from the same seed, and with all rows; covey gives each "
+    "rank its part of the work",
     "option": "start every rank with the same command and the same configuration file",
-    "data": "give every rank the same files: copy them anew, or use a disk that all ranks read",
-    "model": "give every rank the same model directory: copy it anew, or use a disk that all ranks read",
+    "data": "give every rank the same files: copy them again, or use a disk that all ranks read",
+    "model": "give every rank the same model directory: copy it again, or use a disk that all ranks read",
     "package": "install the same versions for every rank",
     "environment": "set the same environment variables for every rank, or unset them",
 }
@@ -76,6 +79,7 @@ def refuse_differences(config: Config, found: Survey, comm: Comm) -> None:
 def values_of(config: Config, found: Survey, environment: Mapping[str, str]) -> Values:
     """What this rank has."""
     return {
+        "object": _objects(config),
         "option": _options(config),
         "data": _data(config, found),
         "model": {**({} if found.live is not None else _model(found.facts.model_dir)), **_adapters(config)},
@@ -85,6 +89,13 @@ def values_of(config: Config, found: Survey, environment: Mapping[str, str]) -> 
             **{name: environment[name] for name in _VARIABLES if name in environment},
         },
     }
+
+
+def _objects(config: Config) -> dict[str, Any]:
+    """The live objects of a program: each rank has made its own."""
+    named = {"model": [config.model], "dataset": config.dataset, "val_dataset": config.val_dataset}
+    live = {name: [text for text in texts if is_live(text)] for name, texts in named.items()}
+    return {name: texts for name, texts in live.items() if texts}
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -239,12 +250,17 @@ def disagreement(of_ranks: Sequence[Values]) -> list[Problem]:
 
 
 def _differences(of_ranks: Sequence[Values]) -> Iterable[Difference]:
+    """By kind; of other objects alone where there are any, as what is read from them differs too."""
     for kind in FIXES:
+        are_other_objects = False
         names = dict.fromkeys(name for values in of_ranks for name in values.get(kind, {}))
         for name in names:
             values = [values.get(kind, {}).get(name) for values in of_ranks]
             if any(value != values[0] for value in values):
+                are_other_objects = kind == "object"
                 yield Difference(kind, name, _words(kind, name, values))
+        if are_other_objects:
+            return
 
 
 def _words(kind: str, name: str, values: Sequence[Any]) -> str:

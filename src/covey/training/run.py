@@ -29,7 +29,6 @@ from covey.training.build import build_job
 from covey.training.facts import Survey, fetch_model, survey
 from covey.training.job import Job
 from covey.training.loop import run
-from covey.training.objects import refuse_other_objects
 from covey.training.out_of_memory import explain_memory
 from covey.training.owning import owned
 from covey.training.process import (
@@ -122,7 +121,6 @@ def _begin_together(
 ) -> Lock | None:
     """Agree with the other ranks, own the run directory, and watch each other from here on. Collective."""
     config, output = resolved.config, Path(resolved.config.output_dir)
-    refuse_other_objects(config, comm)
     refuse_differences(config, found, comm)
     lock = stack.enter_context(owned(config, found.facts, comm))
     others.output_dir, others.lock = output, lock

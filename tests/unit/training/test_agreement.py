@@ -69,11 +69,12 @@ def test_the_message_of_64_ranks_stays_short() -> None:
         "Ranks 1, 3, 5, 7, 9, 11, and 26 more: torch 2.13; ranks 0, 2, 4, 6, 8, 10, and 26 more: 2.12."
     )
     all_kinds: list[Values] = [
-        {kind: {f"{kind}-{n}": rank % 2 for n in range(20)} for kind in FIXES} for rank in range(64)
+        {kind: {f"{kind}-{n}": rank % 2 for n in range(20)} for kind in FIXES if kind != "object"}
+        for rank in range(64)
     ]
     (problem,) = disagreement(all_kinds)
     assert len(problem.seen) < 900 and "96 more differ" in problem.seen
-    assert len(problem.fixes) == len(FIXES)
+    assert len(problem.fixes) == len(FIXES) - 1
 
 
 def values(tmp_path: Path, environment: dict[str, str] | None = None, **changes: Any) -> Values:
@@ -146,6 +147,16 @@ def test_options_and_environment_that_differ_are_named(tmp_path: Path) -> None:
         output_dir="other",
     )
     assert names_of([first, second]) == ["learning_rate", "output_dir", "NCCL_ALGO"]
+
+
+def test_other_objects_of_a_program_are_the_only_difference_that_is_named(tmp_path: Path) -> None:
+    """Their names are options too, and what is read from them is data."""
+    names = [f"object Qwen2ForCausalLM (checksum {n}{n}000000)" for n in (1, 2)]
+    with survey(from_dict(OPTIONS, 2).config, 2) as found:
+        of_ranks = [values_of(from_dict({**OPTIONS, "model": n}, 2).config, found, {}) for n in names]
+    assert names_of(of_ranks) == ["model", "model"]
+    assert disagreement(of_ranks)[0].option == "model"
+    assert seen(of_ranks) == f"Rank 1: model {names[1]}; rank 0: {names[0]}."
 
 
 class Two(LocalComm):

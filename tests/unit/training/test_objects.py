@@ -14,11 +14,8 @@ import torch
 import transformers
 
 import covey
-from covey.comm import LocalComm
-from covey.config import from_dict
 from covey.errors import ConfigError
 from covey.quickstart.task import MODEL_DIR
-from covey.training.objects import refuse_other_objects
 from support.verbs import alone
 
 ROWS = [{"question": f"What is {n}+1?", "solution": str(n + 1)} for n in range(16)]
@@ -167,25 +164,3 @@ def test_frozen_weights(tokenizer: Any) -> None:
 def test_refused(options: dict[str, Any], problems: list[tuple[str, str]], tokenizer: Any) -> None:
     given = {name: tokenizer if value == "TOKENIZER" else value for name, value in options.items()}
     assert refused(**given) == problems
-
-
-class Ranks(LocalComm):
-    """Two ranks, of which the other one has other names."""
-
-    world = 2
-
-    def __init__(self, **other: Any) -> None:
-        self._other = other
-
-    def gather_json(self, value: Any) -> list[Any]:
-        return [value, {**value, **self._other}]
-
-
-def test_ranks_with_other_objects() -> None:
-    names = [f"object Qwen2ForCausalLM (checksum {n}{n}000000)" for n in (1, 2)]
-    config = from_dict({"model": names[0], "dataset": "train.jsonl", "reward_funcs": "accuracy"}).config
-    refuse_other_objects(config, Ranks())
-    with pytest.raises(ConfigError) as error:
-        refuse_other_objects(config, Ranks(model=[names[1]]))
-    (problem,) = error.value.problems
-    assert problem.code == "E377" and all(name in problem.seen for name in names)
