@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import covey
 from covey.activity import ranks_word
-from covey.checkpoint.manifest import MANIFEST
+from covey.checkpoint.manifest import MANIFEST, hash_file
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, stored
 from covey.config.objects import is_live
 from covey.errors import ConfigError
@@ -28,7 +28,7 @@ from covey.plan.problem import problem
 from covey.telemetry.rollouts import list_rollouts
 from covey.training.facts import Survey
 from covey.types import Fix, Problem, Prompt
-from covey.weight_files import stored_tensors
+from covey.weight_files import StoredTensor, stored_tensors
 
 if TYPE_CHECKING:
     from covey.comm import Comm
@@ -166,7 +166,7 @@ def _of_prompts(prompts: Sequence[Prompt]) -> list[str]:
         found.update(array("q", prompt.token_ids).tobytes())
         beside = [prompt.id, prompt.task, prompt.pass_rate, dict(prompt.columns)]
         found.update(json.dumps(beside, sort_keys=True, default=_kind).encode("utf-8", "surrogatepass"))
-    return [f"{len(prompts):,} prompts", f"digest {found.hexdigest()[:12]}"]
+    return [f"{len(prompts):,}", f"digest {found.hexdigest()[:12]}"]
 
 
 def _kind(value: object) -> str:
@@ -185,11 +185,14 @@ def _model(model_dir: str | None) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: _digest_of_file(directory / name) for name in _MODEL_FILES if (directory / name).is_file()
     }
-    tensors = sorted(
-        (name, tensor.dtype, list(tensor.shape)) for name, tensor in stored_tensors(directory).items()
-    )
-    values["tensors of the weights"] = [f"{len(tensors)} tensors", f"digest {_digest(map(str, tensors))}"]
+    values["tensors of the weights"] = _of_tensors(stored_tensors(directory))
     return values
+
+
+def _of_tensors(tensors: Mapping[str, StoredTensor], *beside: str) -> list[str]:
+    """How many there are, and a digest of what the headers say of them, and of what is told beside it."""
+    told = sorted(f"{name} {tensor.dtype} {tensor.shape}" for name, tensor in tensors.items())
+    return [f"{len(told):,}", f"digest {_digest([*told, *beside])}"]
 
 
 def _adapters(config: Config) -> dict[str, Any]:
@@ -197,9 +200,8 @@ def _adapters(config: Config) -> dict[str, Any]:
     values = {}
     for name, directory in (("adapters", config.adapters), ("ref_adapters", config.ref_adapters)):
         if directory is not None and Path(directory).is_dir():
-            tensors = sorted((n, t.dtype, list(t.shape)) for n, t in stored(Path(directory)).items())
             files = [_digest_of_file(Path(directory) / f) for f in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
-            values[name] = [f"{len(tensors)} tensors", f"digest {_digest([*map(str, tensors), *files])}"]
+            values[f"tensors of {name}"] = _of_tensors(stored(Path(directory)), *files)
     return values
 
 
@@ -225,8 +227,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def _digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    return hash_file(path)[:12]
 
 
 class Difference(NamedTuple):
