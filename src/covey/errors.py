@@ -39,3 +39,7 @@ class RunFailed(CoveyError):
 
 class CheckpointError(CoveyError, ValueError):
     """A directory that is no checkpoint, or one whose files are not what its manifest says."""
+
+
+class OtherRankFailed(CoveyError):
+    """Another rank could not do its part of what all of them do; it says why itself."""

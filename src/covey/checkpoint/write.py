@@ -32,7 +32,7 @@ from covey.checkpoint.pieces import Piece, write_pieces
 from covey.checkpoint.registry import State
 from covey.checkpoint.staging import hidden_sibling, store_manifest, sync_directory, sync_file, tidy
 from covey.checkpoint.tensor_file import write_tensors, write_text
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, OtherRankFailed
 
 if TYPE_CHECKING:
     from covey.comm import Comm
@@ -148,7 +148,7 @@ def _rebuilt(rank: int, error: Mapping[str, Any]) -> Exception:
         return OSError(error["number"], error["words"], error["path"])
     if error["kind"] == "CheckpointError":
         return CheckpointError(error["words"])
-    return RuntimeError(f"rank {rank} could not write its part: {error['kind']}: {error['words']}")
+    return OtherRankFailed(f"rank {rank} could not write its part: {error['kind']}: {error['words']}")
 
 
 def _refuse_other_kind(final: Path) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from covey.activity import Activity
 from covey.codes import CODES
-from covey.errors import RunFailed
+from covey.errors import OtherRankFailed, RunFailed
 from covey.exits import GUARDED
 from covey.health.hang import newest_checkpoint
 from covey.plan.disk import size
@@ -175,14 +175,12 @@ def _free(path: Path) -> int:
         return 0
 
 
-def is_of_network(error: BaseException) -> bool:
-    """Whether another process is the cause: it is not there any more, or it could not write its part."""
-    words = str(error)
-    signs = (
-        *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "recvValue failed"),
-        "could not write its part",
-    )
-    return isinstance(error, RuntimeError) and any(sign in words for sign in signs)
+def is_of_another(error: BaseException) -> bool:
+    """Whether another process is the cause: it could not do its part, or is not there any more, which torch
+    says in words alone."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "recvValue failed")
+    is_of_network = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return is_of_network or isinstance(error, OtherRankFailed)
 
 
 def write_stack(output_dir: Path, rank: int, error: BaseException) -> None:

@@ -161,7 +161,7 @@ class Together:
         else:
             with contextlib.suppress(OSError):
                 failure.write_stack(self.output_dir, self.rank, error)
-        if self.place is not None and failure.is_of_network(error):
+        if self.place is not None and failure.is_of_another(error):
             # Another process is the cause; the thread finds out which, and ends this one.
             time.sleep(2 * _GONE_S + 2 * _POLL_S)
         self.fail(finding, 1)

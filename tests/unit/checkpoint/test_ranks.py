@@ -20,7 +20,7 @@ from covey.checkpoint.registry import State
 from covey.checkpoint.retain import retain
 from covey.checkpoint.tensor_file import write_tensors
 from covey.checkpoint.write import write_checkpoint
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, OtherRankFailed
 from support.threads import on_ranks
 
 STATES = {"progress": State(json={"step": 4}), "rollout": State(tensors={"old": torch.arange(5.0)})}
@@ -101,7 +101,8 @@ def test_what_fails_on_one_rank_fails_on_all(rank: int, kind: str, tmp_path: Pat
     elif kind == "bad state":
         assert [(type(e), str(e)) for e in errors] == [(CheckpointError, "bad")] * 2
     else:
-        assert type(errors[rank]) is ValueError and f"rank {rank}" in str(errors[1 - rank])
+        assert type(errors[rank]) is ValueError and type(errors[1 - rank]) is OtherRankFailed
+        assert f"rank {rank}" in str(errors[1 - rank])
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-4"]
 
