@@ -32,6 +32,13 @@ def ranks_word(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
 
 
+def moment_words(phase: str, step: int, micro: int = 0, num_micro: int = 0) -> str:
+    """`update, micro-batch 2 of 4, after step 12`; of what is before the first rollout `start-up`."""
+    if phase == "start":
+        return "start-up"
+    return f"{phase}{f', micro-batch {micro} of {num_micro}' if micro else ''}, after step {step}"
+
+
 class Stopped(BaseException):
     """A signal ended what can be thrown away and done again, such as a rollout; no error, so that nothing
     takes it for one."""

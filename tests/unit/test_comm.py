@@ -6,7 +6,7 @@ import timeit
 
 import pytest
 
-from covey.activity import PHASES, Activity
+from covey.activity import PHASES, Activity, moment_words
 from covey.comm import LocalComm, check_plans
 from covey.errors import GuardStop
 
@@ -25,6 +25,13 @@ def test_plans_that_differ_are_told_apart() -> None:
         "rank 1: update after step 4 with 5 micro-batches and 1,234 trained tokens; "
         "rank 3: evaluate after step 3"
     )
+
+
+def test_a_moment_in_words() -> None:
+    assert moment_words("update", 12, 2, 4) == "update, micro-batch 2 of 4, after step 12"
+    assert moment_words("save", 3) == "save, after step 3"
+    # A run that resumes has taken steps, which say nothing of its start.
+    assert moment_words("start", 40) == "start-up"
 
 
 def test_one_process_enters_its_phases() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from covey.activity import ranks_word
+from covey.activity import moment_words, ranks_word
 from covey.codes import CODES
 from covey.types import Finding, Fix
 
@@ -36,8 +36,7 @@ class Status:
 
     def words(self) -> str:
         """`update, micro-batch 2 of 4, after step 12`."""
-        micro = f", micro-batch {self.micro} of {self.num_micro}" if self.micro else ""
-        return f"{self.phase}{micro}, after step {self.step}"
+        return moment_words(self.phase, self.step, self.micro, self.num_micro)
 
     def line(self) -> str:
         """One line with everything that a person looks for."""

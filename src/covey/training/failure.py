@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.activity import Activity
+from covey.activity import Activity, moment_words
 from covey.codes import CODES
 from covey.errors import OtherRankFailed, RunFailed
 from covey.exits import GUARDED
@@ -84,8 +84,7 @@ class Where(NamedTuple):
     def moment(self) -> str:
         """`update, micro-batch 2 of 4, after step 3`."""
         now = self.activity.moment
-        micro = f", micro-batch {now.micro} of {now.num_micro}" if now.num_micro else ""
-        return f"{now.phase}{micro}, after step {self.activity.step}"
+        return moment_words(now.phase, self.activity.step, now.micro, now.num_micro)
 
     def fixes(self) -> tuple[Fix, ...]:
         """Where the stack is, and how the run goes on."""
@@ -115,7 +114,8 @@ def gone(rank: int, pid: int, activity: Activity, output_dir: Path | None) -> Fi
     """F133: a process that is not there any more and said nothing."""
     return Finding(
         code="F133",
-        seen=f"rank {rank} (process {pid}) ended without an error message {_during(activity)}",
+        seen=f"rank {rank} (process {pid}) ended without an error message in "
+        f"{moment_words(activity.moment.phase, activity.step)}",
         why=CODES["F133"].why,
         cause="It was killed: by the system because memory ran out (see dmesg), by a scheduler, or by hand.",
         fixes=(_go_on(output_dir),),
@@ -127,19 +127,13 @@ def stopped(rank: int, pid: int, seconds: float, activity: Activity, output_dir:
     """F134: a process that is stopped, and that the others wait for."""
     return Finding(
         code="F134",
-        seen=f"rank {rank} (process {pid}) has been stopped for {seconds:.0f} s {_during(activity)}, and the "
-        "others wait for it",
+        seen=f"rank {rank} (process {pid}) has been stopped for {seconds:.0f} s in "
+        f"{moment_words(activity.moment.phase, activity.step)}, and the others wait for it",
         why=CODES["F134"].why,
         cause="It got SIGSTOP: from a scheduler that suspends jobs, from `kill -STOP`, or Ctrl-Z.",
         fixes=(_go_on(output_dir),),
         step=activity.step,
     )
-
-
-def _during(activity: Activity) -> str:
-    """When it was, as this rank knows it."""
-    phase = activity.moment.phase
-    return "while the run started" if phase == "start" else f"in {phase}, after step {activity.step}"
 
 
 def text_of(finding: Finding) -> list[str]:

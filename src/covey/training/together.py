@@ -67,7 +67,6 @@ class Together:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _since: dict[tuple[str, int], float] = field(default_factory=dict)
     _polled_at: float = 0.0
-    _has_shared_signal: bool = False
     _polls_with_signal: int = 0
 
     @property
@@ -229,10 +228,10 @@ class Together:
     def _pass_signal_on(self, place: Meeting) -> None:
         """A signal that one process got is for all of them."""
         received = 0 if self.signals is None else self.signals.received
-        if received and not self._has_shared_signal:
+        is_known = place.signal.exists()
+        if received and not is_known:
             place.signal.write_text(str(received), encoding="ascii")
-            self._has_shared_signal = True
-        elif not received and self.signals is not None and place.signal.exists():
+        elif is_known and not received and self.signals is not None:
             self._polls_with_signal += 1
             if self._polls_with_signal == 1:
                 # Mostly the system sends it to all of them, one after the other.

@@ -67,7 +67,7 @@ def test_every_rank_answers(
     out = capsys.readouterr().out
     assert out.startswith(f"run {tmp_path}\n\nrank 0 of 2, process {os.getpid()} on ")
     assert "update, micro-batch 2 of 4, after step 7; " in out and "1800 s allowed" in out
-    assert "rank 1 of 2" in out and "start, after step 0" in out
+    assert "rank 1 of 2" in out and ": start-up; " in out
     assert "test_every_rank_answers" in out and "thread watchdog" in out
     # Nothing is disturbed and nothing stays behind.
     assert activity.moment is moment
