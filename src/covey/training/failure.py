@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -14,11 +15,13 @@ from typing import NamedTuple
 
 from covey.activity import Activity, moment_words
 from covey.codes import CODES
-from covey.errors import OtherRankFailed, RunFailed
+from covey.errors import CoveyError, OtherRankFailed, RunFailed
 from covey.exits import GUARDED
 from covey.health.hang import newest_checkpoint
+from covey.health.record import fields_of
 from covey.plan.disk import size
 from covey.plan.words import coded, flags, sentence
+from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Changed, Lock
 from covey.types import Finding, Fix
 
@@ -145,6 +148,25 @@ def text_of(finding: Finding) -> list[str]:
         # In one line, so that it can be copied.
         lines += [f"{'':<10}{flags(fix.edits)}"] if fix.edits else []
     return lines
+
+
+def record(finding: Finding, output_dir: Path | None, lock: Lock | None) -> None:
+    """Put a finding on record where that can be done.
+
+    Neither is a directory that was deleted made again for it, nor is it for another one in its place; and one
+    in which nothing has been written stays free for the next start.
+    """
+    if output_dir is None or not (output_dir / "config.yaml").is_file():
+        return
+    with contextlib.suppress(OSError, CoveyError):
+        if lock is not None:
+            lock.check()
+        RunFiles(output_dir).append_event("finding", step=finding.step, **fields_of(finding))
+
+
+def say(finding: Finding) -> None:
+    """Print a finding past the terminal's lock, which the main thread may hold."""
+    os.write(2, ("\n".join(text_of(finding)) + "\n").encode())
 
 
 def stack_path(output_dir: Path, rank: int) -> Path:

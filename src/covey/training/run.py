@@ -125,7 +125,7 @@ def _begin_together(
     lock = stack.enter_context(owned(config, found.facts, comm))
     others.output_dir, others.lock = output, lock
     stack.enter_context(others.ending())
-    stack.enter_context(watched(comm, config, output))
+    stack.enter_context(watched(comm, config, output, lock))
     return lock
 
 

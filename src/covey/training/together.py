@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey.activity import Activity, Stopped
-from covey.errors import CheckpointError, ConfigError, CoveyError, GuardStop, RunFailed
+from covey.errors import CheckpointError, ConfigError, GuardStop, RunFailed
 from covey.exits import GUARDED, end_now, leave_code
-from covey.health.record import fields_of
 from covey.health.watchdog import flush_output
 from covey.meeting import RAISED, Meeting, meeting
-from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Lock
 from covey.training import failure
 from covey.types import Finding
@@ -97,13 +95,15 @@ class Together:
         """Record the finding, end every process of the run, and say why, once; a process that is alone goes
         on, to say it itself."""
         if self.place is None:
-            self._record(finding)
+            failure.record(finding, self.output_dir, self.lock)
             return
         with self._lock:
             # From here on this thread speaks, or another process does.
             self._stop.set()
             if self.place.fail_first():
-                self._print(finding)
+                failure.record(finding, self.output_dir, self.lock)
+                flush_output()
+                failure.say(finding)
                 leave_code(code)
                 everyone = self._wait_for_all(self.place)
             else:
@@ -239,22 +239,6 @@ class Together:
             main = threading.main_thread().ident
             assert main is not None
             signal.pthread_kill(main, int(place.signal.read_text(encoding="ascii") or signal.SIGTERM))
-
-    def _record(self, finding: Finding) -> None:
-        # Neither is a directory that was deleted made anew for it, nor is it for another one in its place;
-        # and one in which nothing has been written stays free for the next start.
-        output = self.output_dir
-        if output is None or not (output / "config.yaml").is_file():
-            return
-        with contextlib.suppress(OSError, CoveyError):
-            if self.lock is not None:
-                self.lock.check()
-            RunFiles(output).append_event("finding", step=finding.step, **fields_of(finding))
-
-    def _print(self, finding: Finding) -> None:
-        self._record(finding)
-        flush_output()
-        os.write(2, ("\n".join(failure.text_of(finding)) + "\n").encode())
 
     def _wait_for_all(self, place: Meeting) -> bool:
         """Whether every other process has seen it, and ends; a stopped one is ended."""

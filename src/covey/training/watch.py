@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from covey.comm import Comm
 from covey.exits import leave_stuck
-from covey.health.record import fields_of
 from covey.health.watchdog import Watchdog, Watched, allowances, flush_output
 from covey.options.schema import Config
-from covey.telemetry.files import RunFiles
-from covey.training.failure import text_of
+from covey.telemetry.owner import Lock
+from covey.training.failure import record, say
 from covey.training.process import gpu_memory, nccl_trace
 from covey.types import Finding
 
 
 @contextmanager
-def watched(comm: Comm, config: Config, output_dir: Path) -> Iterator[None]:
-    """Watch this process from the loading of the model to the end of the run."""
+def watched(comm: Comm, config: Config, output_dir: Path, lock: Lock | None) -> Iterator[None]:
+    """Watch this process from the loading of the model to the end of the run; the first rank has the lock."""
 
     def report(finding: Finding) -> None:
-        # The first rank's own thread, or, where that process is stopped, the first one that still runs. A
-        # directory in which nothing has been written stays free for the next start.
-        if (output_dir / "config.yaml").is_file():
-            RunFiles(output_dir).append_event("finding", step=finding.step, **fields_of(finding))
-        # The terminal's lock may be with the main thread.
-        os.write(2, ("\n".join(text_of(finding)) + "\n").encode())
+        # The first rank's own thread, or, where that process is stopped, the first one that still runs.
+        record(finding, output_dir, lock)
+        say(finding)
 
     def leave(leads: bool, all_leave: bool) -> None:
         flush_output()
