@@ -11,6 +11,7 @@ from pathlib import Path
 from covey.cli.language import Language
 from covey.cli.live import live
 from covey.cli.show import finding_text
+from covey.cli.verbs import nameless
 from covey.config.argv import read_words
 from covey.doctor.examine import Report, Sighting, examine
 from covey.doctor.read import read_run
@@ -19,6 +20,8 @@ from covey.options.verbs import DoctorOptions
 from covey.plan.problem import problem
 from covey.plan.words import coded
 from covey.types import Fix, Problem
+
+_USAGE = "`covey doctor runs/NAME --json`, or `covey doctor --live PID`"
 
 
 def doctor(argv: Sequence[str], language: Language = "en") -> int:
@@ -29,7 +32,7 @@ def doctor(argv: Sequence[str], language: Language = "en") -> int:
             raise ConfigError([_stray(f"`--live` says nothing of `{' '.join(beside)}`.")])
         return live(str(options.live))
     if not words:
-        raise ConfigError([_stray("No run is named.")])
+        raise ConfigError([nameless("doctor", "No run is named.", _USAGE)])
     report = examine(read_run(Path(words[0])), time.time())
     if options.json_:
         sys.stdout.write(json.dumps(as_json(report), ensure_ascii=False, indent=2) + "\n")
@@ -39,8 +42,8 @@ def doctor(argv: Sequence[str], language: Language = "en") -> int:
 
 
 def _stray(seen: str) -> Problem:
-    fix = Fix(text="`covey doctor runs/NAME --json`, or `covey doctor --live PID`")
-    return problem("E108", "doctor", seen, "A report is of a directory, --live of a process.", fix)
+    cause = "A report is of a directory, --live of a process."
+    return problem("E108", "doctor", seen, cause, Fix(text=_USAGE))
 
 
 def as_lines(report: Report, language: Language = "en") -> list[str]:

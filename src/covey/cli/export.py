@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from covey.checkpoint.manifest import export_target
+from covey.cli.verbs import nameless
 from covey.config.argv import read_words
 from covey.errors import ConfigError, CoveyError
 from covey.options.verbs import ExportOptions
@@ -18,7 +19,8 @@ def export(argv: Sequence[str]) -> int:
     """Export a checkpoint and print where it is; ConfigError carries what is wrong with the words."""
     options, words = read_words("export", argv, ExportOptions)
     if not words:
-        raise ConfigError([_nameless()])
+        usage = "`covey export CHECKPOINT --merge --output_dir DIR`"
+        raise ConfigError([nameless("export", "No checkpoint is named.", usage)])
     checkpoint = Path(words[0])
     given = options.output_dir
     target = export_target(checkpoint, merge=options.merge) if given is None else Path(given)
@@ -37,16 +39,6 @@ def export(argv: Sequence[str]) -> int:
         )
     sys.stdout.write(f"written to {result.target}\n")
     return 0
-
-
-def _nameless() -> Problem:
-    return problem(
-        "E108",
-        "export",
-        "No checkpoint is named.",
-        "A flag of another verb, or a value that was left out.",
-        Fix(text="`covey export CHECKPOINT --merge --output_dir DIR`"),
-    )
 
 
 def _refuse(checkpoint: Path, target: Path) -> None:

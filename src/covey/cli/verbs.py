@@ -69,3 +69,15 @@ def unknown_verb(word: str) -> Problem:
         cause=cause,
         fixes=(fix,),
     )
+
+
+def nameless(verb: str, seen: str, usage: str) -> Problem:
+    """Return the problem of a verb that is given nothing to work on."""
+    return Problem(
+        code="E105",
+        option=verb,
+        seen=seen,
+        why=f"`covey {verb}` has no default for it.",
+        cause="",
+        fixes=(Fix(text=usage),),
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.checkpoint.examine import Examined, examine
+from covey.cli.verbs import nameless
 from covey.config.argv import read_words
 from covey.errors import ConfigError
 from covey.options.verbs import VerifyOptions
@@ -26,7 +27,8 @@ def verify(argv: Sequence[str]) -> int:
     is neither a checkpoint nor a model, once the others are printed."""
     options, words = read_words("verify", argv, VerifyOptions, most=None)
     if not words:
-        raise ConfigError([_nameless()])
+        usage = "`covey verify runs/NAME/checkpoint-N`; several directories may be given"
+        raise ConfigError([nameless("verify", "No checkpoint is named.", usage)])
     found = [examine(Path(word)) for word in words]
     known = [each for each in found if each.kind != "none"]
     if options.json_:
@@ -69,16 +71,6 @@ def _as_json(found: Examined) -> dict[str, Any]:
         "faults": list(found.faults),
         "notes": list(found.notes),
     } | ({"verdict": "none"} if found.kind == "none" else {})
-
-
-def _nameless() -> Problem:
-    return problem(
-        "E108",
-        "verify",
-        "No checkpoint is named.",
-        "A value that was left out.",
-        Fix(text="`covey verify runs/NAME/checkpoint-N`; several directories may be given"),
-    )
 
 
 def _no_checkpoint(found: Examined) -> Problem:

@@ -88,7 +88,7 @@ def test_what_is_said(exports: Exports, capsys: pytest.CaptureFixture[str]) -> N
         ("c-5 d", ["E108"], "`d` after c-5 belongs to no option"),
         ("c-5 --force --merge", ["E101"], "no option force (flag --force)"),
         ("c-5 d --output_dirs o --merge=maybe", ["E101", "E103", "E108"], "--output_dir o"),
-        ("--merge", ["E108"], "No checkpoint is named"),
+        ("--merge", ["E105"], "No checkpoint is named"),
         ("c-5 --output_dir", ["E103"], "--output_dir"),
         ("c-5 --base", ["E103"], "--base"),
         ("c-5 --output_dir --merge", ["E103"], "--output_dir"),

@@ -218,7 +218,7 @@ def test_what_is_no_checkpoint_exits_with_2(checkpoint: Path, tmp_path: Path, ca
         assert "E413" in said.err and words in " ".join(said.err.split()) and "whole" in said.out
     assert main(["verify", str(checkpoint), "--unknown"]) == 2
     assert main(["verify", "--json"]) == 2
-    assert "E108" in capsys.readouterr().err
+    assert "E105" in capsys.readouterr().err
 
 
 def test_a_write_that_did_not_end_is_damage(checkpoint: Path, capsys: Any) -> None:

@@ -209,7 +209,7 @@ def test_the_command(make: RunMaker, capsys: pytest.CaptureFixture[str]) -> None
         (["empty/trainer_state.json"], "E409"),
         (["a", "b"], "E108"),
         (["--steps", "a"], "E101"),
-        (["--json"], "E108"),
+        (["--json"], "E105"),
         (["--live", "a"], "E103"),
         (["--live", "1", "a"], "E108"),
         (["--live", "1", "--json"], "E108"),
