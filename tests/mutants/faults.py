@@ -362,7 +362,7 @@ def _nan_first(values: torch.Tensor) -> torch.Tensor:
 
 
 def _detached(stats: TokenStats, *args: Any) -> TokenStats:
-    return replace(stats, logprob_N=stats.logprob_N.detach() + 0.0 * stats.logprob_N)
+    return stats._replace(logprob_N=stats.logprob_N.detach() + 0.0 * stats.logprob_N)
 
 
 # -- rewards

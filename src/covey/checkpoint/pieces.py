@@ -175,11 +175,12 @@ class SavedPieces(Mapping[str, "Tensor"]):
             worlds = {int(metadata["world"]) for _, metadata in held.values()}
             if len(worlds) > 1:
                 return [f"its files were written by runs of {' and '.join(map(str, sorted(worlds)))} ranks"]
-            expected = {pieces_file(rank) for rank in range(*worlds)}
+            world = worlds.pop()
+            expected = {pieces_file(rank) for rank in range(world)}
             if odd := sorted(expected ^ {file.name for file in files}):
                 return [
                     f"{name} is {'missing' if name in expected else 'surplus'}: the run had "
-                    f"{counted(*worlds, 'rank')}"
+                    f"{counted(world, 'rank')}"
                     for name in odd
                 ]
             return [fault for file, found in held.items() for fault in self._take(file, *found)]

@@ -95,7 +95,8 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
 
 def is_asked(name: str, value: Any) -> bool:
     """Whether a value has a say in a run: that of an option that is not built yet only where it is on."""
-    return not FACTS[name].not_built or value not in (None, False, default_of(name))
+    is_off = value is None or value is False or value == default_of(name)
+    return not (FACTS[name].not_built and is_off)
 
 
 def to_run(resolved: Resolved) -> Resolved:
