@@ -24,7 +24,11 @@ def to_yaml(resolved: Resolved) -> str:
     lines = [_HEAD]
     for group in GROUPS:
         names = [name for name in OPTIONS if group_of(name) == group]
-        names = [name for name in names if is_asked(name, getattr(resolved.config, name))]
+        names = [
+            name
+            for name in names
+            if name in resolved.typed_names or is_asked(name, getattr(resolved.config, name))
+        ]
         lines.append(f"{group}:\n")
         for name in names:
             value = _value(getattr(resolved.config, name))

@@ -25,6 +25,7 @@ from covey.options.schema import Config
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
 from covey.plan.check_steps import step_refusals
+from covey.plan.facts import Facts
 from covey.plan.report import report_json
 from covey.rewards.registry import build
 from covey.rollout.publisher import Publisher
@@ -67,10 +68,7 @@ from covey.training.state import (
 
 def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None = None) -> Job:
     """Every part of a run, wired and, where it resumes, restored."""
-    config = resolved.config
-    # What follows from free memory, which each rank measures by itself, is the same on all.
-    least = -comm.max([-float(found.facts.free_memory_bytes or 0)])[0]
-    facts = replace(found.facts, free_memory_bytes=int(least) or None)
+    config, facts = resolved.config, _facts_of_all(found.facts, comm)
     assert found.codec is not None
     resume = None if facts.resume is None else Path(facts.resume.path)
     plan = batch_plan(config, comm.world, facts.num_prompts)
@@ -126,6 +124,12 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         ),
         recorder=recorder,
     )
+
+
+def _facts_of_all(facts: Facts, comm: Comm) -> Facts:
+    """The facts with the least free memory of all ranks, so that what follows from it is the same on all."""
+    least = -comm.max([-float(facts.free_memory_bytes or 0)])[0]
+    return replace(facts, free_memory_bytes=int(least) or None)
 
 
 def _scoring(config: Config, found: Survey, plan: BatchPlan, progress: Progress) -> Scoring:

@@ -122,7 +122,7 @@ def test_an_unknown_name_like_no_other_points_to_the_list() -> None:
         ("--num_infer_workers 8", "vllm_tensor_parallel_size"),
         ("--vllm_max_model_len 4096", "its own engine"),
         ("--vLLM_max_model_len 4096", "its own engine"),
-        ("--sequence_parallel_size 2", "does not shard"),
+        ("--sequence_parallel_size 2", "--fsdp full_shard"),
         ("--top_p 0.9", "whole distribution"),
         ("--wandb_project x", "environment"),
         ("--eval_dataset a.jsonl", "val_dataset"),
