@@ -224,17 +224,17 @@ _TEXT_FILES = (
 )
 
 
-def save_policy(policy: Policy, source: Path, target: Path, *, base: str | None = None) -> None:
+def save_policy(policy: Policy, source: Path, target: Path) -> None:
     """Save the model so that `from_pretrained` loads it, with the tokenizer files of `source` beside it.
 
     Weights are saved in the dtype that they are held in for computing. Of a policy with an adapter the
-    adapter alone is saved, for peft to load; it names `source` as its base, or `base`.
+    adapter alone is saved, for peft to load; it names `source` as its base.
     """
     if policy.adapter is None:
         policy.model.save_pretrained(target)  # type: ignore[operator]
     else:
         tensors = adapter_tensors(policy.adapter)
-        save_adapter(policy.adapter, tensors, target, base=base or str(source.absolute()))
+        save_adapter(policy.adapter, tensors, target, base=str(source.absolute()))
     copy_text_files(source, target)
 
 

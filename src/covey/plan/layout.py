@@ -150,11 +150,6 @@ class Machine:
     zero_stage: int | None = None
     offload: Offload | None = None
 
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a machine to plan for."""
-        return self.num_gpus > 0 and self.gpu_bytes > 0
-
 
 def layout_of(
     config: Config,

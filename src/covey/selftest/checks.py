@@ -23,7 +23,6 @@ from covey.comm import LocalComm
 from covey.learner.annotate import annotate
 from covey.learner.backends.single import SingleBackend
 from covey.learner.update import accumulate, update
-from covey.models.load import save_policy
 from covey.models.policy import Policy
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.compare import by_plain_logits, by_policy, far, relative
@@ -311,11 +310,10 @@ def _resume(subject: Subject, groups: Sequence[ScoredGroup]) -> float:
 
 
 def _save(run: _Run, subject: Subject, directory: Path) -> Path:
-    policy = run.backend.policy
     return write_checkpoint(
         directory,
         step=run.progress.step,
-        write_model=lambda target: save_policy(policy, subject.directory, target),
+        write_model=run.backend.model_writer(subject.directory, None),
         states=run.registry.states(),
         pieces=run.registry.pieces(),
         meta={},
