@@ -89,9 +89,7 @@ def find_faults(
     """
     named = checkpoint_step(checkpoint.name)
     if named is not None and named != manifest.step:
-        raise CheckpointError(
-            f"the manifest of {checkpoint} is of step {manifest.step}, and its name says another step"
-        )
+        raise CheckpointError(f"{checkpoint} has the manifest of step {manifest.step}")
     try:
         files = list_files(checkpoint)
         faults = _shape_faults(files, manifest)

@@ -172,7 +172,7 @@ def _fault(config: Config, fault: ModelFault, words: str) -> Problem:
         words = words.partition("; convert to safetensors")[0]
         fixes = (Fix(text=_CONVERT.format(model=config.model)), _BUILT_IN)
     elif fault == "shards":
-        words, _, command = words.partition("; convert: ")
+        words, _, command = words.partition("; convert them: ")
         again = (
             "then copy config.json and the files of the tokenizer there, and give that directory as --model"
         )
