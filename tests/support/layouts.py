@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from covey.plan.deepspeed import states_of
+from covey.plan.deepspeed_file import from_content
 from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
-from support.checks import facts
+from support.checks import config, facts
 
 GIB = 2**30
 WORDS, HIDDEN = 152_064, 5120
@@ -37,3 +41,31 @@ def elsewhere(layout: Layout, **changes: Any) -> Facts:
     given = {"model_sizes": MODEL, "num_parameters": P, "longest_prompt": 512, "free_disk_bytes": None}
     given |= {"num_processes": 8, "free_memory_bytes": layout.gpu_bytes, "layout": layout, "cuda": True}
     return facts(**{**given, **changes})
+
+
+FIELDS = {
+    "plan_zero_stage": "zero_stage",
+    "plan_offload": "offload",
+    "vllm_gpu_memory_utilization": "engine_share",
+    "vllm_tensor_parallel_size": "engine_parallel",
+    "vllm_enable_sleep_mode": "engine_sleeps",
+    "vllm_mode": "engine",
+    "async_generate": "asynchronous",
+}
+"""Words of a layout, each with what it sets."""
+
+STATES = ("deepspeed", "fsdp", "fsdp_offload")
+
+
+def typed_on(layout: Layout, edits: Mapping[str, Any]) -> Layout:
+    """The layout that words typed behind it make."""
+    changed = replace(layout, **{FIELDS[name]: edits[name] for name in edits if name in FIELDS})
+    words = {name: edits[name] for name in edits if name in STATES}
+    if not words:
+        return changed
+    run = config(**({"fsdp": "full_shard"} if layout.fsdp else {}) | words)
+    word = run.deepspeed or ""
+    read = from_content(json.loads(word), "JSON") if word.startswith("{") else None
+    states, problems = states_of(run, None, read, cuda=True)
+    assert problems == ()
+    return replace(changed, zero_stage=states.stage, offload=states.offload, fsdp=states.fsdp)

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 
 from covey.cli.machine import Planned, take_machine
 from covey.cli.options import read
-from covey.config.resolve import Resolved
+from covey.config.resolve import Resolved, without_plans
 from covey.errors import ConfigError
 from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder
 from covey.plan.layout import Machine
+from covey.plan.memory import memory_plan
 from covey.plan.report import report_json, report_lines
 from covey.plan.words import note_lines
+from covey.plan.works import Works, works
 from covey.types import Problem, Severity
 
 
@@ -35,10 +37,11 @@ def plan(argv: Sequence[str]) -> int:
             said = refuse_faults(resolved, surveyed.facts)
         except ConfigError as error:
             # What does not fit a machine that is planned is shown before it is refused.
-            if not _is_of_memory(error, planned):
+            if not _is_of_layout(error, planned):
                 raise
             refusal, said = error, []
-        _print(resolved, surveyed.facts, said, planned)
+        tried = _works(resolved, surveyed.facts, planned, refusal)
+        _print(resolved, surveyed.facts, said, planned, tried)
     if refusal is not None:
         raise refusal
     return 0
@@ -51,21 +54,37 @@ def _machine(planned: Planned, resolved: Resolved) -> Machine | None:
     return Machine(num_gpus=0) if words and planned.machine is None else planned.machine
 
 
-def _print(resolved: Resolved, facts: Facts, said: Sequence[Problem], planned: Planned) -> None:
+def _works(resolved: Resolved, facts: Facts, planned: Planned, refusal: ConfigError | None) -> Works | None:
+    """Layouts that work on a machine that is planned, where the planned one does not or is a forecast
+    alone."""
+    if planned.machine is None or not memory_plan(resolved.config, facts).phases:
+        return None
+    if refusal is None and not without_plans(resolved.config):
+        return None
+    is_ms_swift = any(problem.code == "W113" for problem in resolved.problems)
+    return works(resolved.config, facts, resolved.typed_names, "rlhf" if is_ms_swift else "train")
+
+
+def _print(
+    resolved: Resolved, facts: Facts, said: Sequence[Problem], planned: Planned, tried: Works | None
+) -> None:
     config = resolved.config
     batch = batch_plan(config, facts.num_processes, facts.num_prompts)
     rungs = ladder(config, facts, resolved.typed_names) if planned.ladder else None
     if planned.as_json:
-        content = report_json(config, facts, batch, said, rungs)
+        content = report_json(config, facts, batch, said, rungs, tried)
         sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
         return
-    lines = report_lines(config, facts, batch, ladder=rungs)
+    lines = report_lines(config, facts, batch, ladder=rungs, works=tried)
     for problem in said:
         lines += note_lines(problem)
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _is_of_memory(error: ConfigError, planned: Planned) -> bool:
-    """Whether the forecast alone is at fault, and a layout or a ladder was asked for."""
+def _is_of_layout(error: ConfigError, planned: Planned) -> bool:
+    """Whether the forecast is at fault, and a layout or a ladder was asked for; beside it options of other
+    tools and sampling beside training, under which a forecast stands all the same."""
     codes = {problem.code for problem in error.problems if problem.severity is Severity.ERROR}
-    return codes == {"E211"} and (planned.machine is not None or planned.ladder)
+    if planned.machine is not None:
+        return codes <= {"E102", "E211", "E216"}
+    return codes == {"E211"} and planned.ladder

@@ -29,6 +29,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "sft": "this version trains with GRPO only: `covey train`",
     "dpo": "this version trains with GRPO only: `covey train`",
     "pt": "this version trains with GRPO only: `covey train`",
+    "megatron": "`covey rlhf --rlhf_type grpo ... --fsdp full_shard`; covey has nothing of Megatron",
     "merge": "`covey export CHECKPOINT --merge`",
     "merge-lora": "`covey export CHECKPOINT --merge`",
     "infer": "`covey eval` samples and scores; a checkpoint directory is a model that transformers loads",

@@ -164,8 +164,8 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E212",
         "Word of covey plan",
-        "`covey train` runs on the machine it is started on, in one process or with DDP, each process with "
-        "the whole model. Another machine, ZeRO and offloading can be planned and not run.",
+        "`covey train` runs on the machine it is started on, and takes where weights and optimizer lie from "
+        "--deepspeed or --fsdp. Another machine can be planned and not run on.",
     ),
     (
         "E213",
@@ -206,6 +206,12 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "DeepSpeed file that says something else",
         "The file and the command are of two runs, and only one of them can be planned. DeepSpeed refuses a "
         "batch whose numbers do not agree.",
+    ),
+    (
+        "E220",
+        "DeepSpeed setting that covey does not run with",
+        "Left out, it would be another run than the file describes; with it nobody has tried gradients, "
+        "checkpoints and resumes.",
     ),
     # -- algorithm
     (

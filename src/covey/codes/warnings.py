@@ -91,10 +91,22 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
         "learns to write it goes on behind it up to the longest length.",
     ),
     (
+        "W119",
+        "ZeRO-2 in the place of ZeRO-1",
+        "DeepSpeed's optimizer for ZeRO-1 in bfloat16 steps with a gradient of its own, so what covey clips "
+        "would be left unread. ZeRO-2 takes less memory, sends as much and gives the same numbers.",
+    ),
+    (
         "W122",
         "Unusual pair of options",
         "The two are from different recipes. What they do together is well defined, and what their authors "
         "did not test.",
+    ),
+    (
+        "W126",
+        "DeepSpeed settings without effect",
+        "covey sums, checks and clips the gradients of a step itself, and has its own optimizer, data order, "
+        "checkpoints and logs.",
     ),
     (
         "W124",

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from covey.config.parallelism import DEVICES, PARALLEL
+
 
 @dataclass(frozen=True, slots=True)
 class Moot:
@@ -22,7 +24,6 @@ class Moot:
 _TUNER = "Adapters have the options of the group Adapters in `covey train --help`."
 _VLLM = "This version samples in the training process with its own engine (--engine native)."
 _WHOLE = "This version samples from the model's whole distribution, so that the loss sees the same one."
-_SHARD = "covey shards a model with --fsdp full_shard, and in no other way yet."
 _ROLLOUTS = "Every completion is written to rollouts/ in output_dir; --rollout_log says how many."
 _SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the end."
 _REF = "The reference of the KL term is the model at the start; --sync_ref_model lets it follow the policy."
@@ -69,7 +70,7 @@ MOOT: Mapping[str, Moot] = {
     "use_liger_loss": Moot("The logits of a whole batch are never built."),
     "optim": Moot("The optimizer is AdamW.", ("adamw_torch", "adamw_torch_fused", "adamw")),
     "ddp_find_unused_parameters": Moot("Every trained weight takes part in every forward pass."),
-    "ddp_backend": Moot("NCCL where there are GPUs, gloo elsewhere."),
+    "ddp_backend": Moot("NCCL where there are GPUs, gloo elsewhere.", ("nccl", "gloo")),
     "ddp_timeout": Moot("The timeouts of torch.distributed hold."),
     "disable_tqdm": Moot("A terminal gets one live line, a file a few plain ones."),
     "check_model": Moot("A model's files are checked before they are loaded."),
@@ -105,14 +106,16 @@ REFUSED: Mapping[str, str] = {
     "merge_lora": "`covey export CHECKPOINT --merge` merges an adapter into its model.",
     "quant_method": _QUANT,
     "quant_bits": _QUANT,
-    "num_infer_workers": f"{_VLLM} With ms-swift today one writes --vllm_tensor_parallel_size.",
+    "num_infer_workers": (
+        f"{_VLLM} vLLM on the training GPUs has as many engines as they hold: their number over "
+        "--vllm_tensor_parallel_size."
+    ),
     "use_lmdeploy": f"{_VLLM} LMDeploy has left ms-swift too.",
-    "tensor_parallel_size": f"{_VLLM} With ms-swift today one writes --vllm_tensor_parallel_size.",
     "move_model_batches": _VLLM,
     "use_transformers_continuous_batching": _VLLM,
     "use_transformers_paged": _VLLM,
-    "device_map": _SHARD,
-    "sequence_parallel_size": _SHARD,
+    "device_map": DEVICES,
+    **{name: words for name, (words, _) in PARALLEL.items()},
     "generation_kwargs": _WHOLE,
     "stop_words": "A completion ends at the model's own end token or at --max_completion_length.",
     "wandb_project": _OURS,
@@ -174,8 +177,8 @@ INSTEAD: Mapping[str, str] = {
     "merge_lora": "`covey export CHECKPOINT --merge` after the run",
     "quant_method": "--tuner_type lora",
     "quant_bits": "--tuner_type lora",
-    "device_map": "--fsdp full_shard",
-    "sequence_parallel_size": _FEWER_BYTES,
+    "device_map": "--nproc_per_node N, with --fsdp full_shard where the model is too large for one GPU",
+    **{name: instead for name, (_, instead) in PARALLEL.items()},
     "generation_kwargs": "--temperature X",
     "wandb_project": "WANDB_PROJECT=NAME in front of covey",
     "num_completions_to_print": "--log_completions N",

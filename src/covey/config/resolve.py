@@ -102,16 +102,18 @@ def is_asked(name: str, value: Any) -> bool:
 def to_run(resolved: Resolved) -> Resolved:
     """Return a configuration that a run can have: options that are not built yet are refused by name, and
     have no say in what else is checked."""
-    problems, edits = [], {}
-    for name, facts in FACTS.items():
-        value = getattr(resolved.config, name)
-        if facts.not_built and is_asked(name, value):
-            problems.append(_not_built(name, value, resolved.sources[name]))
-            edits[name] = False if name in DERIVED else default_of(name)
-    if not problems:
+    edits = without_plans(resolved.config)
+    if not edits:
         return resolved
+    problems = [_not_built(n, getattr(resolved.config, n), resolved.sources[n]) for n in edits]
     config = resolved.config.model_copy(update=edits)
     return replace(resolved, config=config, problems=(*resolved.problems, *problems))
+
+
+def without_plans(config: Config) -> dict[str, Any]:
+    """Return the values that switch off what a configuration asks for and `covey train` has not yet."""
+    asked = [n for n, facts in FACTS.items() if facts.not_built and is_asked(n, getattr(config, n))]
+    return {name: False if name in DERIVED else default_of(name) for name in asked}
 
 
 def _not_built(name: str, value: Any, source: str) -> Problem:

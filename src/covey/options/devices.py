@@ -79,6 +79,7 @@ class DeviceOptions(Options):
         why="It is a number of GPUs.",
         trl="1",
         swift="1",
+        names=("tensor_parallel_size",),
         not_built=_OWN_ENGINE,
     )
     vllm_enable_sleep_mode: bool = option(

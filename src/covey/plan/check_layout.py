@@ -17,6 +17,8 @@ _HIGHEST = 0.95
 def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what cannot be together in the facts' layout; nothing where none is planned."""
     layout = facts.layout
+    if layout.is_here and not facts.cuda and facts.npu:
+        return [_npu(facts.npu)]
     is_split = layout.zero_stage > 0 and not layout.fsdp
     if layout.is_here and not facts.cuda and (is_split or layout.engine != "own"):
         return [_no_gpu(layout)]
@@ -51,6 +53,19 @@ def _of_fsdp(config: Config, layout: Layout) -> list[Problem]:
         edits={"activation_offloading": False, "gradient_checkpointing": "true"},
     )
     return [problem("E115", "activation_offloading", seen, cause, less)]
+
+
+def _npu(variable: str) -> Problem:
+    """A machine with Ascend NPUs, where the run would be on its CPU."""
+    seen = (
+        f"The environment variable {variable} is set, and torch sees no GPU here. covey trains on GPUs that "
+    )
+    seen += "torch calls cuda and on CPUs; it does not train on Ascend NPUs."
+    on_cpu = Fix(text=f"for a run on the CPU: `unset {variable}`, then the same command")
+    cause = "A command for a machine with NPUs."
+    return problem(
+        "E117", "nproc_per_node", seen, cause, on_cpu, Fix(text="a machine with NVIDIA or AMD GPUs")
+    )
 
 
 def _no_gpu(layout: Layout) -> Problem:

@@ -18,6 +18,8 @@ _REFUSED = 0.97
 _SHOWN = 3
 # Of what a run takes that did not fit: the most that is proposed for it.
 _LESS = 0.85
+# Parts of a rollout that no offloading takes away.
+_BESIDE_STATES = ("communication", "KV cache", "sampling", "recordings", "engine")
 
 
 def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
@@ -34,7 +36,7 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
         fixes = _fixes(config, facts, typed, lambda planned: planned.share <= TIGHT)
     else:
         fixes = ladder_fixes(config, facts, typed)
-    fixes = fixes or (Fix(text="a smaller model, or a machine with more memory"),)
+    fixes = fixes or (_less_or_more(plan, facts),)
     option, seen, cause = "per_device_train_batch_size", _seen(plan, facts), _cause(plan)
     if plan.share <= _REFUSED or not plan.is_exact:
         return [warning("W114", option, seen, cause, *fixes)]
@@ -59,6 +61,25 @@ def _is_planned(config: Config) -> bool:
     return config.max_completion_length >= 1 and config.torch_dtype != "float16"
 
 
+def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
+    """What is left where no change of the run fits: how large a model is sampled whole, and how much memory
+    this one takes."""
+    rollout = next((phase.parts for phase in plan.phases if phase.name == "rollout"), {})
+    whole = sum(rollout.get(name, 0) for name in ("weights", "gathered weights"))
+    is_sampling = plan.binding.name == "rollout" and facts.layout.engine == "own"
+    if not is_sampling or not whole or not facts.num_parameters or plan.free_bytes is None:
+        return Fix(text="a smaller model, or a machine with more memory")
+    # What is offloaded at most is everything else that grows with the model.
+    others = plan.needed_bytes - plan.binding.num_bytes
+    others += sum(num_bytes for name, num_bytes in rollout.items() if name in _BESIDE_STATES)
+    most = (TIGHT * plan.free_bytes - others) * facts.num_parameters / whole / 1e9
+    needed = size(round(plan.needed_bytes / TIGHT))
+    smaller = (
+        f"a model of at most about {most:.2g} B parameters, its states offloaded, or " if most > 0 else ""
+    )
+    return Fix(text=f"{smaller}{needed} free for each process")
+
+
 def _seen(plan: MemoryPlan, facts: Facts) -> str:
     shared = facts.num_processes > 1 and not facts.cuda
     who = f"{counted(facts.num_processes, 'process', 'es')} take" if shared else "The run takes"
@@ -73,10 +94,16 @@ def _seen(plan: MemoryPlan, facts: Facts) -> str:
 
 def _cause(plan: MemoryPlan) -> str:
     name, largest = max(plan.binding.parts.items(), key=lambda part: part[1])
-    return (
+    words = (
         f"The largest part, {name}, is {size(largest)} of the {size(plan.binding.num_bytes)} of one "
         "process; completions are counted at their longest."
     )
+    if name == "gathered weights":
+        words += (
+            " The native engine samples with a whole copy of the weights in each process, which splitting, "
+        )
+        words += "offloading and LoRA leave as large as it is."
+    return words
 
 
 def _fixes(

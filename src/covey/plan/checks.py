@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from covey.config.resolve import Resolved
 from covey.errors import ConfigError
@@ -11,6 +11,7 @@ from covey.plan.check_algorithm import algorithm_problems
 from covey.plan.check_batch import batch_problems
 from covey.plan.check_code import code_problems
 from covey.plan.check_data import data_problems
+from covey.plan.check_deepspeed import deepspeed_problems
 from covey.plan.check_effect import effect_problems
 from covey.plan.check_eval import eval_problems
 from covey.plan.check_layout import layout_problems
@@ -24,7 +25,6 @@ from covey.plan.check_start import is_settled, start_problems
 from covey.plan.check_steps import step_problems
 from covey.plan.check_tasks import task_problems
 from covey.plan.check_values import value_problems
-from covey.plan.deepspeed import batch_of_file_problems
 from covey.plan.facts import Facts
 from covey.plan.kernels import kernel_problems
 from covey.plan.shape import COUNTS
@@ -39,7 +39,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     only what has to be typed, and of those that have no effect each is named.
     """
     layout = [*facts.layout_problems, *layout_problems(config, facts)]
-    layout += batch_of_file_problems(config, facts, typed)
+    layout += deepspeed_problems(config, facts, typed)
     problems = [
         *object_problems(config, facts),
         *model_problems(config, facts),
@@ -54,8 +54,8 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *pass_rate_problems(config, facts),
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
         *layout,
-        # Of parts that cannot be together there is no forecast.
-        *([] if any(p.severity is Severity.ERROR for p in layout) else memory_problems(config, facts, typed)),
+        # Of parts that cannot be together there is no forecast, but where they only cannot work at once.
+        *(memory_problems(config, facts, typed) if _has_forecast(layout) else []),
         *value_problems(config),
         *algorithm_problems(config, facts.num_processes, typed or ()),
         *eval_problems(config, facts),
@@ -63,6 +63,10 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *effect_problems(config, facts, typed or ()),
     ]
     return sorted(problems, key=lambda problem: problem.severity is not Severity.ERROR)
+
+
+def _has_forecast(layout: Sequence[Problem]) -> bool:
+    return all(p.code == "E216" for p in layout if p.severity is Severity.ERROR)
 
 
 def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:

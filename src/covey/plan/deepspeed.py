@@ -1,148 +1,130 @@
-"""A configuration file of DeepSpeed: its ZeRO stage, what it offloads, and the numbers of its batch.
+"""DeepSpeed's ZeRO: where the states of a run lie by `deepspeed`, and what its engine is started with.
 
-The names are those of DeepSpeed's page on its configuration (deepspeed.ai/docs/config-json). Nothing else is
-read; of what changes the memory, and the forecast does not follow, a warning speaks.
+covey's loop sums the gradients of a step's micro-batches, checks that they are finite on every rank, clips
+them and then asks the engine for one step. So accumulation, clipping, the optimizer and its schedule are
+covey's, and the engine gets the settings under which it does none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from typing import Any
 
 from covey.options.schema import Config
+from covey.plan.deepspeed_file import ROWS, ZERO, FromFile, setting
 from covey.plan.facts import Facts
-from covey.plan.fixes import edits_to
 from covey.plan.fsdp import fsdp_states
-from covey.plan.layout import STAGES, DeepSpeedFile, Machine, Offload, States
+from covey.plan.layout import PRESETS, Machine, States
 from covey.plan.problem import problem, warning
-from covey.plan.shape import Shape, faults, in_range, shape_of, with_product
 from covey.types import Fix, Problem
 
-PRESETS: Mapping[str, tuple[int, Offload]] = {
-    "zero0": (0, "none"),
-    "zero1": (1, "none"),
-    "zero2": (2, "none"),
-    "zero3": (3, "none"),
-    "zero2_offload": (2, "optimizer"),
-    "zero3_offload": (3, "params"),
+NEVER = 1_000_000_000
+"""Steps between two lines of DeepSpeed's own log."""
+
+# Settings of zero_optimization that change speed and memory and no number.
+KEPT_ZERO = frozenset(
+    {
+        "allgather_bucket_size", "allgather_partitions", "contiguous_gradients", "enable_sanity_checks",
+        "ignore_unused_parameters", "leaf_module", "load_from_fp32_weights", "log_trace_cache_warnings",
+        "memory_efficient_linear", "mics_hierarchical_params_gather", "overlap_comm",
+        "override_module_apply", "reduce_bucket_size", "reduce_scatter", "round_robin_gradients",
+        "sub_group_size", "use_multi_rank_bucket_allreduce",
+        "stage3_allgather_sequential", "stage3_gather_16bit_weights_on_model_save",
+        "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
+        "stage3_module_granularity_threshold", "stage3_param_persistence_threshold",
+        "stage3_partition_stream_chunk_size", "stage3_prefetch_bucket_size",
+        "stage3_use_all_reduce_for_fetch_params",
+    }
+)  # fmt: skip
+# Blocks beside zero_optimization that are passed on.
+KEPT = ("comms_logger",)
+# Sizes that a preset has in ms-swift's files, in elements.
+_BUCKET, _GROUP = 200_000_000, 1_000_000_000
+_PRESET_LOW: Mapping[str, Any] = {"allgather_bucket_size": _BUCKET, "reduce_bucket_size": _BUCKET}
+_PRESET_3: Mapping[str, Any] = {
+    "sub_group_size": _GROUP,
+    "stage3_max_live_parameters": _GROUP,
+    "stage3_max_reuse_distance": _GROUP,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
 }
-"""ms-swift's names of its DeepSpeed configurations."""
-
-_DEVICES = ("none", "cpu", "nvme")
-_TOTAL, _ROWS, _PASSES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-# Settings of zero_optimization that change the memory, with the highest value that the forecast stands for.
-_UNFOLLOWED = {
-    "reduce_bucket_size": 5e8,
-    "allgather_bucket_size": 5e8,
-    "zero_hpz_partition_size": 1,
-    "mics_shard_size": 0,
-    "zero_quantized_weights": 0,
-    "zero_quantized_nontrainable_weights": 0,
-    "cpu_offload": 0,
-    "cpu_offload_param": 0,
+_EVERY_PRESET: Mapping[str, Any] = {"contiguous_gradients": True, "overlap_comm": False}
+# What transformers makes of "auto", by the width of the model.
+_BY_WIDTH = {
+    "reduce_bucket_size": lambda hidden: hidden * hidden,
+    "stage3_prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
+    "stage3_param_persistence_threshold": lambda hidden: 10 * hidden,
+}
+_OFFLOADED = {
+    "none": (),
+    "optimizer": ("offload_optimizer",),
+    "params": ("offload_optimizer", "offload_param"),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromFile:
-    """What was read of a file, and what is wrong with it; with errors the rest stands for nothing."""
+def engine_settings(config: Config, facts: Facts) -> dict[str, Any]:
+    """Return what `deepspeed.initialize(config=...)` gets, of the preset or the file of `deepspeed`.
 
-    file: DeepSpeedFile
-    stage: int = 0
-    offload: Offload = "none"
-    problems: tuple[Problem, ...] = ()
-
-
-def from_content(content: Any, path: str) -> FromFile:
-    """Return the layout of a file's JSON, with every problem of it: E217 for a value of a wrong type, E218
-    for a stage or a device that DeepSpeed has not, W117 for what the forecast leaves out."""
-    if not isinstance(content, Mapping):
-        return FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, "it is no object"),))
-    problems: list[Problem] = []
-    numbers = {name: _number(content, name, path, problems) for name in (_TOTAL, _ROWS, _PASSES)}
-    zero = _part(content, "zero_optimization", path, problems)
-    stage = zero.get("stage", 0)
-    if type(stage) is not int or stage not in STAGES:
-        problems.append(_unknown(path, "zero_optimization.stage", stage, tuple(map(str, STAGES))))
-    kinds = {name: _part(zero, name, path, problems) for name in ("offload_optimizer", "offload_param")}
-    devices = {name: _device(kind, name, path, problems) for name, kind in kinds.items()}
-    has_optimizer, has_params = (device != "none" for device in devices.values())
-    # Weights alone are offloaded in stage 3 only; in a lower one that is a fault of its own.
-    alone = has_params and not has_optimizer and stage == 3
-    offload: Offload = "params" if has_params and not alone else "optimizer" if has_optimizer else "none"
-    left_out = [f"zero_optimization.{name}" for name, most in _UNFOLLOWED.items() if _above(zero, name, most)]
-    left_out += [f"{name} to nvme" for name, device in devices.items() if device == "nvme"]
-    left_out += [f"{name}.ratio" for name, kind in kinds.items() if kind.get("ratio", 1) not in (1, "auto")]
-    left_out += ["offload_param without offload_optimizer"] if alone else []
-    if left_out:
-        problems.append(_left_out(path, left_out))
-    return FromFile(
-        file=DeepSpeedFile(path=path, **numbers),
-        stage=stage if type(stage) is int else 0,
-        offload=offload,
-        problems=tuple(problems),
-    )
+    "auto" is filled. Of a file, what changes no number is passed on; what covey does itself is set so that
+    the engine does not do it too.
+    """
+    is_low = computes_low(config, cuda=bool(facts.cuda))
+    content = {} if facts.layout.file is None else facts.layout.file.settings
+    kept = {name: content[name] for name in KEPT if setting(content, name) is not None}
+    return kept | {
+        ROWS: config.per_device_train_batch_size,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "bf16": {"enabled": is_low},
+        "fp16": {"enabled": False},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": NEVER,
+        "wall_clock_breakdown": False,
+        ZERO: _zero(content, facts),
+    }
 
 
-def _part(content: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> Mapping[str, Any]:
-    value = content.get(name)
-    if value is None or isinstance(value, Mapping):
-        return value or {}
-    problems.append(unreadable(path, f"{name} is {value!r} and no object"))
-    return {}
+def computes_low(config: Config, *, cuda: bool) -> bool:
+    """Return whether the forward pass computes in bfloat16, which auto is on a GPU."""
+    return config.torch_dtype == "bfloat16" or (config.torch_dtype == "auto" and cuda)
 
 
-def _number(content: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> int | None:
-    value = content.get(name)
-    if value is None or value == "auto":
-        return None
-    if type(value) is int and in_range(value):
-        return value
-    problems.append(unreadable(path, f'{name} is {value!r}, neither a count nor "auto"'))
-    return None
+def _zero(content: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """The block zero_optimization: stage and offloading are those of the layout."""
+    layout, written = facts.layout, content.get(ZERO) or {}
+    if layout.file is None:
+        written = {**_EVERY_PRESET, **(_PRESET_3 if layout.zero_stage == 3 else _PRESET_LOW)}
+    zero = {name: _filled(name, value, facts) for name, value in written.items() if name in KEPT_ZERO}
+    zero = {name: value for name, value in zero.items() if value is not None}
+    for name in _offloads(content, facts):
+        pinned = setting(content, f"{ZERO}.{name}.pin_memory")
+        # Memory is pinned for copies to a GPU.
+        zero[name] = {"device": "cpu", "pin_memory": bool(facts.cuda) and pinned is not False}
+    return {"stage": layout.zero_stage} | zero
 
 
-def _device(kind: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> str:
-    device = kind.get("device") or "none"
-    if device in _DEVICES:
-        return str(device)
-    problems.append(_unknown(path, f"{name}.device", device, _DEVICES))
-    return "none"
+def _offloads(content: Mapping[str, Any], facts: Facts) -> tuple[str, ...]:
+    """The blocks of what is offloaded; weights without the optimizer have no word among the layouts."""
+    names = _OFFLOADED[facts.layout.offload]
+    alone = setting(content, f"{ZERO}.offload_param.device") == "cpu" and facts.layout.zero_stage == 3
+    return names if names or not alone else ("offload_param",)
 
 
-def _above(content: Mapping[str, Any], name: str, most: float) -> bool:
-    """Whether a value is a number, or true, above the highest; "auto" is none."""
-    value = content.get(name)
-    return isinstance(value, int | float) and value > most
-
-
-def unreadable(path: str, words: str) -> Problem:
-    """Return the problem of a file that is no configuration of DeepSpeed."""
-    return problem(
-        "E217",
-        "deepspeed",
-        f"{path} cannot be read as a configuration of DeepSpeed: {words}.",
-        "Another file, or one that was cut short or edited.",
-        Fix(text='a JSON object such as {"zero_optimization": {"stage": 3}}'),
-        Fix(text=f"one of the names {', '.join(PRESETS)}"),
-    )
-
-
-def _unknown(path: str, name: str, value: Any, choices: tuple[str, ...]) -> Problem:
-    seen = f"{path}: {name} is {value!r}; DeepSpeed has {', '.join(choices)}."
-    fix = Fix(text=f"one of {', '.join(choices)} in {path}")
-    return problem("E218", "deepspeed", seen, "A slip of the hand, or the spelling of another tool.", fix)
-
-
-def _left_out(path: str, names: list[str]) -> Problem:
-    seen = f"{path} has {', '.join(names)}, which the forecast leaves out."
-    fix = Fix(text="take the forecast for that of a run without them")
-    return warning("W117", "zero_optimization", seen, "A file made for a run of DeepSpeed.", fix)
+def _filled(name: str, value: Any, facts: Facts) -> Any:
+    """A setting with "auto" filled; None where DeepSpeed's own default is to hold."""
+    if value == "auto":
+        hidden = 0 if facts.model_sizes is None else facts.model_sizes.hidden
+        return _BY_WIDTH[name](hidden) if hidden and name in _BY_WIDTH else None
+    # Sizes are written as 2e8, and DeepSpeed wants whole numbers.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def states_of(
-    config: Config, machine: Machine | None, read: FromFile | None
+    config: Config, machine: Machine | None, read: FromFile | None, *, cuda: bool = False
 ) -> tuple[States, tuple[Problem, ...]]:
     """Return where the states lie by `deepspeed`, of which `read` is the file, or by `fsdp`, with every
     problem of them; what is typed of a machine stands over a name, and has to say the same as a file."""
@@ -168,6 +150,9 @@ def states_of(
         problems.append(other_than_typed(read.file.path, "plan_offload", str(typed_offload), offload))
     elif typed_offload is not None:
         offload = typed_offload
+    if config.deepspeed and stage == 1 and offload == "none" and computes_low(config, cuda=cuda):
+        problems.append(_stage_2(config.deepspeed if read is None else read.file.path))
+        stage = 2
     file = None if read is None else read.file
     return States(
         stage=stage,
@@ -175,6 +160,7 @@ def states_of(
         file=file,
         fsdp=sharded.fsdp and not config.deepspeed,
         is_hybrid=sharded.is_hybrid,
+        by_words=(typed_stage, typed_offload) != (None, None),
     ), tuple(problems)
 
 
@@ -191,6 +177,12 @@ def _both(config: Config) -> Problem:
     return problem("E115", "fsdp", seen, "Two commands were merged.", *fixes)
 
 
+def _stage_2(asked: str) -> Problem:
+    """ZeRO-2 in the place of ZeRO-1, whose optimizer for bfloat16 leaves a clipped gradient unread."""
+    seen = f"{asked} asks for ZeRO-1; in bfloat16 covey runs ZeRO-2 instead."
+    return warning("W119", "deepspeed", seen, "", Fix(text="the same", edits={"deepspeed": "zero2"}))
+
+
 def other_than_typed(path: str, name: str, typed: str, of_file: str) -> Problem:
     """Return the problem of a word beside a file that says something else."""
     return problem(
@@ -200,52 +192,3 @@ def other_than_typed(path: str, name: str, typed: str, of_file: str) -> Problem:
         "A file for one layout, and words for another.",
         Fix(text=f"leave out --{name}, or change it in {path}"),
     )
-
-
-def batch_of_file_problems(
-    config: Config, facts: Facts, typed: Collection[str] | None = None
-) -> list[Problem]:
-    """Return where the batch numbers of the layout's file are not those of the run (E219)."""
-    file = facts.layout.file
-    if file is None:
-        return []
-    shape = shape_of(config, facts.num_processes)
-    if faults(shape, None):
-        return []
-    ours = _as_deepspeed(shape)
-    wrong = [name for name, value in ours.items() if getattr(file, name) not in (None, value)]
-    if not wrong:
-        return []
-    says = " and ".join(f"{name} is {getattr(file, name)}" for name in wrong)
-    has = " and ".join(str(ours[name]) for name in wrong)
-    target = _of_file(shape, file)
-    fixes = [Fix(text=f'"auto" for {" and ".join(wrong)} in {file.path}')]
-    if target is not None and not faults(target, facts.num_prompts):
-        fixes.insert(0, Fix(text="the batch of the file", edits=edits_to(shape, target, typed)))
-    seen = f"{file.path}: {says}; this run has {has}."
-    return [problem("E219", "deepspeed", seen, "A file for another batch or for another machine.", *fixes)]
-
-
-def _as_deepspeed(shape: Shape) -> dict[str, int]:
-    """The numbers of a batch by DeepSpeed's names; train_batch_size is the product of the others and N."""
-    return {
-        _TOTAL: shape.completions_per_step,
-        _ROWS: shape.per_device_train_batch_size,
-        _PASSES: shape.gradient_accumulation_steps,
-    }
-
-
-def _of_file(shape: Shape, file: DeepSpeedFile) -> Shape | None:
-    """The shape with the file's numbers, and as many steps from a rollout; None where they contradict each
-    other."""
-    rows = file.train_micro_batch_size_per_gpu or shape.per_device_train_batch_size
-    passes = file.gradient_accumulation_steps or shape.gradient_accumulation_steps
-    if file.train_batch_size and not file.gradient_accumulation_steps:
-        passes = max(1, file.train_batch_size // (shape.num_processes * rows))
-    steps = max(1, shape.steps_per_generation // shape.gradient_accumulation_steps)
-    target = with_product(
-        replace(shape, per_device_train_batch_size=rows),
-        gradient_accumulation_steps=passes,
-        steps_per_generation=steps * passes,
-    )
-    return target if file.train_batch_size in (None, target.completions_per_step) else None

@@ -52,6 +52,12 @@ _STATES: tuple[tuple[int, Offload], ...] = (
     (3, "optimizer"),
     (3, "params"),
 )
+# FSDP from one whole model in each process, and its place before ZeRO-3, which asks for another package.
+_BY_FSDP: dict[Offload, Edits] = {
+    "none": {"fsdp": "full_shard"},
+    "params": {"fsdp": "full_shard", "fsdp_offload": True},
+}
+_LESS_THAN_ZERO = 0.5
 _LEAST_SHARE, _MOST_SHARE, _SHARE_STEP = 0.2, 0.9, 0.1
 
 
@@ -221,12 +227,23 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
 def _of_states(layout: Layout) -> Iterator[Change]:
     """Where weights, gradients and optimizer lie; one process has nothing to cut in parts."""
     now = _OF_STAGE[layout.zero_stage] + _OF_OFFLOAD[layout.offload]
-    for stage, offload in _STATES:
+    states = list(_STATES)
+    if not layout.by_words:
+        # In bfloat16 stage 1 is run as stage 2, which costs no more.
+        states.remove((1, "none"))
+    if layout.fsdp:
+        states.append((2, "params"))
+    for stage, offload in states:
         cost = _OF_STAGE[stage] + _OF_OFFLOAD[offload] - now
         edits = states_typed(layout, stage, offload)
         if edits and (layout.num_gpus > 1 or offload != "none" or cost < 0):
-            fields = {"zero_stage": stage, "offload": offload}
+            fields = {"zero_stage": stage, "offload": offload, "fsdp": layout.fsdp and stage > 0}
             yield Change(kind="states", typed=edits, options={}, layout=fields, cost=cost)
+    if layout.num_gpus > 1 and now == 0 and not layout.by_words:
+        for offload, typed in _BY_FSDP.items():
+            fields = {"zero_stage": 3, "offload": offload, "fsdp": True}
+            cost = _OF_STAGE[3] + _OF_OFFLOAD[offload] - _LESS_THAN_ZERO
+            yield Change(kind="states", typed=typed, options={}, layout=fields, cost=cost)
 
 
 def _of_engine(layout: Layout) -> Iterator[Change]:

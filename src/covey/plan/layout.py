@@ -8,8 +8,10 @@ memory; parameters offloaded, which stage 3 alone has, take the weights as well.
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -22,7 +24,19 @@ Held = Literal["weights", "gradients", "optimizer"]
 STAGES = (0, 1, 2, 3)
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "params")
 
+PRESETS: Mapping[str, tuple[int, Offload]] = {
+    "zero0": (0, "none"),
+    "zero1": (1, "none"),
+    "zero2": (2, "none"),
+    "zero3": (3, "none"),
+    "zero2_offload": (2, "optimizer"),
+    "zero3_offload": (3, "params"),
+}
+"""ms-swift's names of its DeepSpeed configurations."""
+
 _FIRST_STAGE: dict[Held, int] = {"optimizer": 1, "gradients": 2, "weights": 3}
+# What FSDP calls a stage, over all GPUs and over those of a machine.
+_OF_FSDP = {0: ("off", "off"), 2: ("shard_grad_op", "hybrid_shard_zero2"), 3: ("full_shard", "hybrid_shard")}
 _OFFLOADED: dict[Offload, tuple[Held, ...]] = {
     "none": (),
     "optimizer": ("optimizer", "gradients"),
@@ -40,10 +54,11 @@ HOST_MARGIN = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedFile:
-    """A DeepSpeed configuration that a layout was read from, and the numbers of its batch; None is "auto", or
-    a number that it leaves out."""
+    """A DeepSpeed configuration that a layout was read from: its JSON, and the numbers of its batch; None is
+    "auto", or a number that it leaves out."""
 
     path: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
     train_batch_size: int | None = None
     train_micro_batch_size_per_gpu: int | None = None
     gradient_accumulation_steps: int | None = None
@@ -57,13 +72,15 @@ class DeepSpeedFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
     """Where weights, gradients and optimizer lie: the stage of ZeRO, what is offloaded, and the file that
-    says so. `fsdp`: FSDP splits as much as the stage, and where it `is_hybrid` over the GPUs of a machine."""
+    says so. `fsdp`: FSDP splits as much as the stage, and where it `is_hybrid` over the GPUs of a machine.
+    `by_words`: a word of `covey plan` says the stage or the offloading."""
 
     stage: int = 0
     offload: Offload = "none"
     file: DeepSpeedFile | None = None
     fsdp: bool = False
     is_hybrid: bool = False
+    by_words: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +97,7 @@ class Layout:
     file             where stage and offloading stand, unless it is the command
     fsdp             whether FSDP splits the model, or DeepSpeed
     shard_gpus       GPUs over which it is split; 0 for all of them
+    by_words         whether a word of `covey plan` says stage or offloading
     """
 
     num_gpus: int
@@ -95,6 +113,7 @@ class Layout:
     file: DeepSpeedFile | None = None
     fsdp: bool = False
     shard_gpus: int = 0
+    by_words: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -171,6 +190,7 @@ def layout_of(
         file=states.file,
         fsdp=states.fsdp,
         shard_gpus=num_shards,
+        by_words=states.by_words,
         engine=config.vllm_mode if config.use_vllm else "own",
         engine_share=config.vllm_gpu_memory_utilization,
         engine_parallel=config.vllm_tensor_parallel_size,
@@ -184,20 +204,37 @@ THIS_MACHINE = Layout(num_gpus=1, gpu_bytes=0, is_here=True)
 
 
 def states_typed(layout: Layout, stage: int, offload: Offload) -> dict[str, Any]:
-    """Return what is typed behind a layout's words to have another stage or offloading; nothing for its own.
+    """Return what is typed behind a layout's words to have another stage or offloading; nothing for its own,
+    or where FSDP has no word for it.
 
-    Words do not contradict a file, so that one is replaced by a name of ms-swift.
+    They are options of a run, but where words of `covey plan` were typed, which stand over those.
     """
     if (stage, offload) == (layout.zero_stage, layout.offload):
         return {}
-    if layout.file is not None:
-        return {"deepspeed": f"zero{stage}"} | ({} if offload == "none" else {"plan_offload": offload})
     edits: dict[str, Any] = {}
-    if stage != layout.zero_stage:
+    if layout.fsdp and not layout.by_words:
+        words = _OF_FSDP.get(stage)
+        if words is None or offload == "optimizer" or (stage == 0 and offload != "none"):
+            return {}
+        edits |= {} if stage == layout.zero_stage else {"fsdp": words[bool(layout.shard_gpus)]}
+        return edits | ({} if offload == layout.offload else {"fsdp_offload": offload == "params"})
+    if layout.file is not None or not layout.by_words:
+        edits["deepspeed"] = deepspeed_word(stage, offload)
+    if layout.by_words and stage != layout.zero_stage:
         edits["plan_zero_stage"] = stage
-    if offload != layout.offload:
+    if layout.by_words and offload != layout.offload:
         edits["plan_offload"] = offload
     return edits
+
+
+def deepspeed_word(stage: int, offload: Offload) -> str | None:
+    """Return what `deepspeed` is for a stage and an offloading: a name, or JSON; None for stage 0."""
+    if (stage, offload) == (0, "none"):
+        return None
+    names = [name for name, states in PRESETS.items() if states == (stage, offload)]
+    held = {"none": (), "optimizer": ("offload_optimizer",), "params": ("offload_optimizer", "offload_param")}
+    zero = {"stage": stage} | {name: {"device": "cpu"} for name in held[offload]}
+    return names[0] if names else json.dumps({"zero_optimization": zero})
 
 
 def state_bytes(parameters: int, layout: Layout, gradient_bytes: int) -> int:

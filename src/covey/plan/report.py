@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from covey.config.resolve import without_plans
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.check_pass_rates import histogram
@@ -13,11 +14,13 @@ from covey.plan.check_start import reference_words
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
-from covey.plan.layout import HOST_MARGIN, state_bytes
+from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
 from covey.plan.memory import MemoryPlan, memory_plan, reward_model_bytes
 from covey.plan.pace import pace
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
+from covey.plan.words import flags
+from covey.plan.works import Works
 from covey.types import Problem
 
 _SPLITS = 6
@@ -30,6 +33,7 @@ def report_lines(
     *,
     brief: bool = False,
     ladder: Ladder | None = None,
+    works: Works | None = None,
 ) -> list[str]:
     """Return the plan as lines, each behind a word of at most ten letters; `brief` leaves out the parts of
     the memory."""
@@ -49,9 +53,10 @@ def report_lines(
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
         "time": [] if time is None else time.in_words(),
-        "layout": _layout(config, facts, forecast),
+        "layout": [*_layout(config, facts, forecast), *_step(config, facts.layout)],
         "memory": memory[-1:] if brief else memory,
         "ladder": [] if ladder is None else ladder.in_words(),
+        "works": [] if works is None else works.in_words(),
         "disk": disk_plan(config, facts).in_words(),
         "prompt 0": [repr(facts.first_prompt)] if facts.first_prompt is not None else [],
     }
@@ -68,16 +73,17 @@ def report_json(
     batch: BatchPlan,
     notes: Sequence[Problem] = (),
     ladder: Ladder | None = None,
+    works: Works | None = None,
 ) -> dict[str, Any]:
     """Return the plan as `covey plan --json` prints it and plan.json holds it."""
-    parts = {"ladder": ladder, "time": pace(facts, batch)}
+    parts = {"ladder": ladder, "works": works, "time": pace(facts, batch)}
     return {name: part.as_dict() for name, part in parts.items() if part is not None} | {
         "options": config.model_dump(),
         "batch": batch.as_dict(),
         "in_words": batch.in_words(),
         "memory": memory_plan(config, facts).as_dict(),
         "disk": disk_plan(config, facts).as_dict(),
-        "lines": report_lines(config, facts, batch, ladder=ladder),
+        "lines": report_lines(config, facts, batch, ladder=ladder, works=works),
         "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in notes],
         "facts": asdict(facts),
     }
@@ -119,8 +125,7 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
         return []
     gpus = counted(layout.num_gpus, "GPU")
     lines = [f"{gpus} of {size(layout.gpu_bytes)} ({layout.gpu_bytes / 2**30:.4g} GiB); {layout.in_words()}"]
-    if layout.zero_stage or layout.engine != "own":
-        lines.append("a forecast alone: this version trains with one process or DDP and its own engine")
+    lines += [*_forecast_alone(config, layout), *_engine(facts)]
     if config.tuner_type != "lora" and facts.num_parameters is not None:
         ours, theirs = (state_bytes(facts.num_parameters, layout, n) for n in (4, 2))
         lines.append(
@@ -133,6 +138,45 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
         margin = size(round(HOST_MARGIN * plan.host_bytes))
         lines.append(f"in the machine's memory {size(plan.host_bytes)}, with DeepSpeed's margin {margin}")
     return lines
+
+
+def _forecast_alone(config: Config, layout: Layout) -> list[str]:
+    """What of a layout `covey train` does not have, or has another word for."""
+    lines = []
+    asked = without_plans(config)
+    if asked:
+        lines.append(f"a forecast alone: `covey train` does not have {', '.join(asked)} yet")
+    if layout.zero_stage and not layout.fsdp and config.deepspeed is None:
+        word = flags({"deepspeed": deepspeed_word(layout.zero_stage, layout.offload)})
+        lines.append(f"planned by words of `covey plan`; a run has {word} for it")
+    return lines
+
+
+def _engine(facts: Facts) -> list[str]:
+    """What vLLM's share of a GPU holds."""
+    layout, model = facts.layout, facts.model_sizes
+    if layout.engine != "colocate" or model is None:
+        return []
+    spans = max(1, layout.engine_parallel)
+    weights = WEIGHT_BYTES * model.parameters // spans
+    cache = max(0, layout.engine_bytes - weights)
+    tokens = cache * spans // (2 * WEIGHT_BYTES * model.layers * model.kv_heads * model.head_width)
+    return [
+        f"vLLM's {size(layout.engine_bytes)} of each GPU: {size(weights)} of weights and {size(cache)} of KV "
+        f"cache, about {tokens:,} tokens in each engine of {counted(spans, 'GPU')}"
+    ]
+
+
+def _step(config: Config, layout: Layout) -> list[str]:
+    """What becomes of the micro-batches of a step under DeepSpeed, whose own settings would do it too."""
+    if config.deepspeed is None or layout.fsdp or layout.zero_stage == 0:
+        return []
+    norm = f"clips them to norm {config.max_grad_norm:g}" if config.max_grad_norm else "clips nothing"
+    return [
+        f"covey sums the gradients of a step ({config.per_device_train_batch_size} x "
+        f"{config.gradient_accumulation_steps} rows a process) in float32, checks that they are finite,",
+        f"{norm}, and asks DeepSpeed for one step; DeepSpeed's own accumulation and clipping are off",
+    ]
 
 
 def _sampling(config: Config, facts: Facts) -> list[str]:

@@ -130,7 +130,7 @@ def _used(config: Config, facts: Facts) -> list[str]:
         "torch": True,
         "transformers": True,
         "peft": config.tuner_type == "lora",
-        "deepspeed": layout.zero_stage > 0,
+        "deepspeed": layout.zero_stage > 0 and not layout.fsdp,
         "vllm": layout.engine == "colocate",
         "flash-attn": config.attn_impl == "flash_attn" and facts.cuda is not False,
     }

@@ -123,6 +123,11 @@ def test_an_unknown_name_like_no_other_points_to_the_list() -> None:
         ("--vllm_max_model_len 4096", "its own engine"),
         ("--vLLM_max_model_len 4096", "its own engine"),
         ("--sequence_parallel_size 2", "--fsdp full_shard"),
+        ("--context_parallel_size 2", "activations computed again"),
+        ("--pipeline_model_parallel_size 2", "--fsdp full_shard"),
+        ("--tensor_model_parallel_size 4", "Megatron"),
+        ("--device_map npu", "not on Ascend NPUs"),
+        ("--ddp_backend hccl", "NCCL where there are GPUs"),
         ("--top_p 0.9", "whole distribution"),
         ("--wandb_project x", "environment"),
         ("--eval_dataset a.jsonl", "val_dataset"),
@@ -135,6 +140,20 @@ def test_names_this_version_does_not_have_say_what_it_does(words: str, says: str
     assert problem.code == "E102"
     assert says in problem.why
     assert "leave out" in problem.fixes[0].text
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("--context_parallel_size 2", "--gradient_checkpointing true"),
+        ("--pipeline_model_parallel_size 2", "--fsdp full_shard"),
+        ("--micro_batch_size 4", "--per_device_train_batch_size N"),
+        ("--train_iters 100", "--max_steps N"),
+        ("--device_map npu", "--nproc_per_node N"),
+    ],
+)
+def test_ways_to_split_a_model_have_what_to_type_instead(words: str, instead: str) -> None:
+    assert instead in one(parse(words.split())).fixes[0].text
 
 
 @pytest.mark.parametrize(

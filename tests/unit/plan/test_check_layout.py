@@ -1,7 +1,6 @@
 """Parts of a layout that cannot be together, and that what is offered instead can."""
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -9,17 +8,9 @@ from covey.plan.check_layout import layout_problems
 from covey.plan.layout import Layout
 from covey.types import Problem
 from support.checks import config, facts, found
-from support.layouts import EIGHT, OFFLOADED, SHARDED, elsewhere
+from support.layouts import EIGHT, OFFLOADED, SHARDED, elsewhere, typed_on
 
 COLOCATED = replace(OFFLOADED, engine="colocate", engine_share=0.4, engine_parallel=4)
-FIELDS = {
-    "plan_zero_stage": "zero_stage",
-    "plan_offload": "offload",
-    "vllm_gpu_memory_utilization": "engine_share",
-    "vllm_tensor_parallel_size": "engine_parallel",
-    "vllm_mode": "engine",
-    "async_generate": "asynchronous",
-}
 
 
 def problem(layout: Layout) -> Problem:
@@ -48,9 +39,7 @@ def test_what_cannot_be_together(code: str, option: str, layout: Layout) -> None
     assert found.seen and found.why and found.cause and found.fixes
     edits = [dict(fix.edits) for fix in found.fixes if fix.edits]
     for edit in edits:
-        changes: dict[str, Any] = {FIELDS[name]: value for name, value in edit.items()}
-        assert set(changes) <= {f.name for f in fields(Layout)}
-        assert layout_problems(config(), elsewhere(replace(layout, **changes))) == [], edit
+        assert layout_problems(config(), elsewhere(typed_on(layout, edit))) == [], edit
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,9 @@ from covey.plan.layout import THIS_MACHINE, Layout
 from covey.plan.memory import TIGHT, memory_plan
 from covey.plan.problem import START_ANYWAY
 from support.checks import config, found
-from support.layouts import EIGHT, GIB, OFFLOADED, SHARDED, SHORT, elsewhere
+from support.layouts import EIGHT, FIELDS, GIB, OFFLOADED, SHARDED, SHORT, STATES, elsewhere, typed_on
 
 OPTIONS: dict[str, Any] = {**SHORT, "steps_per_generation": 1}
-FIELDS = {
-    "plan_zero_stage": "zero_stage",
-    "plan_offload": "offload",
-    "vllm_gpu_memory_utilization": "engine_share",
-    "vllm_enable_sleep_mode": "engine_sleeps",
-}
 TYPED = ("generation_batch_size", "gradient_accumulation_steps")
 
 
@@ -32,9 +26,8 @@ def around(layout: Layout, **options: Any) -> Ladder:
 
 def as_typed(rung: Rung, layout: Layout, **options: Any) -> int:
     """The bytes of the layout that the words of a rung make."""
-    changes: dict[str, Any] = {FIELDS[n]: v for n, v in rung.typed.items() if n in FIELDS}
-    edits = {n: v for n, v in rung.typed.items() if n not in FIELDS}
-    given = elsewhere(replace(layout, **changes))
+    edits = {n: v for n, v in rung.typed.items() if n not in (*FIELDS, *STATES)}
+    given = elsewhere(typed_on(layout, rung.typed))
     run = config(**{**OPTIONS, **options})
     changed = run.model_copy(update=edits)
     if "per_device_train_batch_size" in edits:
@@ -43,7 +36,17 @@ def as_typed(rung: Rung, layout: Layout, **options: Any) -> int:
     return memory_plan(changed, given).needed_bytes
 
 
-@pytest.mark.parametrize("layout", [EIGHT, SHARDED, OFFLOADED, replace(OFFLOADED, engine="colocate")])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        EIGHT,
+        SHARDED,
+        OFFLOADED,
+        replace(OFFLOADED, engine="colocate"),
+        replace(SHARDED, fsdp=True),
+        replace(EIGHT, by_words=True),
+    ],
+)
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": "selective"}, {"torch_dtype": "float32"}])
 def test_each_rung_is_what_its_words_make(layout: Layout, options: dict[str, Any]) -> None:
     got = around(layout, **options)
@@ -59,20 +62,36 @@ def test_32_billion_parameters_whole_on_each_gpu() -> None:
     got = around(EIGHT, max_completion_length=2048)
     assert not got.here.fits and got.here.binding == "update"
     assert got.smallest is not None
-    assert got.smallest.typed == {"plan_zero_stage": 2, "plan_offload": "optimizer"}
+    assert got.smallest.typed == {"deepspeed": "zero2_offload"}
     assert got.up == ()
-    stages = [r for r in got.down if set(r.typed) == {"plan_zero_stage"}]
-    assert [r.typed["plan_zero_stage"] for r in stages] == [1, 2, 3]
+    # ZeRO-1 is run as ZeRO-2 in bfloat16.
+    stages = [r for r in got.down if r.typed.get("deepspeed") in ("zero1", "zero2", "zero3")]
+    assert [r.typed["deepspeed"] for r in stages] == ["zero2", "zero3"]
     peaks = [got.here.peak_bytes, *(r.peak_bytes for r in stages)]
     assert peaks == sorted(peaks, reverse=True)
-    assert "the smallest change that fits: --plan_zero_stage 2 --plan_offload optimizer" in got.in_words()
+    assert {"fsdp": "full_shard"} in [r.typed for r in got.down]
+    assert "the smallest change that fits: --deepspeed zero2_offload" in got.in_words()
+
+
+def test_words_of_the_plan_stay_where_they_were_typed() -> None:
+    """They stand over options, so another option would change nothing."""
+    got = around(replace(EIGHT, by_words=True), max_completion_length=2048)
+    assert got.smallest is not None
+    assert got.smallest.typed == {"plan_zero_stage": 2, "plan_offload": "optimizer"}
+
+
+def test_words_of_fsdp() -> None:
+    got = around(replace(SHARDED, fsdp=True))
+    states = [dict(r.typed) for r in (*got.up, *got.down) if {*r.typed} & {*STATES}]
+    assert {"fsdp": "shard_grad_op"} in states and {"fsdp_offload": True} in states
+    assert not any("deepspeed" in typed for typed in states)
 
 
 def test_less_sharding_is_tried_first() -> None:
     """On GPUs of 160 GiB stage 2 is enough, and costs less than stage 3."""
     large = replace(EIGHT, gpu_bytes=160 * GIB)
     smallest = around(large).smallest
-    assert smallest is not None and smallest.typed == {"plan_zero_stage": 2}
+    assert smallest is not None and smallest.typed == {"deepspeed": "zero2"}
 
 
 def test_the_smallest_is_the_cheapest_that_fits() -> None:
@@ -88,11 +107,7 @@ def test_two_changes_where_one_is_not_enough() -> None:
     got = around(EIGHT, gradient_checkpointing="false", max_completion_length=2048)
     assert not any(rung.fits for rung in got.down)
     assert got.smallest is not None and got.smallest.fits
-    assert got.smallest.typed == {
-        "gradient_checkpointing": "true",
-        "plan_zero_stage": 2,
-        "plan_offload": "optimizer",
-    }
+    assert got.smallest.typed == {"gradient_checkpointing": "true", "deepspeed": "zero2_offload"}
 
 
 def test_nothing_fits() -> None:
@@ -105,7 +120,7 @@ def test_nothing_fits() -> None:
 def test_what_fits_needs_no_change_and_has_faster_ones_above() -> None:
     got = around(OFFLOADED)
     assert got.here.fits and got.smallest is None
-    assert {"plan_offload": "optimizer"} in [r.typed for r in got.up]
+    assert {"deepspeed": "zero2_offload"} in [r.typed for r in got.up]
     assert got.in_words()[-1] == "the plan fits as it is"
     assert all(r.cost < 0 for r in got.up) and all(r.cost > 0 for r in got.down)
 
@@ -145,10 +160,9 @@ def test_what_does_not_fit_is_refused_with_what_does() -> None:
     (problem,) = found(elsewhere(EIGHT), **options)
     assert problem.code == "E211"
     assert "Each process of DDP (ZeRO-0) takes about" in problem.seen and "phase update" in problem.seen
-    assert dict(problem.fixes[0].edits) == {"plan_zero_stage": 2, "plan_offload": "optimizer"}
+    assert dict(problem.fixes[0].edits) == {"deepspeed": "zero2_offload"}
     assert problem.fixes[-1] == START_ANYWAY
     for fix in problem.fixes[:-1]:
-        changes: dict[str, Any] = {FIELDS[n]: v for n, v in fix.edits.items()}
-        changed = elsewhere(replace(EIGHT, **changes))
+        changed = elsewhere(typed_on(EIGHT, fix.edits))
         assert memory_plan(config(**options), changed).share <= TIGHT
         assert found(changed, **options) == []

@@ -144,7 +144,7 @@ def test_the_report_says_what_is_a_forecast_alone() -> None:
     assert "a forecast alone" not in lines(EIGHT)
     text = lines(OFFLOADED)
     assert "ZeRO-3, optimizer and weights offloaded" in text
-    assert "a forecast alone: this version trains with one process or DDP" in text
+    assert "planned by words of `covey plan`; a run has --deepspeed zero3_offload for it" in text
     assert "in the machine's memory 589.7 GB, with DeepSpeed's margin 884.6 GB" in text
     assert "model states 73.72 GB a GPU; with gradients of 2 bytes" in lines(SHARDED)
 

@@ -86,6 +86,7 @@ class Facts:
     eval_sets              the sets of prompts to evaluate on
     missing_packages       (option, what has to be installed) for libraries that are not there
     has_bfloat16           whether the training device computes in bfloat16
+    npu                    environment variable that picks Ascend NPUs
     model_context          positions of the model
     rewards_available      every name that `reward_funcs` may hold
     reward_options         options that only a built-in reward reads, by its name
@@ -179,6 +180,7 @@ class Facts:
     free_disk_bytes: int | None = None
     free_memory_bytes: int | None = None
     cuda: bool | None = None
+    npu: str = ""
     nproc_available: int | None = None
     layout: Layout = THIS_MACHINE
     layout_problems: tuple[Problem, ...] = ()

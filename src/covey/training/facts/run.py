@@ -19,9 +19,10 @@ from covey.config.file import read_file
 from covey.data.foreign_checkpoints import foreign_kind
 from covey.errors import CheckpointError
 from covey.options.schema import Config
-from covey.plan.deepspeed import PRESETS, FromFile, from_content, states_of, unreadable
+from covey.plan.deepspeed import states_of
+from covey.plan.deepspeed_file import FromFile, from_content, unreadable
 from covey.plan.facts import Facts, OutputDirState, ResumeFacts
-from covey.plan.layout import DeepSpeedFile, Machine, States, layout_of
+from covey.plan.layout import PRESETS, DeepSpeedFile, Machine, States, layout_of
 from covey.plan.versions import TRIED
 from covey.telemetry.owner import owner_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
@@ -34,6 +35,7 @@ from covey.types import Severity
 # Of machines that are planned for; their GPUs are told together.
 _GPUS_OF_A_MACHINE = 8
 
+_NPU_VARIABLES = ("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES")
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"}
 
 
@@ -53,6 +55,7 @@ def run_facts(config: Config, num_processes: int) -> Facts:
         free_disk_bytes=shutil.disk_usage(_existing(output)).free,
         free_memory_bytes=free_memory(cuda=gpus > 0),
         cuda=gpus > 0,
+        npu=_npu(),
         nproc_available=gpus or os.cpu_count(),
         versions=_versions(),
         has_bfloat16=_has_bfloat16(gpus) if _asks_for_bfloat16(config) else None,
@@ -61,6 +64,11 @@ def run_facts(config: Config, num_processes: int) -> Facts:
             *(_missing_kernels(config) if gpus else ()),
         ),
     )
+
+
+def _npu() -> str:
+    """The environment variable that picks Ascend NPUs for the run; empty where none does."""
+    return next((name for name in _NPU_VARIABLES if os.environ.get(name)), "")
 
 
 def _versions() -> tuple[tuple[str, str], ...]:
@@ -77,7 +85,8 @@ def _versions() -> tuple[tuple[str, str], ...]:
 def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
     """The facts with how the configuration lies on this machine's devices, or on those of another one, of
     whose disk nothing is known; of what could not be read no more than that there are GPUs."""
-    states, problems = states_of(config, machine, _read_deepspeed(config.deepspeed))
+    cuda = bool(facts.cuda) or machine is not None
+    states, problems = states_of(config, machine, _read_deepspeed(config.deepspeed), cuda=cuda)
     facts = replace(facts, layout_problems=problems)
     if any(problem.severity is Severity.ERROR for problem in problems):
         states, machine = States(), Machine(num_gpus=facts.num_processes)
@@ -102,15 +111,18 @@ def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
 
 
 def _read_deepspeed(word: str | None) -> FromFile | None:
-    """What a file of DeepSpeed says; None for ms-swift's names, and where there is no such file."""
-    if not word or word.lower() in PRESETS or not Path(word).exists():
+    """What a file of DeepSpeed says, or its JSON in the place of a path; None for ms-swift's names, and where
+    there is no such file."""
+    is_json = word is not None and word.lstrip().startswith("{")
+    if not word or word.lower() in PRESETS or not (is_json or Path(word).exists()):
         return None
+    path = "the JSON of --deepspeed" if is_json else word
     try:
-        content = json.loads(Path(word).read_text(encoding="utf-8"))
+        content = json.loads(word if is_json else Path(word).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         words = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return FromFile(file=DeepSpeedFile(path=word), problems=(unreadable(word, words),))
-    return from_content(content, word)
+        return FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, words),))
+    return from_content(content, path)
 
 
 def _asks_for_bfloat16(config: Config) -> bool:

@@ -1,0 +1,206 @@
+"""A configuration file of DeepSpeed: its ZeRO stage, what it offloads, and what of it covey cannot run.
+
+The names are those of DeepSpeed's page on its configuration (deepspeed.ai/docs/config-json).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from covey.plan.layout import PRESETS, STAGES, DeepSpeedFile, Offload
+from covey.plan.problem import problem, warning
+from covey.plan.shape import in_range
+from covey.types import Fix, Problem
+
+TOTAL, ROWS, PASSES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+ZERO = "zero_optimization"
+
+_DEVICES = ("none", "cpu", "nvme")
+# Old names of offloading to the machine's memory, each a switch.
+_SWITCHES = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
+# The largest sizes that the forecast stands for.
+_FORECAST = {"reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8}
+_ADAM = ("adam", "adamw", "torch_adam", "fusedadam")
+
+_ANOTHER_NUMBER = "it changes the numbers that weights or gradients are exchanged in"
+_OTHER_COPIES = "it keeps further copies of weights, which covey's checkpoints and resumes do not reach"
+_OTHER_MODEL = "it changes the model while it trains"
+_SPLIT = "it splits layers or sequences over GPUs, and covey splits a batch alone"
+_CASTS = "it casts inside the forward pass, and covey trains by --torch_dtype alone"
+_STEPS_AHEAD = "it applies part of a step later, and a step of covey is applied whole or not at all"
+
+REFUSED: Mapping[str, str] = {
+    f"{ZERO}.zero_hpz_partition_size": _OTHER_COPIES,
+    f"{ZERO}.mics_shard_size": _OTHER_COPIES,
+    f"{ZERO}.zero_quantized_weights": _ANOTHER_NUMBER,
+    f"{ZERO}.zero_quantized_nontrainable_weights": _ANOTHER_NUMBER,
+    f"{ZERO}.zero_quantized_gradients": _ANOTHER_NUMBER,
+    f"{ZERO}.zeropp_loco_param": _ANOTHER_NUMBER,
+    f"{ZERO}.zenflow": _STEPS_AHEAD,
+    f"{ZERO}.offload_optimizer.super_offload": _STEPS_AHEAD,
+    "amp.enabled": _CASTS,
+    "torch_autocast.enabled": _CASTS,
+    "tensor_parallel.autotp_size": _SPLIT,
+    "sequence_parallel_size": _SPLIT,
+    "expert_parallel": _SPLIT,
+    "pipeline": _SPLIT,
+    "sparse_attention": _OTHER_MODEL,
+    "compression_training": _OTHER_MODEL,
+    "quantize_training.enabled": _OTHER_MODEL,
+    "progressive_layer_drop.enabled": _OTHER_MODEL,
+}
+"""Settings that covey refuses where they are on, each with the reason."""
+
+# Numbers that switch a setting off; of the others it is 0.
+_OFF = {f"{ZERO}.zero_hpz_partition_size": 1, "tensor_parallel.autotp_size": 1, "sequence_parallel_size": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromFile:
+    """What was read of a file, and what is wrong with it; with errors the rest stands for nothing."""
+
+    file: DeepSpeedFile
+    stage: int = 0
+    offload: Offload = "none"
+    problems: tuple[Problem, ...] = ()
+
+
+def from_content(content: Any, path: str) -> FromFile:
+    """Return the layout of a file's JSON, with every problem of it: E217 for a value of a wrong type, E218
+    for a stage or a device that DeepSpeed has not, E220 for what covey cannot run, W117 for what the forecast
+    leaves out."""
+    if not isinstance(content, Mapping):
+        return FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, "it is no object"),))
+    problems: list[Problem] = []
+    numbers = {name: _number(content, name, path, problems) for name in (TOTAL, ROWS, PASSES)}
+    zero = _part(content, ZERO, path, problems)
+    stage = zero.get("stage", 0)
+    if type(stage) is not int or stage not in STAGES:
+        problems.append(_unknown(path, f"{ZERO}.stage", stage, tuple(map(str, STAGES))))
+    kinds = {name: _part(zero, name, path, problems) for name in _SWITCHES}
+    devices = {
+        name: "cpu" if zero.get(_SWITCHES[name]) is True else _device(kind, name, path, problems)
+        for name, kind in kinds.items()
+    }
+    for name in ("optimizer", "scheduler"):
+        _part(_part(content, name, path, problems), "params", path, problems)
+    for name in ("fp16", "bf16", "data_types"):
+        _part(content, name, path, problems)
+    has_optimizer, has_params = (device != "none" for device in devices.values())
+    # Weights alone are offloaded in stage 3 only; in a lower one that is a fault of its own.
+    alone = has_params and not has_optimizer and stage == 3
+    offload: Offload = "params" if has_params and not alone else "optimizer" if has_optimizer else "none"
+    problems += _refused(content, path, kinds, devices)
+    left_out = [f"{ZERO}.{name}" for name, most in _FORECAST.items() if _above(zero, name, most)]
+    left_out += ["offload_param without offload_optimizer"] if alone else []
+    if left_out:
+        problems.append(_left_out(path, left_out))
+    return FromFile(
+        file=DeepSpeedFile(path=path, settings=content, **numbers),
+        stage=stage if type(stage) is int else 0,
+        offload=offload,
+        problems=tuple(problems),
+    )
+
+
+def setting(content: Mapping[str, Any], name: str) -> Any:
+    """Return a setting by its name with dots, as `optimizer.params.lr`; None where it is missing or
+    "auto"."""
+    value: Any = content
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return None if value == "auto" else value
+
+
+def _refused(
+    content: Mapping[str, Any], path: str, kinds: Mapping[str, Mapping[str, Any]], devices: Mapping[str, str]
+) -> list[Problem]:
+    """What would make another run of it, or one that nobody has tried, one problem each."""
+    found = [(name, why) for name, why in REFUSED.items() if _is_on(setting(content, name), _OFF.get(name))]
+    nvme = "disks are not used: covey reads and writes weights and moments in memory"
+    found += [(f"{ZERO}.{n}.device", nvme) for n, device in devices.items() if device == "nvme"]
+    part = "the optimizer is offloaded whole or not at all"
+    is_whole = kinds["offload_optimizer"].get("ratio", 1) in (1, "auto")
+    found += [] if is_whole else [(f"{ZERO}.offload_optimizer.ratio", part)]
+    kind = setting(content, "optimizer.type")
+    if isinstance(kind, str) and kind.lower() not in _ADAM:
+        found.append(("optimizer.type", "the optimizer is AdamW"))
+    if setting(content, "optimizer.params.adam_w_mode") is False:
+        found.append(("optimizer.params.adam_w_mode", "the optimizer is AdamW, with decoupled weight decay"))
+    return [_cannot_run(path, name, setting(content, name), why) for name, why in found]
+
+
+def _is_on(value: Any, off: int | None) -> bool:
+    """Whether a setting asks for something: a number above the one that is off, or a block that is not
+    disabled."""
+    if isinstance(value, Mapping):
+        return bool(value) and value.get("enabled", True) is not False
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value > (off or 0)
+    return bool(value)
+
+
+def _part(content: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> Mapping[str, Any]:
+    value = content.get(name)
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    problems.append(unreadable(path, f"{name} is {value!r} and no object"))
+    return {}
+
+
+def _number(content: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> int | None:
+    value = content.get(name)
+    if value is None or value == "auto":
+        return None
+    if type(value) is int and in_range(value):
+        return value
+    problems.append(unreadable(path, f'{name} is {value!r}, neither a count nor "auto"'))
+    return None
+
+
+def _device(kind: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> str:
+    device = kind.get("device") or "none"
+    if device in _DEVICES:
+        return str(device)
+    problems.append(_unknown(path, f"{name}.device", device, _DEVICES))
+    return "none"
+
+
+def _above(content: Mapping[str, Any], name: str, most: float) -> bool:
+    """Whether a value is a number above the highest; "auto" is none."""
+    value = content.get(name)
+    return isinstance(value, int | float) and value > most
+
+
+def unreadable(path: str, words: str) -> Problem:
+    """Return the problem of a file that is no configuration of DeepSpeed."""
+    return problem(
+        "E217",
+        "deepspeed",
+        f"{path} cannot be read as a configuration of DeepSpeed: {words}.",
+        "Another file, or one that was cut short or edited.",
+        Fix(text='a JSON object such as {"zero_optimization": {"stage": 3}}'),
+        Fix(text=f"one of the names {', '.join(PRESETS)}"),
+    )
+
+
+def _unknown(path: str, name: str, value: Any, choices: tuple[str, ...]) -> Problem:
+    seen = f"{path}: {name} is {value!r}; DeepSpeed has {', '.join(choices)}."
+    fix = Fix(text=f"one of {', '.join(choices)} in {path}")
+    return problem("E218", "deepspeed", seen, "A slip of the hand, or the spelling of another tool.", fix)
+
+
+def _cannot_run(path: str, name: str, value: Any, why: str) -> Problem:
+    seen = f"{path}: {name} is {value!r}. covey does not run with it: {why}."
+    leave_out = Fix(text=f"take {name} out of {path}")
+    if name.endswith(".device"):
+        leave_out = Fix(text=f'"cpu" for {name} in {path}')
+    return problem("E220", "deepspeed", seen, "A file made for another trainer.", leave_out)
+
+
+def _left_out(path: str, names: list[str]) -> Problem:
+    seen = f"{path} has {', '.join(names)}, which the forecast leaves out."
+    fix = Fix(text="take the forecast for that of a run without them")
+    return warning("W117", ZERO, seen, "A file made for a run of DeepSpeed.", fix)

@@ -1,0 +1,105 @@
+"""Two commands for a model of 32.8 B parameters that cannot run as they are: what binds, what contradicts
+what, and a command that works, which is planned here as it is printed."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli.main import main
+from covey.quickstart import task
+from support.verbs import alone, codes_in
+from unit.cli.test_layout import QWEN_32B
+
+P = 32_763_876_352
+GPUS = ["--plan_gpus", "8", "--plan_gpu_memory", "96GiB"]
+# A command of ms-swift that stopped without a word (its issue 3887), with the data of the tests.
+REPORT = (
+    "rlhf --rlhf_type grpo --model big --model-type qwen2 --train_type full --dataset quickstart#512 "
+    "--torch_dtype bfloat16 --num_train_epochs 1 --max_length 2048 --per_device_train_batch_size 1 "
+    "--per_device_eval_batch_size 1 --gradient_accumulation_steps 1 --split_dataset_ratio 0 "
+    "--learning_rate 1e-6 --warmup_ratio 0.05 --dataloader_num_workers 4 --max_completion_length 1024 "
+    "--reward_funcs format --num_generations 4 --use_vllm true --vllm_gpu_memory_utilization 0.5 "
+    "--vllm_max_model_len 2048 --deepspeed zero3_offload --temperature 1.0 --top_p 1.0 --top_k 80 "
+    "--log_completions true --num_infer_workers 8 --tensor_parallel_size 8 --async_generate true "
+    "--offload_optimizer true --offload_model true --gc_collect_after_offload true --move_model_batches 40"
+)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    alone(monkeypatch, tmp_path)
+    (tmp_path / "big").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(task.MODEL_DIR / name, tmp_path / "big" / name)
+    (tmp_path / "big" / "config.json").write_text(json.dumps(QWEN_32B), encoding="utf-8")
+
+
+def planned(capsys: pytest.CaptureFixture[str], words: list[str]) -> tuple[int, dict[str, Any], list[str]]:
+    """The exit code, the plan as an object, and the codes of what was refused."""
+    code = main(["plan", *words, "--json"])
+    done = capsys.readouterr()
+    return code, json.loads(done.out), codes_in(done.err)
+
+
+def again(command: str, machine: list[str]) -> list[str]:
+    """A printed command, for `covey plan`."""
+    verb, *words = shlex.split(command)[1:]
+    return [*words] if verb == "plan" else [verb, *words, *machine]
+
+
+def test_the_command_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    code, plan, codes = planned(capsys, [*shlex.split(REPORT), *GPUS])
+    assert code == 2
+    # Sampling beside training on the same GPUs, and names that are not options here.
+    assert "E216" in codes and "E102" in codes
+    layout = plan["facts"]["layout"]
+    assert (layout["zero_stage"], layout["offload"], layout["engine_parallel"]) == (3, "params", 8)
+    engine = int(0.5 * 96 * 2**30)
+    memory = plan["memory"]
+    assert memory["phases"]["update"]["parts"]["engine"] == engine
+    assert memory["phases"]["rollout"]["parts"]["engine"] == engine
+    # Weights, masters, moments, gradients and the reference of the KL term lie in the machine's memory.
+    assert memory["host_bytes"] == (18 + 2) * P
+    assert memory["binding"] == "update"
+    text = "\n".join(plan["lines"])
+    assert "vLLM's 51.54 GB of each GPU: 8.191 GB of weights and 43.35 GB of KV cache" in text
+
+
+def test_a_command_that_works_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """One for `covey train`, another with vLLM for `covey plan`: both are as the plan says."""
+    _, plan, _ = planned(capsys, [*shlex.split(REPORT), *GPUS])
+    for name in ("today", "with_vllm"):
+        found = plan["works"][name]
+        code, other, codes = planned(capsys, again(found["command"], GPUS))
+        assert (code, codes) == (0, []), found["command"]
+        assert other["memory"]["needed_bytes"] == found["needed_bytes"] < 0.9 * 96 * 2**30
+        assert other["options"]["tuner_type"] == "full"
+        assert other["options"]["use_vllm"] is (name == "with_vllm")
+    # Its own engine gathers the whole model for a rollout.
+    own = planned(capsys, again(plan["works"]["today"]["command"], GPUS))[1]
+    rollout = own["memory"]["phases"]["rollout"]["parts"]
+    assert rollout["gathered weights"] + rollout.get("weights", 0) == pytest.approx(2 * P, rel=1e-6)
+
+
+def test_on_24_gb_each_no_own_engine_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole copy that samples is larger than the GPU, whatever is split: that is said, with how large a
+    model may be, and how vLLM over all of them would fit."""
+    machine = ["--plan_gpus", "8", "--plan_gpu_memory", "24GB"]
+    words = ["--model", "big", "--dataset", "quickstart#512", "--reward_funcs", "accuracy"]
+    words += ["--max_completion_length", "1024", "--fsdp", "full_shard"]
+    assert main(["plan", *words, *machine]) == 2
+    done = capsys.readouterr()
+    assert codes_in(done.err) == ["E211"]
+    error = " ".join(done.err.split())
+    assert "gathered weights" in error and "whole copy of the weights in each process" in error
+    assert "a model of at most about" in error
+    _, plan, _ = planned(capsys, [*words, *machine])
+    assert plan["memory"]["binding"] == "rollout" and plan["works"]["today"] is None
+    found = plan["works"]["with_vllm"]
+    assert found["edits"]["vllm_tensor_parallel_size"] in (4, 8)
+    code, other, codes = planned(capsys, again(found["command"], machine))
+    assert (code, codes) == (0, []) and other["memory"]["needed_bytes"] < 0.9 * 24e9
