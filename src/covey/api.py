@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.environment import settle
+from covey.plan.launchers import adopted
 
 if TYPE_CHECKING:
     from covey.config.resolve import Resolved
@@ -91,6 +92,7 @@ def export(
 
 @contextmanager
 def _resolved(options: Mapping[str, Any], *, offline: bool = False) -> Iterator[tuple[Resolved, Objects]]:
+    os.environ.update(adopted(os.environ, os.getppid()))
     from covey.config.resolve import from_dict, to_run
     from covey.plan.check_launch import launch_problems, num_ranks
     from covey.training.facts.objects import frozen_problems, named_objects

@@ -1,9 +1,9 @@
 """How one of several processes ends, so that the run has one exit code.
 
-torchrun ends with 1 whatever its processes end with, and prints a long report when one of them fails. So the
-process of rank 0 leaves its exit code in a file that the launching process reads, and endings that every
-rank agrees on (a configuration at fault, a guard) look like success to torchrun. What the processes know of
-each other is in covey.meeting.
+torchrun ends with 1 whatever its processes end with, and prints a long report when one of them fails. So
+the first process of a machine leaves its exit code in a file that the launching process reads, and endings
+that every rank agrees on (a configuration at fault, a guard) look like success to torchrun, which starts no
+process again for them. What the processes know of each other is in covey.meeting.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import threading
 import time
 from typing import NoReturn
 
-from covey.meeting import EXIT_FILE, RAISED, SPOKE, meeting, started
+from covey.meeting import RAISED, SPOKE, exit_file, forget_run, is_last_start, meeting, started
 
 LAUNCHER = "COVEY_LAUNCHER"
 """The environment variable with the number of the launching process and when it started."""
 
-GUARDED = 3
-_AGREED = (0, 2, GUARDED)
+AT_FAULT, GUARDED = 2, 3
+RESTARTED = ("F131", "F133", "F134", "F136")
+"""What may not come again where the processes are started again: one of them failed, is gone or stopped."""
+
+_AGREED = (0, AT_FAULT, GUARDED)
 _PATIENCE_S = 10.0
 # A first rank that saves a large model before it comes to a guard's words.
 _PATIENCE_OF_ALL_S = 30 * 60.0
@@ -39,6 +42,11 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def is_first_here() -> bool:
+    """Return whether this is the first process of the run on its machine."""
+    return (os.environ.get("LOCAL_RANK") or os.environ.get("RANK", "0")) == "0"
+
+
 def leave(code: int) -> int:
     """Return what this process exits with, once its own code is left for the process that launched it and the
     other ranks know that it ends by itself."""
@@ -46,10 +54,12 @@ def leave(code: int) -> int:
     has_spoken = place is not None and place.has(place.rank, SPOKE)
     if place is not None:
         place.go()
-    path = os.environ.get(EXIT_FILE)
+    if code in (*_AGREED, 130, 143) or is_last_start():
+        forget_run()
+    path = exit_file()
     if path is None:
         return code
-    if is_first():
+    if is_first_here():
         _write(path, code)
         return 0 if code in _AGREED else code
     if has_spoken:
@@ -63,29 +73,36 @@ def leave_stuck(*, leads: bool, all_leave: bool) -> NoReturn:
 
     Where not every rank leaves by itself, torchrun has to see a failure, for it ends the others then.
     """
-    end_now(GUARDED, leads=leads, all_leave=all_leave)
+    # Every machine has one that launched its processes; `leads` is the first rank of all.
+    leave_code(GUARDED)
+    end_now(GUARDED, leads=leads, all_leave=all_leave, may_restart=True)
 
 
 def leave_code(code: int) -> None:
     """Leave the exit code of the run for the process that launched it; the first one that is left counts."""
-    path = os.environ.get(EXIT_FILE)
+    path = exit_file()
     if path is not None:
         with contextlib.suppress(OSError):
             _write(path, code)
 
 
-def end_now(code: int, *, leads: bool, all_leave: bool) -> NoReturn:
+def end_now(code: int, *, leads: bool, all_leave: bool, may_restart: bool = False) -> NoReturn:
     """End this process because one of the run cannot go on; nothing is cleaned up.
 
     `leads`: this process speaks for all of them. Where all leave by themselves torchrun, whose report would
-    say nothing new, hears of a success; the launching process reads the code.
+    say nothing new, hears of a success; the launching process reads the code. Where the processes may be
+    started again, and torchrun is to do so, it hears of the failure.
     """
     if leads:
         leave_code(code)
+    is_last = is_last_start()
+    if is_last:
+        forget_run()
     place = meeting()
     if place is not None:
         place.go()
-    os._exit(0 if EXIT_FILE in os.environ and all_leave else code)
+    is_quiet = all_leave and not (may_restart and not is_last)
+    os._exit(0 if exit_file() is not None and is_quiet else code)
 
 
 def speaks(*, is_of_all: bool) -> bool:
@@ -99,16 +116,18 @@ def speaks(*, is_of_all: bool) -> bool:
             place.put(RAISED)
         return is_first()
     place.put(RAISED)
-    is_launched = EXIT_FILE in os.environ
+    path = exit_file()
+    is_launched = path is not None
     began = time.monotonic()
     while not any(place.has(rank, RAISED) for rank in range(place.rank)):
-        if is_launched and os.path.exists(os.environ[EXIT_FILE]):
+        if path is not None and os.path.exists(path):
             return False
         waited = time.monotonic() - began
         is_there = any(place.state(rank) == "here" for rank in range(place.rank))
         if not is_there and not is_launched and waited >= min(_COMING_S, _PATIENCE_S):
-            # Nobody has heard of a lower rank, or it has ended with words of its own.
-            return any(place.state(rank) == "gone" for rank in range(place.rank))
+            # Nobody has heard of a lower rank, or it has ended with words of its own; those of another
+            # machine do not have this error.
+            return is_first_here() or any(place.state(rank) == "gone" for rank in range(place.rank))
         if waited >= (_PATIENCE_OF_ALL_S if is_of_all and is_there else _PATIENCE_S):
             place.put(SPOKE)
             return True
@@ -148,7 +167,7 @@ def _follow(pid: int, start: str, parent: int) -> None:
 
 def first_has_ended() -> bool:
     """Return whether rank 0 has left its exit code, or does so within ten seconds."""
-    path = os.environ[EXIT_FILE]
+    path = exit_file() or ""
     until = time.monotonic() + _PATIENCE_S
     while not os.path.exists(path):
         if time.monotonic() > until:

@@ -1,5 +1,5 @@
 """Where the processes of a run on one machine leave each other small files: that one is there, that it has
-something to say, that it has failed.
+something to say, that it has failed. What other machines have to say is left there too, by one of them.
 
 They are there from the start of a process on, before it has imported torch and joined any group, so a process
 that is killed or stopped is seen whatever the others wait in.
@@ -8,11 +8,12 @@ that is killed or stopped is seen whatever the others wait in.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 EXIT_FILE = "COVEY_EXIT_FILE"
 """The environment variable with the file that rank 0 writes its exit code to."""
@@ -66,6 +67,24 @@ class Meeting:
             part = self._path(self.rank, f"{what}.part")
             part.write_text(words, encoding="ascii")
             os.replace(part, self._path(self.rank, what))
+
+    def put_for(self, rank: int, what: str, words: str) -> None:
+        """Leave a file of a rank on another machine, as that machine has told of it."""
+        Meeting(self.directory, rank, self.world).put(what, words)
+
+    def word(self, rank: int, what: str) -> str:
+        """What a rank has left; empty where it has left nothing."""
+        try:
+            return self._path(rank, what).read_text(encoding="ascii")
+        except OSError:
+            return ""
+
+    def read_signal(self) -> int:
+        """The number of the signal that one of them got; 0 for none."""
+        try:
+            return int(self.signal.read_text(encoding="ascii") or 0)
+        except (OSError, ValueError):
+            return 0
 
     def has(self, rank: int, what: str) -> bool:
         """Whether a rank has left such a file."""
@@ -126,19 +145,84 @@ def meeting() -> Meeting | None:
     return Meeting(_directory(), int(rank), int(world))
 
 
+class EarlierRun(NamedTuple):
+    """The run of processes that torchrun has started before these: its directory, and what ended it."""
+
+    output_dir: str
+    failed: str
+
+
+def remember_run(output_dir: Path, failed: str = "") -> None:
+    """Leave word of this run for processes that torchrun starts in the place of these."""
+    if is_last_start():
+        return
+    path = _run_file()
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump([str(output_dir.absolute()), failed], file)
+        os.replace(part, path)
+
+
+def earlier_run() -> EarlierRun | None:
+    """The run that these processes go on with; None where torchrun has started them for the first time."""
+    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        return None
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        descriptor = os.open(_run_file(), os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, encoding="utf-8") as file:
+            if os.fstat(descriptor).st_uid == os.getuid():
+                return EarlierRun(*map(str, json.load(file)))
+    return None
+
+
+def forget_run() -> None:
+    """Take that word away: nothing is started again."""
+    if "TORCHELASTIC_RESTART_COUNT" in os.environ:
+        with contextlib.suppress(OSError):
+            _run_file().unlink(missing_ok=True)
+
+
+def is_last_start() -> bool:
+    """Whether torchrun starts no process again after these."""
+    count, most = (os.environ.get(f"TORCHELASTIC_{n}", "") for n in ("RESTART_COUNT", "MAX_RESTARTS"))
+    return not (count.isdigit() and most.isdigit() and int(count) < int(most))
+
+
+def exit_file() -> str | None:
+    """The file for the exit code of this machine's processes, of each start its own; None where the process
+    that launched them does not ask for it."""
+    path = os.environ.get(EXIT_FILE)
+    return None if path is None else f"{path}{_start_suffix()}"
+
+
+def _start_suffix() -> str:
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return "" if count == "0" else f".{count}"
+
+
 def _directory() -> Path:
     path = os.environ.get(EXIT_FILE)
     if path is not None:
-        return Path(path).parent / "ranks"
+        return Path(path).parent / f"ranks{_start_suffix()}"
+    return _of_parent("ranks", os.environ.get("MASTER_PORT", ""), _start_suffix())
+
+
+def _run_file() -> Path:
+    path = os.environ.get(EXIT_FILE)
+    return Path(path).parent / "run" if path is not None else _of_parent("run")
+
+
+def _of_parent(name: str, *words: str) -> Path:
+    """A path that the ranks of a machine have in common: torchrun is the parent of each of them, and after a
+    failure it may start them again."""
     # `covey --help` does without it, and waits for nothing.
     import tempfile
 
-    # torchrun is the parent of each of its ranks, and gives all of them one port; after a failure it may
-    # start them again.
     parent = os.getppid()
-    words = [os.getuid(), parent, started(parent), os.environ.get("MASTER_PORT", "")]
-    words.append(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return Path(tempfile.gettempdir()) / f"covey-ranks-{'-'.join(map(str, words))}"
+    parts = [str(os.getuid()), str(parent), str(started(parent)), *(w for w in words if w)]
+    return Path(tempfile.gettempdir()) / f"covey-{name}-{'-'.join(parts)}"
 
 
 def started(pid: int) -> int | None:

@@ -34,7 +34,15 @@ DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", *PA
 # These speak of the options of other tools.
 ON_OTHERS = ("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md", "docs/plan.md")
 VERB_FLAGS = {"help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live", *PLAN_WORDS}
-OTHER_COMMANDS = ("make", "pip", "git", "hf", "source", "torchrun", "swift", "trl", "accelerate", "python")
+OTHER_COMMANDS = (
+    *("make", "pip", "git", "hf", "source", "torchrun", "swift", "trl", "accelerate", "python"),
+    *("deepspeed", "srun", "mpirun", "export", "kubectl", "sbatch"),
+)
+# Those of torchrun, accelerate, deepspeed and srun, on the page about launchers.
+LAUNCHER_FLAGS = {
+    *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_id", "rdzv_endpoint"),
+    *("multi_gpu", "num_processes", "num_gpus", "module", "local_rank", "kill-on-bad-exit"),
+}
 LANGUAGES = {"python", "bash", "console", "text", "yaml", "json"}
 
 _BLOCK = re.compile(
@@ -237,8 +245,9 @@ def test_options_exist(document: str) -> None:
     from covey.config.names import look_up
 
     # Flags of other commands are their own affair.
-    text = re.sub(r"^(?:hf|git|pip) .*$", "", text_of(document), flags=re.MULTILINE)
-    for name in set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)) - VERB_FLAGS:
+    text = re.sub(r"^(?:hf|git|pip|#SBATCH) .*$", "", text_of(document), flags=re.MULTILINE)
+    foreign = LAUNCHER_FLAGS if document == "docs/clusters.md" else set()
+    for name in set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)) - VERB_FLAGS - foreign:
         known = look_up(name)
         is_other = document in ON_OTHERS and (known.moot is not None or known.refused is not None)
         assert known.option is not None or is_other or name.startswith("no_"), name

@@ -105,7 +105,7 @@ def plant(fault: str, phase: str) -> None:
 
 if __name__ == "__main__":
     fault, phase, rank = sys.argv[1:4]
-    together.STOPPED_S = 2.0
+    together.STOPPED_S = float(os.environ.get("COVEY_TEST_STOPPED_S", "2.0"))
     if os.environ["RANK"] == rank:
         plant(fault, phase)
     sys.exit(main(sys.argv[4:]))

@@ -15,7 +15,7 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from covey.exits import EXIT_FILE
+from covey.meeting import EXIT_FILE
 from covey.training.process import ranks
 from mutants import faults_ranks, stories
 from mutants.harness import Mutant, Seen, Surveys, run_with, warned

@@ -96,7 +96,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None
 def alone(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     """Work in a directory, in a process that no launcher has started."""
     monkeypatch.chdir(directory)
-    for name in (*rank_variables(0, 1), "NPROC_PER_NODE", "NNODES", ranks.EXIT_FILE, launch.OUTPUT_DIR):
+    own = (ranks.EXIT_FILE, launch.OUTPUT_DIR)
+    for name in (*rank_variables(0, 1), "NPROC_PER_NODE", "NNODES", "NODE_RANK", *own):
         monkeypatch.delenv(name, raising=False)
 
 

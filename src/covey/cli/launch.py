@@ -1,46 +1,116 @@
-"""Several training processes on this machine: torchrun as a child, its signals and its exit code."""
+"""The training processes of this machine: torchrun as a child, its signals and its exit code."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
-from covey.cli.ranks import EXIT_FILE, exit_code
+from covey.cli.ranks import exit_code
 from covey.cli.signals import CODES
 from covey.exits import LAUNCHER, launcher_words
+from covey.meeting import EXIT_FILE, is_stopped, started
+from covey.plan.check_launch import Machines
+from covey.plan.launchers import RANK_NAMES
+
+_POLL_S = 1.0
+# Longer than the 40 seconds for which the other machines wait for a sign.
+_STOPPED_S = 60.0
 
 OUTPUT_DIR = "COVEY_OUTPUT_DIR"
 """The environment variable with the output_dir that the launching process counted up, so that all ranks
 share it."""
 
 
-def command(verb: str, argv: Sequence[str], num_processes: int) -> list[str]:
-    """Return the command that runs the same verb and words in `num_processes` processes."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"]
-    torchrun += ["--nproc_per_node", str(num_processes)]
-    # Port 0 lets two runs on one machine start at the same time.
-    rendezvous = ["--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What is started on this machine: so many processes, which write to `output_dir` and are started again
+    up to `max_restarts` times."""
+
+    num_processes: int
+    output_dir: str
+    machines: Machines = field(default_factory=Machines)
+    max_restarts: int = 0
+
+
+def command(verb: str, argv: Sequence[str], start: Start) -> list[str]:
+    """Return the command that runs the same verb and words in the processes of this machine."""
+    machines = start.machines
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(machines.count)]
+    torchrun += ["--nproc_per_node", str(start.num_processes), "--max_restarts", str(start.max_restarts)]
+    if machines.count > 1:
+        # Each machine has the number that was typed for it, so that rank 0 is on the first.
+        rendezvous = ["--node_rank", str(machines.number), "--master_addr", machines.address]
+        rendezvous += ["--master_port", str(machines.port)]
+    else:
+        # Port 0 lets two runs on one machine start at the same time.
+        rendezvous = ["--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
     return [*torchrun, *rendezvous, "-m", "covey", verb, *argv]
 
 
-def launch(verb: str, argv: Sequence[str], num_processes: int, output_dir: str) -> int:
+def launch(verb: str, argv: Sequence[str], start: Start) -> int:
     """Run the verb in several processes and return the exit code of the run; SIGINT and SIGTERM are passed
     on."""
     with tempfile.TemporaryDirectory(prefix="covey-") as directory, _PassedOn() as passed_on:
         path = os.path.join(directory, "exit")
-        threads = max(1, (os.cpu_count() or 1) // num_processes)
-        own = {EXIT_FILE: path, OUTPUT_DIR: output_dir, LAUNCHER: launcher_words()}
+        threads = max(1, (os.cpu_count() or 1) // start.num_processes)
+        own = {EXIT_FILE: path, OUTPUT_DIR: start.output_dir, LAUNCHER: launcher_words()}
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **own}
+        # What a cluster says of its pods is not of the ranks, whose numbers torchrun gives.
+        for name in RANK_NAMES:
+            environment.pop(name, None)
         # In a session of its own the child gets each signal once, from here, and not also from the terminal.
-        child = subprocess.Popen(command(verb, argv, num_processes), env=environment, start_new_session=True)
+        child = subprocess.Popen(command(verb, argv, start), env=environment, start_new_session=True)
         passed_on.to(child)
+        stopped = _StoppedRanks(Path(directory))
+        while start.machines.count > 1 and child.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_POLL_S)
+            stopped.look()
         child.wait()
         return exit_code(path, child.returncode, {CODES[number] for number in passed_on.received})
+
+
+@dataclass(slots=True)
+class _StoppedRanks:
+    """The ranks of this machine, of which none can end the others where all of them are stopped.
+
+    The other machines end the run then, for they get no sign from here; this one ends its ranks.
+    """
+
+    directory: Path
+    _looked_at: float = 0.0
+    _stopped_for: float = 0.0
+
+    def look(self) -> None:
+        """End the ranks once all of them have been stopped for longer than the other machines wait."""
+        now = time.monotonic()
+        # Stopped itself, with a job that a scheduler suspends, this process has not seen what they did.
+        passed = min(now - self._looked_at, 2 * _POLL_S)
+        self._looked_at = now
+        pids = self._pids()
+        are_stopped = bool(pids) and all(is_stopped(pid) for pid in pids)
+        self._stopped_for = self._stopped_for + passed if are_stopped else 0.0
+        if self._stopped_for > _STOPPED_S:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _pids(self) -> list[int]:
+        found = []
+        for path in self.directory.glob("ranks*/rank-*-process"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                pid, start = path.read_text(encoding="ascii").split()
+                found += [int(pid)] if str(started(int(pid))) == start else []
+        return found
 
 
 class _PassedOn:

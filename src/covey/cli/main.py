@@ -22,6 +22,7 @@ from covey.cli.verbs import VERBS, overview, unknown_verb
 from covey.environment import settle
 from covey.errors import CheckpointError, ConfigError, GuardStop, RunFailed
 from covey.exits import follow_launcher
+from covey.plan.launchers import adopted
 from covey.types import Problem
 
 if TYPE_CHECKING:
@@ -37,9 +38,12 @@ _SPEAK_CHINESE = ("doctor", "explain")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; an error that covey does not foresee is raised as it is."""
+    os.environ.update(adopted(os.environ, os.getppid()))
     follow_launcher()
     settle()
-    given = sys.argv[1:] if argv is None else argv
+    # `deepspeed` puts the number in front of the words of each process; LOCAL_RANK says the same.
+    number = f"--local_rank={os.environ.get('LOCAL_RANK', '')}"
+    given = [word for word in (sys.argv[1:] if argv is None else argv) if word != number]
     if {*given} <= {"--help", "-h"}:
         return leave(_say(overview()))
     from covey.config.argv import take_out

@@ -6,17 +6,22 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from covey.cli.again import goes_on
 from covey.cli.launch import OUTPUT_DIR
 from covey.cli.machine import Planned
 from covey.config import Resolved, Typed, parse, resolve, to_run
 from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.config.quickstart import quickstart_typed
+from covey.meeting import earlier_run
 from covey.plan.check_launch import (
     ASKED_PROCESSES,
+    asked_machines,
     asked_processes,
+    command_problems,
     is_launched,
     launch_problems,
     num_ranks,
+    processes_here,
 )
 from covey.plan.problem import problem
 from covey.types import Fix, Problem
@@ -46,6 +51,7 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
             typed["nproc_per_node"] = Typed(asked, f"environment {ASKED_PROCESSES}")
     if planned is None or planned.machine is None:
         problems += launch_problems(os.environ)
+        problems += command_problems(os.environ, {name: of.value for name, of in typed.items()})
     num_processes = _num_processes(typed)
     if planned is not None:
         problems += planned.problems
@@ -53,6 +59,13 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
             problems += _two_numbers(typed, planned.machine.num_gpus)
             num_processes = planned.machine.num_gpus
     notes = [dialect_note(parsed.typed)] if verb == "rlhf" else []
+    if planned is None:
+        if num_processes > processes_here(os.environ, num_processes):
+            typed["nproc_per_node"] = Typed(num_processes, "derived from the number of processes")
+        earlier = earlier_run()
+        if earlier is not None:
+            typed, note = goes_on(typed, earlier)
+            notes.append(note)
     resolved = resolve(typed, num_processes, [*problems, *notes])
     if planned is None:
         resolved = to_run(resolved)
@@ -71,7 +84,8 @@ def under_torchrun() -> bool:
 def _num_processes(typed: dict[str, Typed]) -> int:
     if is_launched(os.environ):
         return num_ranks(os.environ)
-    return max(1, typed["nproc_per_node"].value) if "nproc_per_node" in typed else 1
+    here = max(1, typed["nproc_per_node"].value) if "nproc_per_node" in typed else 1
+    return here * asked_machines(os.environ)[0].count
 
 
 def _two_numbers(typed: dict[str, Typed], num_gpus: int) -> list[Problem]:

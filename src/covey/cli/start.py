@@ -3,12 +3,15 @@ as it asks for."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from covey.cli.launch import launch
+from covey.cli.launch import Start, launch
 from covey.cli.options import read, under_torchrun
 from covey.config.resolve import Resolved
+from covey.options.schema import Config
+from covey.plan.check_launch import asked_machines, processes_here
 from covey.plan.checks import refuse_faults
 
 if TYPE_CHECKING:
@@ -16,6 +19,19 @@ if TYPE_CHECKING:
     from covey.training.together import Together
 
 Run = Callable[[Resolved, "Survey", "Together"], int]
+
+
+def start_of(config: Config, num_processes: int) -> Start | None:
+    """Return what this process starts; None where it is the run itself, or one of its processes."""
+    if under_torchrun() or (num_processes == 1 and not config.max_restarts):
+        return None
+    machines, _ = asked_machines(os.environ)
+    return Start(
+        num_processes=processes_here(os.environ, num_processes),
+        output_dir=config.output_dir,
+        machines=machines,
+        max_restarts=config.max_restarts,
+    )
 
 
 def start(verb: str, argv: Sequence[str], run: Run) -> int:
@@ -30,7 +46,8 @@ def start(verb: str, argv: Sequence[str], run: Run) -> int:
         with survey(resolved.config, num_processes) as surveyed:
             refuse_faults(resolved, surveyed.facts)
             fetch_model(resolved.config)
-            if num_processes > 1 and not under_torchrun():
+            start = start_of(resolved.config, num_processes)
+            if start is not None:
                 surveyed.close()
-                return launch(verb, argv, num_processes, resolved.config.output_dir)
+                return launch(verb, argv, start)
             return run(resolved, surveyed, others)

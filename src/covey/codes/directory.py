@@ -27,6 +27,12 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "there are none to compare.",
     ),
     (
+        "E414",
+        "Run directory that machines do not share",
+        "Each rank writes its part of a checkpoint to the run directory. On machines that each have one of "
+        "their own no checkpoint would be whole.",
+    ),
+    (
         "E418",
         "Checkpoint of another trainer",
         "The state of its optimizer is pickled, which can run code when it is read, so it cannot be taken "
@@ -37,6 +43,12 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "Another reference than at the start",
         "The KL term would compare with another model than before the stop, so the steps after it would not "
         "be those of the run that was stopped.",
+    ),
+    (
+        "W162",
+        "Run started again",
+        "A process of the run was killed or failed, and torchrun has started all of them again. The steps "
+        "after the newest checkpoint are taken anew.",
     ),
     (
         "W161",
@@ -83,5 +95,11 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "Out of memory",
         "The same step would fail again, so the run needs less memory to go on. All of its processes end. "
         "What was recorded and saved stays.",
+    ),
+    (
+        "F136",
+        "No sign of a machine of the run",
+        "The others would wait for it without an end, and hold their devices, so all processes that can be "
+        "reached end. What was recorded and saved stays.",
     ),
 )

@@ -10,12 +10,6 @@ START: tuple[tuple[str, str, str], ...] = (
         "the run would wait for processes that nobody starts, or compute with another number of them.",
     ),
     (
-        "E371",
-        "Run over several machines",
-        "covey trains on one machine; runs over several are not built yet. Going on would train on this "
-        "machine alone, with another batch than the command says.",
-    ),
-    (
         "E372",
         "Weights that do not fit config.json",
         "A tensor that is missing would start from random numbers, and one of another shape cannot be "
@@ -49,6 +43,12 @@ START: tuple[tuple[str, str, str], ...] = (
         "Object that cannot be used",
         "covey trains the object itself. Its checkpoints have to be loaded as the same model, with a "
         "tokenizer, and its rows have to be readable.",
+    ),
+    (
+        "E379",
+        "Sharding that only the launcher's file has",
+        "covey takes from accelerate's file how many processes there are; how the model is split is an "
+        "option of the command. Without it every process would hold the whole model.",
     ),
     (
         "E380",

@@ -163,6 +163,16 @@ class RunOptions(Options):
         hints=("nproc", "num_processes"),
         resume="split",
     )
+    max_restarts: int = option(
+        0,
+        "How often the processes are started again after one of them was killed or failed; the run then "
+        "goes on from its newest checkpoint.",
+        ge=0,
+        why="It is a number of restarts; 0 starts nothing again.",
+        trl="given to torchrun",
+        swift="given to torchrun",
+        resume="free",
+    )
     ignore_memory_forecast: bool = option(
         False,
         "Start although the forecast says that memory (E211) or the disk (E407) is too small.",

@@ -1,14 +1,18 @@
-"""What a launcher has said in environment variables: how many processes a run has, and which one this is.
+"""What a launcher has said in environment variables: how many processes a run has, on how many machines, and
+which one this is.
 
 torchrun gives each process its own RANK, LOCAL_RANK and LOCAL_WORLD_SIZE beside a common WORLD_SIZE and the
 address of rank 0. Clusters set some of the same names for their pods, and a run that believed them would wait
-for processes that nobody starts.
+for processes that nobody starts. NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as ms-swift reads them, ask
+covey to start this machine's processes itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
+from covey.plan.launchers import DEFAULT_PORT, is_of_slurm
 from covey.plan.problem import problem
 from covey.types import Fix, Problem
 
@@ -17,14 +21,33 @@ ASKED_PROCESSES = "NPROC_PER_NODE"
 
 _LEAST = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 1}
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Who says how many machines there are: commands of ms-swift, and torchrun's own variable.
-_MACHINES = ("NNODES", "PET_NNODES")
+# What goes from 0 to a number, and that number's name.
+_COUNTED = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+# torchrun reads each of its options from a variable of this name, and a PyTorchJob of Kubernetes sets them.
+_OF_TORCHRUN = "PET_"
 _TORCHRUN = "`torchrun --nproc_per_node N -m covey train ...`, or `covey train ... --nproc_per_node N`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """The machines of a run whose processes covey is asked to start, each on its own: how many there are,
+    which one this is, and where the first one is."""
+
+    count: int = 1
+    number: int = 0
+    address: str = ""
+    port: int = DEFAULT_PORT
 
 
 def launch_problems(environment: Mapping[str, str]) -> list[Problem]:
     """Return what is wrong with the variables of a launcher; nothing where there is none."""
-    return [*_ranks(environment), *_machines(environment)]
+    if is_launched(environment):
+        return _ranks(environment)
+    machines, problems = asked_machines(environment)
+    if machines.count > 1 and not environment.get("LOCAL_RANK", "").strip():
+        # What a cluster says of its pods stands beside it, and torchrun says it anew for each process.
+        return problems
+    return problems or _ranks(environment)
 
 
 def asked_processes(environment: Mapping[str, str]) -> tuple[int | None, list[Problem]]:
@@ -40,6 +63,44 @@ def asked_processes(environment: Mapping[str, str]) -> tuple[int | None, list[Pr
     return None, [problem("E370", "nproc_per_node", seen, "", leave)]
 
 
+def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Problem]]:
+    """Return the machines that NNODES asks for, and what is wrong with what stands beside it; one machine
+    where a launcher has started this process, as it has asked already."""
+    name, text = _told(environment, "NNODES")
+    if not text or is_launched(environment):
+        return Machines(), []
+    # torchrun takes a range, least:most.
+    least, _, most = text.rpartition(":")
+    count = _number(most)
+    if count is None or count < 1 or least not in ("", most):
+        seen = f"The environment variable {name} is {text!r}; it takes the number of machines."
+        return Machines(), [problem("E370", name, seen, "", _one_machine(environment))]
+    if count == 1:
+        return Machines(), []
+    number_name, number_text = _told(environment, "NODE_RANK")
+    address = _told(environment, "MASTER_ADDR")[1]
+    port_name, port_text = _told(environment, "MASTER_PORT")
+    missing = [n for n, t in (("NODE_RANK", number_text), ("MASTER_ADDR", address)) if not t]
+    if missing:
+        seen = f"The environment variable {name} is {text}, and {_are_not_set(missing)}."
+        return Machines(), [problem("E370", name, seen, "", _all_machines(count), _one_machine(environment))]
+    number, port = _number(number_text), _number(port_text or str(DEFAULT_PORT))
+    if number is None or number >= count:
+        rule = f"{name} is {count}, so it goes from 0 to {count - 1}"
+        seen = f"The environment variable {number_name} is {number_text!r}; {rule}."
+    elif port is None or not 0 < port < 2**16:
+        seen = f"The environment variable {port_name} is {port_text!r}; it takes the number of a port."
+    else:
+        return Machines(count=count, number=number, address=address, port=port), []
+    return Machines(), [problem("E370", name, seen, "", _all_machines(count), _one_machine(environment))]
+
+
+def command_problems(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:
+    """Return what a launcher and the options of a command say against each other; `typed` holds the values
+    of the options that were given."""
+    return [*_tasks_that_start_more(environment, typed), *_sharding_of_accelerate(environment, typed)]
+
+
 def is_launched(environment: Mapping[str, str]) -> bool:
     """Return whether this process is one that a launcher started, with all that it has to know."""
     return _number(environment.get("WORLD_SIZE", "")) is not None and all(
@@ -53,6 +114,13 @@ def num_ranks(environment: Mapping[str, str]) -> int:
     if not is_launched(environment) or launch_problems(environment):
         return 1
     return int(environment["WORLD_SIZE"])
+
+
+def processes_here(environment: Mapping[str, str], num_processes: int) -> int:
+    """Return how many of a run's processes are on this machine."""
+    if num_ranks(environment) > 1:
+        return int(environment["LOCAL_WORLD_SIZE"])
+    return max(1, num_processes // asked_machines(environment)[0].count)
 
 
 def _ranks(environment: Mapping[str, str]) -> list[Problem]:
@@ -73,29 +141,81 @@ def _ranks(environment: Mapping[str, str]) -> list[Problem]:
     missing = [name for name in _OF_A_RANK if not environment.get(name, "").strip()]
     if world is not None and world > 1 and missing:
         return [_incomplete(world, missing, environment)]
-    for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+    for name, of in _COUNTED:
         at, count = numbers.get(name), numbers.get(of)
         if at is not None and count is not None and at >= count:
             rule = f"{of} is {count}, so it goes from 0 to {count - 1}"
             return [_wrong(name, typed[name], rule, environment)]
+    local_world = numbers.get("LOCAL_WORLD_SIZE")
+    if world is not None and local_world is not None and local_world > world:
+        rule = f"WORLD_SIZE, the processes on all machines, is {world}"
+        return [_wrong("LOCAL_WORLD_SIZE", typed["LOCAL_WORLD_SIZE"], rule, environment)]
     return []
 
 
-def _machines(environment: Mapping[str, str]) -> list[Problem]:
-    for name in _MACHINES:
-        text = environment.get(name, "").strip()
-        # torchrun takes a range, least:most.
-        number = _number(text.rpartition(":")[2])
-        if text and (number is None or number < 1):
-            seen = f"The environment variable {name} is {text!r}; it takes the number of machines."
-            return [problem("E370", name, seen, "", Fix(text=f"for one machine: `unset {name}`"))]
-        if number is not None and number > 1:
-            return [_several([name], f"The environment variable {name} is {text}")]
-    world, local = (_number(environment.get(name, "")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if world is not None and local and is_launched(environment) and world > local:
-        seen = f"WORLD_SIZE is {world} and LOCAL_WORLD_SIZE is {local}"
-        return [_several(["WORLD_SIZE", *_set_beside(environment)], seen)]
-    return []
+def _tasks_that_start_more(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:
+    asked, local = typed.get("nproc_per_node"), environment.get("LOCAL_WORLD_SIZE", "")
+    if not is_of_slurm(environment) or not is_launched(environment) or str(asked) in ("None", "1", local):
+        return []
+    seen = f"srun has started {local} of the run's processes on this machine, and nproc_per_node is {asked}."
+    return [
+        problem(
+            "E370",
+            "nproc_per_node",
+            seen,
+            "With srun each task is one process of the run; none of them starts others.",
+            Fix(text=f"have srun start all of them: srun --ntasks-per-node={asked} covey train ..."),
+            Fix(text="leave out --nproc_per_node, and NPROC_PER_NODE"),
+        )
+    ]
+
+
+def _sharding_of_accelerate(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:
+    """What a file of `accelerate launch` asks for reaches a process as variables alone."""
+    if {"fsdp", "deepspeed"} & typed.keys():
+        return []
+    if environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+        devices = ("OFFLOAD_OPTIMIZER_DEVICE", "OFFLOAD_PARAM_DEVICE")
+        is_offloaded = any(environment.get(f"ACCELERATE_DEEPSPEED_{d}", "none") != "none" for d in devices)
+        named = f"zero{stage}{'_offload' if is_offloaded and stage in ('2', '3') else ''}"
+        named = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or named
+        asks, edits = "ACCELERATE_USE_DEEPSPEED", {"deepspeed": named}
+    elif environment.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        asks, edits = "ACCELERATE_USE_FSDP", {"fsdp": "full_shard"}
+    else:
+        return []
+    seen = f"The environment variable {asks} is true, and the command has neither --deepspeed nor --fsdp."
+    return [
+        problem(
+            "E379",
+            "fsdp",
+            seen,
+            "A configuration file of accelerate.",
+            Fix(text="split the model as that file has it", edits=edits),
+            Fix(text="keep the whole model in each process", edits={"fsdp": "off"}),
+        )
+    ]
+
+
+def _told(environment: Mapping[str, str], name: str) -> tuple[str, str]:
+    """The name under which a variable of machines is set, and its text; torchrun's own comes second."""
+    for candidate in (name, f"{_OF_TORCHRUN}{name}"):
+        if environment.get(candidate, "").strip():
+            return candidate, environment[candidate].strip()
+    return name, ""
+
+
+def _one_machine(environment: Mapping[str, str]) -> Fix:
+    names = [n for n in ("NNODES", f"{_OF_TORCHRUN}NNODES") if environment.get(n, "").strip()]
+    return Fix(text=f"for one machine: `unset {' '.join([*names, *_set_beside(environment)])}`")
+
+
+def _all_machines(count: int) -> Fix:
+    return Fix(
+        text=f"on each of the {count} machines the same command behind NNODES={count} NODE_RANK=R "
+        "MASTER_ADDR=HOST MASTER_PORT=29500, where R counts the machines from 0 and HOST is the first of them"
+    )
 
 
 def _number(text: str) -> int | None:
@@ -124,22 +244,24 @@ def _wrong(name: str, text: str, rule: str, environment: Mapping[str, str]) -> P
 
 
 def _incomplete(world: int, missing: list[str], environment: Mapping[str, str]) -> Problem:
+    alone = Fix(text=f"for a run in this process alone: {_alone(environment)}, then the same command")
+    seen = f"The environment variable WORLD_SIZE is {world}, and {_are_not_set(missing)}."
+    if "OMPI_COMM_WORLD_SIZE" in environment and missing == ["MASTER_ADDR"]:
+        address = Fix(text="name the machine of rank 0: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ...")
+        return problem("E370", "MASTER_ADDR", seen, "", address, alone)
     cause = "A cluster that sets WORLD_SIZE to the number of its pods, such as a PyTorchJob of Kubernetes."
     return problem(
         "E370",
         "WORLD_SIZE",
-        f"The environment variable WORLD_SIZE is {world}, and {_listed(missing)} "
-        f"{'is' if len(missing) == 1 else 'are'} not set.",
+        seen,
         cause if "LOCAL_RANK" in missing else "",
-        Fix(text=f"for a run in this process alone: {_alone(environment)}, then the same command"),
+        alone,
         Fix(text=f"for several processes on this machine: the same, and then {_TORCHRUN}"),
+        Fix(text="for several machines: docs/clusters.md has the lines"),
     )
 
 
-def _several(names: list[str], seen: str) -> Problem:
-    unset = Fix(text=f"a run on one machine: `unset {' '.join(names)}`, and --nproc_per_node N for its GPUs")
-    return problem("E371", names[0], f"{seen}: a run over several machines.", "", unset)
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _are_not_set(names: Collection[str]) -> str:
+    *most, last = names
+    listed = f"{', '.join(most)} and {last}" if most else last
+    return f"{listed} {'are' if most else 'is'} not set"

@@ -95,8 +95,11 @@ def _no_sync(config: Config, total_steps: int) -> list[Problem]:
 
 
 def _processes(config: Config, facts: Facts) -> list[Problem]:
-    asked, available = config.nproc_per_node, facts.nproc_available
+    asked, available = facts.num_processes_here or config.nproc_per_node, facts.nproc_available
     if available is None or asked <= available or facts.cuda is None:
+        return []
+    if facts.is_rank and facts.cuda and available == 1:
+        # A launcher may show each process a GPU of its own; the ranks compare theirs when they meet.
         return []
     fewer = (
         (Fix(text="one process per device", edits={"nproc_per_node": available}),) if available >= 1 else ()
@@ -104,6 +107,9 @@ def _processes(config: Config, facts: Facts) -> list[Problem]:
     cause = "A command from a machine with more devices, or CUDA_VISIBLE_DEVICES hides some."
     if facts.cuda:
         seen = f"nproc_per_node is {asked} and this machine shows {counted(available, 'GPU')}."
+        if facts.num_processes_here is not None:
+            shown = counted(available, "GPU")
+            seen = f"{asked} of the run's processes are on this machine, which shows {shown}."
         return [problem("E209", "nproc_per_node", seen, cause, *fewer)]
     seen = f"nproc_per_node is {asked} and this machine has {counted(available, 'core')}, without a GPU."
     return [warning("W101", "nproc_per_node", seen, cause, *fewer)]

@@ -79,7 +79,7 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
     no_gpus = not facts.layout.num_gpus
     no_batch = no_gpus or bool(faulty & {*COUNTS, "nproc_per_node"})
     # Of a launcher that says something wrong nobody knows how many processes it starts.
-    no_batch = no_batch or any(problem.code in ("E370", "E371") for problem in said)
+    no_batch = no_batch or any(problem.code == "E370" for problem in said)
     checked = [
         problem
         for problem in checks(resolved.config, facts, resolved.typed_names)

@@ -51,7 +51,7 @@ _PACKAGES = ("safetensors", "tokenizers", "numpy", "liger-kernel")
 # What is read, and shown, by itself: the contents of these paths are compared as data or model.
 _READ_ALREADY = ("model", "dataset", "val_dataset", "replay_rollouts", "resume_from_checkpoint", "pass_rates")
 # What only the launching process is asked.
-_LEFT_OUT = ("nproc_per_node",)
+_LEFT_OUT = ("nproc_per_node", "max_restarts")
 # What changes the numbers that a rank computes, or how it speaks with the others.
 _VARIABLES = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_BUFFSIZE"),

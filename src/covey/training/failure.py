@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.activity import Activity, moment_words
+from covey.activity import Activity, moment_words, ranks_word
 from covey.codes import CODES
 from covey.errors import CoveyError, OtherRankFailed, RunFailed
 from covey.exits import GUARDED
@@ -23,6 +23,7 @@ from covey.plan.disk import size
 from covey.plan.words import coded, flags, sentence
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Changed, Lock
+from covey.training.machines import Failed, Silent
 from covey.types import Finding, Fix
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -73,16 +74,20 @@ def writing(output_dir: Path, lock: Lock | None, step: int) -> Iterator[None]:
 
 
 class Where(NamedTuple):
-    """The process that something happened to; `output_dir` is None before the run has it."""
+    """The process that something happened to; `output_dir` is None before the run has it, and `host` is
+    empty where there is one machine."""
 
     rank: int
     world: int
     activity: Activity
     output_dir: Path | None
+    host: str = ""
 
     def in_words(self) -> str:
-        """`rank 1 of 2`, or `the run`."""
-        return f"rank {self.rank} of {self.world}" if self.world > 1 else "the run"
+        """`rank 1 of 2`, `rank 1 of 2 on node2`, or `the run`."""
+        if self.world == 1:
+            return "the run"
+        return f"rank {self.rank} of {self.world}{f' on {self.host}' if self.host else ''}"
 
     def moment(self) -> str:
         """`update, micro-batch 2 of 4, after step 3`."""
@@ -113,27 +118,63 @@ def failed(error: BaseException, where: Where) -> Finding:
     )
 
 
-def gone(rank: int, pid: int, activity: Activity, output_dir: Path | None) -> Finding:
-    """F133: a process that is not there any more and said nothing."""
-    return Finding(
-        code="F133",
-        seen=f"rank {rank} (process {pid}) ended without an error message in "
-        f"{moment_words(activity.moment.phase, activity.step)}",
-        why=CODES["F133"].why,
-        cause="It was killed: by the system because memory ran out (see dmesg), by a scheduler, or by hand.",
-        fixes=(_go_on(output_dir),),
-        step=activity.step,
+def gone(process: str, activity: Activity, output_dir: Path | None) -> Finding:
+    """F133: a process that is not there any more and said nothing; `process` names it."""
+    return _of_process(
+        "F133",
+        f"{process} ended without an error message in {_during(activity)}",
+        "It was killed: by the system because memory ran out (see dmesg), by a scheduler, or by hand.",
+        activity,
+        output_dir,
     )
 
 
-def stopped(rank: int, pid: int, seconds: float, activity: Activity, output_dir: Path | None) -> Finding:
+def stopped(process: str, seconds: float, activity: Activity, output_dir: Path | None) -> Finding:
     """F134: a process that is stopped, and that the others wait for."""
+    return _of_process(
+        "F134",
+        f"{process} has been stopped for {seconds:.0f} s in {_during(activity)}, and the others wait for it",
+        "It got SIGSTOP: from a scheduler that suspends jobs, from `kill -STOP`, or Ctrl-Z.",
+        activity,
+        output_dir,
+    )
+
+
+def machine_gone(silent: Silent, activity: Activity, output_dir: Path | None) -> Finding:
+    """F133: the processes of another machine, to which a connection broke."""
+    return _of_process(
+        "F133",
+        f"{ranks_word(silent.ranks)} on {silent.host} ended without an error message in {_during(activity)}; "
+        f"the last sign came {silent.seconds:.0f} s ago",
+        "It was killed: by the system because memory ran out (see dmesg there), by a scheduler, or with its "
+        "machine.",
+        activity,
+        output_dir,
+    )
+
+
+def machine_silent(silent: Silent, activity: Activity, output_dir: Path | None) -> Finding:
+    """F136: another machine that gives no sign, and that this one waits for."""
+    return _of_process(
+        "F136",
+        f"{ranks_word(silent.ranks)} on {silent.host} gave no sign for {silent.seconds:.0f} s in "
+        f"{_during(activity)}, and the others wait for it",
+        "The machine or its network is down, or its processes are stopped.",
+        activity,
+        output_dir,
+    )
+
+
+def _during(activity: Activity) -> str:
+    return moment_words(activity.moment.phase, activity.step)
+
+
+def _of_process(code: str, seen: str, cause: str, activity: Activity, output_dir: Path | None) -> Finding:
     return Finding(
-        code="F134",
-        seen=f"rank {rank} (process {pid}) has been stopped for {seconds:.0f} s in "
-        f"{moment_words(activity.moment.phase, activity.step)}, and the others wait for it",
-        why=CODES["F134"].why,
-        cause="It got SIGSTOP: from a scheduler that suspends jobs, from `kill -STOP`, or Ctrl-Z.",
+        code=code,
+        seen=seen,
+        why=CODES[code].why,
+        cause=cause,
         fixes=(_go_on(output_dir),),
         step=activity.step,
     )
@@ -167,6 +208,14 @@ def record(finding: Finding, output_dir: Path | None, lock: Lock | None) -> None
 def say(finding: Finding) -> None:
     """Print a finding past the terminal's lock, which the main thread may hold."""
     os.write(2, ("\n".join(text_of(finding)) + "\n").encode())
+
+
+def say_of_another(failed: Failed) -> None:
+    """Print in a line what another machine has said in full."""
+    seen = f": {failed.name} {failed.seen}" if failed.name else ""
+    rest = "" if seen else f" ended the run with exit code {failed.code}"
+    words = f"covey: rank {failed.rank} on {failed.host}{rest or ' ended the run'}{seen}"
+    os.write(2, f"{words}. The output of that machine says more.\n".encode())
 
 
 def stack_path(output_dir: Path, rank: int) -> Path:

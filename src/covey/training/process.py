@@ -23,6 +23,8 @@ from covey.errors import ConfigError
 from covey.plan.check_launch import num_ranks
 from covey.plan.problem import problem
 from covey.training.limits import Signals
+from covey.training.link import Met, NotThere, meet, route_to_others, store_of_group
+from covey.training.machines import MEET_S, Machines
 from covey.types import Fix
 
 SIGNAL_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -37,7 +39,9 @@ def world_size() -> int:
 def own_device() -> torch.device:
     """The device of this process."""
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        # A launcher may show each process a GPU of its own alone, which is the first one to it.
+        number = int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.device_count() > 1 else 0
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
@@ -62,10 +66,16 @@ def long_lived() -> Iterator[None]:
 
 
 @contextmanager
-def ranks(world: int, output_dir: Path | None = None, activity: Activity | None = None) -> Iterator[Comm]:
+def ranks(
+    world: int,
+    output_dir: Path | None = None,
+    activity: Activity | None = None,
+    machines: Machines | None = None,
+) -> Iterator[Comm]:
     """The process group of the run; metadata travels over gloo, gradients over NCCL where there are GPUs.
 
-    What NCCL's flight recorder has to say of a collective that timed out goes to `output_dir`.
+    What NCCL's flight recorder has to say of a collective that timed out goes to `output_dir`. `machines` are
+    the other ones of a run over several, which look for each other since the process began.
     """
     activity = activity or Activity()
     if world == 1:
@@ -80,7 +90,8 @@ def ranks(world: int, output_dir: Path | None = None, activity: Activity | None 
     if torch.cuda.is_available() and output_dir is not None:
         record_collectives(output_dir, os.environ)
     activity.wait("init_process_group")
-    _make_process_group(world)
+    # It lives as long as the group: rank 0 may keep the store.
+    met = _make_process_group(world, machines)
     activity.leave_collective()
     try:
         yield GroupComm(activity)
@@ -89,9 +100,10 @@ def ranks(world: int, output_dir: Path | None = None, activity: Activity | None 
         # A thread of gloo frees the tensors of the last collective behind it. One that still does so while
         # Python ends aborts the process: a good run would look like a failed one.
         time.sleep(_FREEING_S)
+        del met
 
 
-def _make_process_group(world: int) -> None:
+def _make_process_group(world: int, machines: Machines | None) -> Met:
     """Make the process group; ConfigError (E375) where the processes do not find each other."""
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     rank = os.environ["RANK"]
@@ -100,14 +112,29 @@ def _make_process_group(world: int) -> None:
     patience.daemon = True
     patience.start()
     try:
+        met = meet(os.environ, MEET_S) if machines is None else _met(machines)
+        if machines is not None and (interface := route_to_others(os.environ)) is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=_COLLECTIVE_LIMIT)
-    except (dist.DistError, ValueError) as error:
-        seen = f"Rank {rank} of {world} could not join the others at {where}: {str(error).splitlines()[0]}"
+        store = store_of_group(met, os.environ, _COLLECTIVE_LIMIT.total_seconds())
+        dist.init_process_group(
+            backend, store=store, rank=int(rank), world_size=world, timeout=_COLLECTIVE_LIMIT
+        )
+        return met
+    except (dist.DistError, NotThere, ValueError) as error:
+        seen = f"Rank {rank} of {world} could not join the others at {where}: {str(error).splitlines()[0]}."
         again = Fix(text="start all ranks together: `torchrun --nproc_per_node N -m covey train ...`")
         raise ConfigError([problem("E375", "MASTER_ADDR", seen, "", again)]) from error
     finally:
         patience.cancel()
+
+
+def _met(machines: Machines) -> Met:
+    machines.ready.wait()
+    if machines.error is not None:
+        raise machines.error
+    assert machines.met is not None
+    return machines.met
 
 
 # After so long a wait for the other ranks it is said once what is waited for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from torch import nn
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.errors import CoveyError, GuardStop
+from covey.meeting import remember_run
 from covey.models.live import lent
 from covey.options.schema import Config
 from covey.plan.batch import batch_plan
@@ -31,6 +33,7 @@ from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.out_of_memory import explain_memory
 from covey.training.owning import owned
+from covey.training.places import refuse_apart, refuse_places
 from covey.training.process import (
     SIGNAL_CODES,
     handlers,
@@ -41,6 +44,7 @@ from covey.training.process import (
 from covey.training.recorder import Recorder
 from covey.training.together import Together, together
 from covey.training.watch import watched
+from covey.types import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         fetch_model(resolved.config)
         output = Path(resolved.config.output_dir)
         others.explain = partial(explain_memory, resolved, found.facts, others)
-        comm = stack.enter_context(ranks(world, output, others.activity))
+        comm = stack.enter_context(ranks(world, output, others.activity, others.machines))
         lock = _begin_together(stack, resolved, found, comm, others)
         if found.live is not None:
             stack.enter_context(lent(found.live.model))
@@ -84,7 +88,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         batch = batch_plan(resolved.config, world, found.facts.num_prompts)
         recorder.say(*opening(resolved.config, found.facts, batch, job, problems))
         report_layout(job)
-        _record_skipped(found.facts, job)
+        _record_start(found.facts, problems, job)
         _start_trackers(resolved.config, job)
         exit_code = 1
         if recorder.trackers is not None:
@@ -122,7 +126,11 @@ def _begin_together(
     """Agree with the other ranks, own the run directory, and watch each other from here on. Collective."""
     config, output = resolved.config, Path(resolved.config.output_dir)
     refuse_differences(config, found, comm)
+    refuse_places(found.facts.layout, comm, others.machines)
     lock = stack.enter_context(owned(config, found.facts, comm))
+    if others.machines is not None:
+        refuse_apart(output, comm, others.machines)
+    remember_run(output)
     others.output_dir, others.lock = output, lock
     stack.enter_context(others.ending())
     stack.enter_context(watched(comm, config, output, lock))
@@ -146,12 +154,12 @@ def _rounded_update(job: Job) -> list[str]:
     ]
 
 
-def _record_skipped(facts: Facts, job: Job) -> None:
-    """Put on record which checkpoints were passed over."""
-    if facts.resume is None:
-        return
-    for reason in facts.resume.skipped:
-        job.recorder.event("finding", step=job.progress.step, code="W160", seen=reason)
+def _record_start(facts: Facts, problems: Sequence[Problem], job: Job) -> None:
+    """Put on record that the processes were started again, and which checkpoints were passed over."""
+    said = [(problem.code, problem.seen) for problem in problems if problem.code == "W162"]
+    said += [("W160", reason) for reason in (facts.resume.skipped if facts.resume is not None else ())]
+    for code, seen in said:
+        job.recorder.event("finding", step=job.progress.step, code=code, seen=seen)
 
 
 def _plot(recorder: Recorder) -> None:

@@ -3,7 +3,7 @@ or stopped, or has got a signal.
 
 They leave small files for each other (`covey.meeting`), and a thread in each of them polls these from its
 start to its end. A process that waits in a collective, or for the others to come, finds it that way, and
-ends.
+ends. Of other machines one of them hears by the network (`covey.training.machines`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 
 from covey.activity import Activity, Stopped
 from covey.errors import CheckpointError, ConfigError, GuardStop, RunFailed
-from covey.exits import GUARDED, end_now, leave_code
+from covey.exits import AT_FAULT, GUARDED, RESTARTED, end_now, leave_code
 from covey.health.watchdog import flush_output
-from covey.meeting import RAISED, Meeting, meeting
+from covey.meeting import RAISED, Meeting, meeting, remember_run
 from covey.telemetry.owner import Lock
 from covey.training import failure
+from covey.training.machines import Failed, Machines, over_machines
 from covey.types import Finding
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ _POLL_S = 0.5
 _PATIENCE_S = 10.0
 # A process that vanished may only be late with its last word.
 _GONE_S = 2.0
+# Signs from another machine come every second; this long without one, and a connection to it that broke.
+_LOST_S = 4.0
+# Longer than a rank may be stopped: another one of the same machine says so sooner.
+_SILENT_TIMES = 4 / 3
 # A thread that has not polled for this long was stopped itself.
 _ASLEEP_S = 5.0
 # What every rank raises together, and says once.
@@ -55,6 +60,7 @@ class Together:
     """
 
     place: Meeting | None
+    machines: Machines | None = None
     activity: Activity = field(default_factory=Activity)
     output_dir: Path | None = None
     lock: Lock | None = None
@@ -66,6 +72,7 @@ class Together:
     _since: dict[tuple[str, int], float] = field(default_factory=dict)
     _polled_at: float = 0.0
     _polls_with_signal: int = 0
+    _lost_contact: bool = False
 
     @property
     def rank(self) -> int:
@@ -83,11 +90,15 @@ class Together:
             return
         self.place.come()
         self._polled_at = time.monotonic()
+        if self.machines is not None:
+            self.machines.start()
         threading.Thread(target=self._run, name="together", daemon=True).start()
 
     def leave(self) -> None:
         """Stop the thread, and let the others know that this process ends by itself."""
         self._stop.set()
+        if self.machines is not None:
+            self.machines.leave()
         if self.place is not None:
             self.place.go()
 
@@ -100,16 +111,40 @@ class Together:
         with self._lock:
             # From here on this thread speaks, or another process does.
             self._stop.set()
+            may_restart = finding.code in RESTARTED
             if self.place.fail_first():
-                failure.record(finding, self.output_dir, self.lock)
-                flush_output()
-                failure.say(finding)
-                leave_code(code)
+                if self._is_first_of_all(finding, code):
+                    failure.record(finding, self.output_dir, self.lock)
+                    self._remember(finding.code, finding.seen)
+                    flush_output()
+                    failure.say(finding)
+                    leave_code(code)
+                else:
+                    code = self._say_of_another()
                 everyone = self._wait_for_all(self.place)
             else:
                 self._close()
                 everyone = True
-            end_now(code, leads=True, all_leave=everyone)
+            end_now(code, leads=True, all_leave=everyone, may_restart=may_restart)
+
+    def _is_first_of_all(self, finding: Finding, code: int) -> bool:
+        """Whether no other machine has failed before."""
+        return self.machines is None or self.machines.fail_first(finding.code, finding.seen, code)
+
+    def _say_of_another(self) -> int:
+        """Say in a line what another machine has said in full, and leave its exit code here."""
+        assert self.machines is not None and self.machines.failed is not None
+        failed = self.machines.failed
+        flush_output()
+        self._remember(failed.name, failed.seen)
+        failure.say_of_another(failed)
+        leave_code(failed.code)
+        return failed.code
+
+    def _remember(self, code: str, seen: str) -> None:
+        """Tell the processes that torchrun starts in the place of these what has happened."""
+        if self.output_dir is not None:
+            remember_run(self.output_dir, f"{code} {seen}")
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -135,9 +170,11 @@ class Together:
     def _ending_for_errors(self) -> Iterator[None]:
         try:
             yield
-        except _RAISED_BY_ALL:
+        except _RAISED_BY_ALL as error:
             if self.place is not None:
-                self.place.put(RAISED)
+                self.place.put(RAISED, str(GUARDED if isinstance(error, GuardStop) else AT_FAULT))
+            if self.machines is not None:
+                self.machines.raise_together()
             raise
         except RunFailed as stop:
             if self.output_dir is not None or self.place is not None:
@@ -152,7 +189,7 @@ class Together:
         """End all processes for an error that nothing foresaw; its finding, where this is the only one."""
         if self.place is not None:
             _ignore_signals()
-        where = failure.Where(self.rank, self.world, self.activity, self.output_dir)
+        where = failure.Where(self.rank, self.world, self.activity, self.output_dir, self._host())
         finding = self.explain(error) or failure.failed(error, where)
         if self.output_dir is None:
             # There is no file for it yet.
@@ -162,7 +199,8 @@ class Together:
                 failure.write_stack(self.output_dir, self.rank, error)
         if self.place is not None and failure.is_of_another(error):
             # Another process is the cause; the thread finds out which, and ends this one.
-            time.sleep(2 * _GONE_S + 2 * _POLL_S)
+            self._lost_contact = True
+            time.sleep(2 * (_GONE_S if self.machines is None else _LOST_S) + 2 * _POLL_S)
         self.fail(finding, 1)
         return finding
 
@@ -177,16 +215,38 @@ class Together:
         if now - self._polled_at > _ASLEEP_S:
             self._since.clear()
         self._polled_at = now
+        if self.machines is not None:
+            self._listen(self.machines, now)
         if place.failure.exists() or self._waits_for_one_that_raised(place, now):
             self._end_after_another()
         self._pass_signal_on(place)
         for rank in self._ranks_in("gone", _GONE_S):
-            pid = (place.process(rank) or (0, ""))[0]
-            self.fail(failure.gone(rank, pid, self.activity, self.output_dir), 1)
+            self.fail(failure.gone(self._process(rank), self.activity, self.output_dir), 1)
         for rank in self._ranks_in("stopped", STOPPED_S):
             if self._idle_s(now) > STOPPED_S:
-                pid = (place.process(rank) or (0, ""))[0]
-                self.fail(failure.stopped(rank, pid, STOPPED_S, self.activity, self.output_dir), GUARDED)
+                process = self._process(rank)
+                self.fail(failure.stopped(process, STOPPED_S, self.activity, self.output_dir), GUARDED)
+
+    def _listen(self, machines: Machines, now: float) -> None:
+        """Hear what other machines say, and end where one of them has ended or is silent."""
+        machines.mirror()
+        if machines.failed is not None:
+            self._end_after_machine(machines.failed)
+        for silent in machines.silent():
+            if self._lost_contact and silent.seconds > _LOST_S:
+                self.fail(failure.machine_gone(silent, self.activity, self.output_dir), 1)
+            limit = STOPPED_S * _SILENT_TIMES
+            if silent.seconds > limit and self._idle_s(now) > limit:
+                self.fail(failure.machine_silent(silent, self.activity, self.output_dir), GUARDED)
+
+    def _process(self, rank: int) -> str:
+        assert self.place is not None
+        pid, host = (self.place.process(rank) or (0, ""))[0], self._host()
+        return f"rank {rank} (process {pid}{f' on {host}' if host else ''})"
+
+    def _host(self) -> str:
+        """This machine's name, where there are others."""
+        return "" if self.machines is None else self.machines.host
 
     def _ranks_in(self, state: str, longer_than_s: float = 0.0) -> list[int]:
         """The other ranks whose processes have been seen in a state for so long."""
@@ -215,9 +275,33 @@ class Together:
 
     def _end_after_another(self) -> None:
         with self._lock:
-            if not self._stop.is_set():
-                self._close()
-                end_now(1, leads=False, all_leave=True)
+            if self._stop.is_set():
+                return
+            assert self.place is not None
+            raised = self._raised_elsewhere()
+            if not self.place.failure.exists() and raised is not None and self.place.fail_first():
+                failure.say_of_another(raised)
+                leave_code(raised.code)
+            self._close()
+            end_now(1 if raised is None else raised.code, leads=False, all_leave=True)
+
+    def _raised_elsewhere(self) -> Failed | None:
+        """The lowest rank of another machine that has raised an error."""
+        if self.machines is None or not self.machines.leads:
+            return None
+        for rank, code in sorted(self.machines.raised.items()):
+            return Failed(rank, self.machines.host_of(rank), code, "", "")
+        return None
+
+    def _end_after_machine(self, failed: Failed) -> None:
+        with self._lock:
+            assert self.place is not None
+            if not self._stop.is_set() and self.place.fail_first():
+                self._stop.set()
+                may_restart = failed.name in RESTARTED
+                code = self._say_of_another()
+                everyone = self._wait_for_all(self.place)
+                end_now(code, leads=True, all_leave=everyone, may_restart=may_restart)
 
     def _close(self) -> None:
         for close in self.closing:
@@ -270,7 +354,9 @@ def _ignore_signals() -> None:
 @contextmanager
 def together() -> Iterator[Together]:
     """Be one of the processes of a run from here on, and end with them."""
-    others = Together(meeting())
+    place = meeting()
+    machines = Machines(place) if place is not None and over_machines(os.environ) else None
+    others = Together(place, machines)
     others.join()
     try:
         if others.place is None:

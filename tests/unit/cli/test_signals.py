@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from covey.cli.signals import Terminated, ends_on_signals
-from covey.exits import EXIT_FILE
+from covey.meeting import EXIT_FILE
 from support.verbs import rank_variables
 
 # The main thread hears of no signal while it sleeps in C, like one that waits in the store where ranks meet.

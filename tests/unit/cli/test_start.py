@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from covey.cli import launch
+from covey.cli.launch import Start
 from covey.cli.main import main
 from covey.errors import ConfigError
+from covey.plan.check_launch import Machines
 from covey.plan.facts import Facts
 from covey.types import Fix, Problem
 from support.verbs import WORDS, Launched, Run, alone, codes_in, raises, rank_variables
@@ -64,7 +66,7 @@ def test_several_processes_are_checked_then_launched(run: Run, monkeypatch: pyte
     launched = Launched(monkeypatch, run.order)
     words = [*WORDS, "--nproc_per_node", "2"]
     assert main(["train", *words]) == 3
-    assert launched.calls == [("train", words, 2, "runs/m-d-001")]
+    assert launched.calls == [("train", words, Start(num_processes=2, output_dir="runs/m-d-001"))]
     assert run.gathered == [2]
     # The rewards' processes of this one end before those of the run begin.
     assert run.order[:4] == ["facts", "fetch", "close", "launch"]
@@ -75,7 +77,27 @@ def test_several_processes_are_checked_then_launched(run: Run, monkeypatch: pyte
 def test_each_verb_launches_itself(run: Run, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     launched = Launched(monkeypatch)
     assert main([verb, *WORDS, "--nproc_per_node", "4"]) == 3
-    assert [(call[0], call[2]) for call in launched.calls] == [(verb, 4)]
+    assert [(call[0], call[2].num_processes) for call in launched.calls] == [(verb, 4)]
+
+
+def test_one_process_is_launched_where_it_may_be_started_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = Launched(monkeypatch)
+    assert main(["train", *WORDS, "--max_restarts", "2"]) == 3
+    assert launched.calls[0][2] == Start(num_processes=1, output_dir="runs/m-d-001", max_restarts=2)
+
+
+def test_this_machine_s_part_of_several_is_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ms-swift's variables: so many processes here, and the batch of all machines."""
+    launched = Launched(monkeypatch)
+    asked = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node1", "NPROC_PER_NODE": "4"}
+    for name, value in {**asked, "WORLD_SIZE": "2", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", *WORDS]) == 3
+    (_, _, start) = launched.calls[0]
+    assert (start.num_processes, start.machines) == (4, Machines(count=2, number=1, address="node1"))
+    assert run.gathered == [8]
 
 
 def test_several_processes_are_not_launched_with_faults(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 from covey.cli import launch, ranks
 from covey.cli.main import main
 from covey.errors import CheckpointError, ConfigError, GuardStop
+from covey.plan.check_launch import Machines
 from covey.types import Finding, Fix, Problem
 from support.verbs import WORDS, Run, alone, raises, rank_variables
 
@@ -89,19 +90,38 @@ def test_a_value_nobody_could_read_brings_no_second_problem(
 
 
 def test_the_command_of_several_processes() -> None:
-    command = launch.command("train", ["--seed", "1"], 2)
-    assert command == [
+    start = launch.Start(num_processes=2, output_dir="o", max_restarts=3)
+    assert launch.command("train", ["--seed", "1"], start) == [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "2",
-        "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", "-m", "covey", "train", "--seed", "1",
+        "--max_restarts", "3", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0",
+        "-m", "covey", "train", "--seed", "1",
     ]  # fmt: skip
 
 
+def test_the_command_of_one_of_several_machines() -> None:
+    machines = Machines(count=2, number=1, address="node1", port=29501)
+    start = launch.Start(num_processes=4, output_dir="o", machines=machines)
+    assert launch.command("train", [], start) == [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "4",
+        "--max_restarts", "0", "--node_rank", "1", "--master_addr", "node1", "--master_port", "29501",
+        "-m", "covey", "train",
+    ]  # fmt: skip
+
+
+def test_the_words_of_a_launcher_are_taken(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`deepspeed` puts the number of a process in front of the verb."""
+    for name, value in rank_variables(0, 2).items():
+        monkeypatch.setenv(name, value)
+    assert main(["--local_rank=0", "train", *WORDS]) == 0
+    assert main(["train", *WORDS, "--local_rank=1"]) == 2
+
+
 def launched_program(monkeypatch: pytest.MonkeyPatch, program: str) -> int:
-    def command(verb: str, argv: Any, num_processes: int) -> list[str]:
+    def command(verb: str, argv: Any, start: launch.Start) -> list[str]:
         return [sys.executable, "-c", "import os, sys, signal, time\n" + program]
 
     monkeypatch.setattr(launch, "command", command)
-    return launch.launch("train", [], 2, "o")
+    return launch.launch("train", [], launch.Start(num_processes=2, output_dir="o"))
 
 
 LEAVE = "open(os.environ['COVEY_EXIT_FILE'], 'w').write('{0}'); sys.exit({1})"
@@ -116,6 +136,8 @@ LEAVE = "open(os.environ['COVEY_EXIT_FILE'], 'w').write('{0}'); sys.exit({1})"
         (LEAVE.format(3, 0), 3),
         (LEAVE.format(0, 0), 0),
         (LEAVE.format(0, 1), 1),
+        # What the first start left, and the second.
+        (f"open(os.environ['COVEY_EXIT_FILE'] + '.1', 'w').write('0')\n{LEAVE.format(1, 0)}", 0),
         (LEAVE.format(143, 1), 1),  # ended by torchrun, not by a signal to the command
         (f"os.kill(os.getppid(), signal.SIGTERM); time.sleep(30)\n{LEAVE.format(0, 0)}", 143),
         ("signal.signal(2, lambda *a: (open(os.environ['COVEY_EXIT_FILE'], 'w').write('130'), os._exit(1)))\n"

@@ -6,9 +6,19 @@ import re
 
 import pytest
 
-from covey.plan.check_launch import asked_processes, is_launched, launch_problems, num_ranks
+from covey.plan.check_launch import (
+    Machines,
+    asked_machines,
+    asked_processes,
+    command_problems,
+    is_launched,
+    launch_problems,
+    num_ranks,
+    processes_here,
+)
 from support.verbs import rank_variables
 
+MACHINES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node1"}
 POD = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 
 
@@ -22,6 +32,10 @@ POD = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "job-master-0", "MASTER_PO
         # Kubernetes writes so where a service is called master.
         ({"MASTER_PORT": "tcp://10.0.0.1:23456", "NNODES": "1", "PET_NNODES": "1:1"}, 1),
         ({"LOCAL_RANK": "0", "RANK": "0", "NNODES": ""}, 1),
+        # Two machines of two, and what was asked of the process that started them.
+        ({**rank_variables(1, 4), "LOCAL_WORLD_SIZE": "2", **MACHINES}, 4),
+        # What a cluster says of its pods, beside what it says of the machines.
+        ({**MACHINES, "WORLD_SIZE": "2", "RANK": "1"}, 1),
     ],
 )
 def test_what_fits(environment: dict[str, str], ranks: int) -> None:
@@ -53,10 +67,13 @@ def without(name: str) -> dict[str, str]:
         ({"WORLD_SIZE": "0"}, "E370", ["WORLD_SIZE"]),
         ({**rank_variables(0, 2), "RANK": "2"}, "E370", ["RANK", "WORLD_SIZE"]),
         ({**rank_variables(0, 2), "LOCAL_RANK": "2"}, "E370", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
-        ({"NNODES": "2"}, "E371", ["NNODES"]),
-        ({"PET_NNODES": "1:4"}, "E371", ["PET_NNODES"]),
+        ({"NNODES": "2"}, "E370", ["NNODES", "NODE_RANK", "MASTER_ADDR"]),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "E370", ["NNODES", "MASTER_ADDR"]),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "E370", ["NODE_RANK", "2"]),
+        ({**MACHINES, "MASTER_PORT": "tcp://10.0.0.1:80"}, "E370", ["MASTER_PORT"]),
+        ({"PET_NNODES": "1:4"}, "E370", ["PET_NNODES", "1:4"]),
         ({"NNODES": "all"}, "E370", ["NNODES"]),
-        ({**rank_variables(0, 4), "LOCAL_WORLD_SIZE": "2"}, "E371", ["WORLD_SIZE", "LOCAL_WORLD_SIZE"]),
+        ({**rank_variables(0, 2), "LOCAL_WORLD_SIZE": "4"}, "E370", ["WORLD_SIZE", "LOCAL_WORLD_SIZE"]),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(environment: dict[str, str], code: str, names: list[str]) -> None:
@@ -64,8 +81,8 @@ def test_what_does_not_fit_is_named(environment: dict[str, str], code: str, name
     assert found.code == code
     assert all(name in found.seen for name in names)
     assert num_ranks(environment) == 1
-    # What the first way out unsets makes a run of one process.
-    (unset,) = re.findall(r"`unset ([A-Z_ ]+)`", found.fixes[0].text)
+    # What a way out unsets makes a run of one process.
+    (unset,) = re.findall(r"`unset ([A-Z_ ]+)`", " ".join(fix.text for fix in found.fixes))
     assert launch_problems({n: v for n, v in environment.items() if n not in unset.split()}) == []
 
 
@@ -80,3 +97,52 @@ def test_a_number_of_processes_that_is_none(text: str) -> None:
     assert number is None
     assert (found.code, found.option) == ("E370", "nproc_per_node")
     assert "NPROC_PER_NODE" in found.seen and text in found.seen
+
+
+@pytest.mark.parametrize("prefix", ["", "PET_"])
+def test_the_machines_that_are_asked_for(prefix: str) -> None:
+    asked = {f"{prefix}{name}": value for name, value in {**MACHINES, "MASTER_PORT": "29511"}.items()}
+    assert asked_machines(asked) == (Machines(count=2, number=1, address="node1", port=29511), [])
+    assert asked_machines({**asked, f"{prefix}NNODES": "2:2"})[0].count == 2
+    assert processes_here(asked, 8) == 4
+    # torchrun has started this process; its parent was asked.
+    assert asked_machines({**asked, **rank_variables(0, 2)}) == (Machines(), [])
+
+
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
+
+
+def test_tasks_of_srun_start_nobody() -> None:
+    tasks = {**SRUN, **rank_variables(0, 2), "LOCAL_WORLD_SIZE": "1"}
+    (found,) = command_problems(tasks, {"nproc_per_node": 8})
+    assert found.code == "E370" and "--ntasks-per-node=8" in found.fixes[0].text
+    assert command_problems(tasks, {"nproc_per_node": 1}) == command_problems(tasks, {}) == []
+    assert command_problems(rank_variables(0, 2), {"nproc_per_node": 8}) == []
+
+
+@pytest.mark.parametrize(
+    ("asks", "option", "value"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true"}, "fsdp", "full_shard"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, "deepspeed", "zero3"),
+        (
+            {
+                "ACCELERATE_USE_DEEPSPEED": "true",
+                "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2",
+                "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+            },
+            "deepspeed",
+            "zero2_offload",
+        ),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json"},
+            "deepspeed",
+            "ds.json",
+        ),
+    ],
+)
+def test_sharding_that_only_accelerate_s_file_has(asks: dict[str, str], option: str, value: str) -> None:
+    (found,) = command_problems(asks, {})
+    assert found.code == "E379" and found.fixes[0].edits == {option: value}
+    # Whatever the command says of it, it has been thought of.
+    assert command_problems(asks, {option: value}) == command_problems(asks, {"fsdp": "off"}) == []

@@ -26,6 +26,8 @@ class Facts:
     tokens.
 
     num_processes          training processes over all machines
+    num_processes_here     those of this machine; None where they are all of them
+    is_rank                whether this is one of several processes that a launcher has started
     objects                names of the live objects that the program has given
     num_rows               rows of the data files
     num_prompts            rows that are used: those with a prompt that is not too long
@@ -106,6 +108,8 @@ class Facts:
     """
 
     num_processes: int = 1
+    num_processes_here: int | None = None
+    is_rank: bool = False
     objects: tuple[str, ...] = ()
     num_rows: int | None = None
     num_prompts: int | None = None

@@ -19,6 +19,7 @@ from covey.config.file import read_file
 from covey.data.foreign_checkpoints import foreign_kind
 from covey.errors import CheckpointError
 from covey.options.schema import Config
+from covey.plan.check_launch import num_ranks, processes_here
 from covey.plan.deepspeed import states_of
 from covey.plan.deepspeed_file import FromFile, from_content, unreadable
 from covey.plan.facts import Facts, OutputDirState, ResumeFacts
@@ -43,10 +44,13 @@ def run_facts(config: Config, num_processes: int) -> Facts:
     """The facts that need neither model nor data."""
     output = Path(config.output_dir)
     gpus = num_gpus()
+    here = processes_here(os.environ, num_processes)
     resume = _resume(config)
     continues = config.resume_from_checkpoint is not None
     return Facts(
         num_processes=num_processes,
+        num_processes_here=here if here < num_processes else None,
+        is_rank=num_ranks(os.environ) > 1,
         output_dir_state=output_state(output),
         owner=owner_of(output),
         records_problem=records_problem(output) if resume is not None else None,
@@ -92,7 +96,7 @@ def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
         states, machine = States(), Machine(num_gpus=facts.num_processes)
     if machine is None:
         gpu_bytes = (facts.free_memory_bytes or 0) if facts.cuda else 0
-        own = int(os.environ.get("LOCAL_WORLD_SIZE", facts.num_processes))
+        own = facts.num_processes_here or facts.num_processes
         layout = layout_of(
             config, facts.num_processes, gpu_bytes, states, is_here=True, gpus_of_a_machine=own
         )

@@ -1,0 +1,115 @@
+"""Where the ranks of a run are: which machine, which GPU, and whether all of them see one run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from covey.activity import ranks_word
+from covey.comm import Comm
+from covey.errors import ConfigError
+from covey.plan.layout import Layout
+from covey.plan.problem import problem
+from covey.telemetry.owner import LOCK
+from covey.training.machines import Machines
+from covey.training.process import own_device
+from covey.types import Fix, Problem
+
+# A file system that machines share may show a new file to another machine only after a while.
+_SHOWN_S = 15.0
+
+
+def refuse_places(layout: Layout, comm: Comm, machines: Machines | None) -> None:
+    """ConfigError on every rank where two of them are on one GPU (E209), or where a model that is split over
+    the ranks of a machine would be split over another one's (E370). Collective."""
+    if comm.world == 1:
+        return
+    machine = "" if machines is None or machines.met is None else machines.met.machines[comm.rank]
+    host = "" if machines is None else machines.host
+    own = {"gpu": _gpu(), "host": host, "machine": machine}
+    of_ranks = comm.gather_json(own)
+    if found := [*two_on_one_gpu(of_ranks), *split_over_machines(of_ranks, layout.shard_gpus)]:
+        raise ConfigError(found)
+
+
+def refuse_apart(output_dir: Path, comm: Comm, machines: Machines) -> None:
+    """ConfigError on every rank (E414) where the machines do not see the directory of rank 0. Collective."""
+    path = output_dir / LOCK
+    expected = comm.gather_json(_content(path) if comm.rank == 0 else "")[0]
+    until = time.monotonic() + _SHOWN_S
+    while (is_seen := _content(path) == expected) is False and time.monotonic() < until:
+        time.sleep(0.2)
+    blind = [rank for rank, sees in enumerate(comm.gather_json(is_seen)) if not sees]
+    if blind:
+        hosts = sorted({machines.host_of(rank) for rank in blind})
+        writer = f"rank 0 on {machines.host_of(0)}"
+        seen = f"{ranks_word(blind)} on {', '.join(hosts)} cannot see what {writer} writes to {output_dir}."
+        cause = "The directory is on a disk of one machine."
+        shared = Fix(text="a directory on a file system that all machines share: --output_dir DIR")
+        raise ConfigError([problem("E414", "output_dir", seen, cause, shared)])
+
+
+def two_on_one_gpu(of_ranks: list[dict[str, str]]) -> list[Problem]:
+    """Return the problem of ranks that compute on one GPU; none where each has its own, or there are none."""
+    by_gpu: dict[tuple[str, str], list[int]] = {}
+    for rank, place in enumerate(of_ranks):
+        if place["gpu"]:
+            by_gpu.setdefault((place["machine"], place["gpu"]), []).append(rank)
+    shared = [(gpu, ranks) for (_, gpu), ranks in by_gpu.items() if len(ranks) > 1]
+    if not shared:
+        return []
+    gpu, ranks = shared[0]
+    host = of_ranks[ranks[0]]["host"]
+    seen = f"{ranks_word(ranks)} are on one GPU{f' of {host}' if host else ''}: {gpu}."
+    cause = "CUDA_VISIBLE_DEVICES, or the launcher, shows the same GPU to several processes."
+    each = Fix(
+        text="show each process its own GPU, or all of them to every process; with srun --gpus-per-task=1"
+    )
+    fewer = Fix(text="start one process for each GPU: --nproc_per_node")
+    return [problem("E209", "nproc_per_node", seen, cause, each, fewer)]
+
+
+def split_over_machines(of_ranks: list[dict[str, str]], num_shards: int) -> list[Problem]:
+    """Return the problem of neighbours by rank that are on two machines, where the model is split over
+    `num_shards` neighbours that have to be on one; 0 for a model that is split over all ranks or none."""
+    if not num_shards:
+        return []
+    for first in range(0, len(of_ranks), num_shards):
+        group = of_ranks[first : first + num_shards]
+        if len(group) == num_shards and len({place["machine"] for place in group}) == 1:
+            continue
+        hosts = " and ".join(dict.fromkeys(place["host"] for place in group))
+        seen = (
+            f"--fsdp hybrid_shard splits the model over the {num_shards} processes of a machine, and ranks "
+            f"{first} to {first + len(group) - 1} are on {hosts}."
+        )
+        alike = Fix(
+            text="the same number of processes on each machine, ranks in its order: srun --distribution=block"
+        )
+        all_of_them = Fix(text="split over all processes", edits={"fsdp": "full_shard"})
+        return [problem("E370", "fsdp", seen, "", alike, all_of_them)]
+    return []
+
+
+def _gpu() -> str:
+    """The name and number of this process's GPU; empty where it has none."""
+    device = own_device()
+    if device.type != "cuda":
+        return ""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, {properties.uuid}"
+
+
+def _content(path: Path) -> str:
+    """Whose lock it is; the time of a file is another one on another machine's clock."""
+    try:
+        # Listed first: a directory that is read anew shows what its cached names do not.
+        os.listdir(path.parent)
+        return json.dumps(json.loads(path.read_text(encoding="utf-8")), sort_keys=True)
+    except (OSError, ValueError):
+        return ""

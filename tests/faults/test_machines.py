@@ -1,0 +1,159 @@
+"""A run over two machines, a rank on each: it is the run of one machine, and a rank that is killed, stopped
+or refused ends both within seconds, named with its host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covey.checkpoint.read import verify
+from faults import rank_run
+from faults.test_ranks import REWARD, WORDS, run, tensors
+from support.machines import Machine, torchrun, two_machines, wait_for
+
+pytestmark = pytest.mark.multi
+
+LIMIT_S = 150.0
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[tuple[Machine, Machine]]:
+    with two_machines() as both:
+        yield both
+
+
+def over_two(
+    nodes: tuple[Machine, Machine], folder: Path, *fault: str, words: tuple[str, ...] = ()
+) -> tuple[list[int], list[str], list[float]]:
+    """The run of tests/faults/test_ranks.py with a rank on each machine, which torchrun starts."""
+    (folder / "mine.py").write_text(REWARD)
+    planted = fault or ("none", "none", "0")
+    said = [folder / f"said-{number}" for number in range(2)]
+    script = (rank_run.__file__, *planted, "train", *WORDS, *words)
+    path = {"PYTHONPATH": str(Path(rank_run.__file__).parents[1]), "COVEY_TEST_STOPPED_S": "9"}
+    started = [
+        node.start(torchrun(number, nodes[0], *script), folder, said[number], path)
+        for number, node in enumerate(nodes)
+    ]
+    return wait_for(started, said, LIMIT_S)
+
+
+def codes_said(text: str) -> list[str]:
+    return re.findall(r"^([EF]\d{3}) ", text, re.MULTILINE)
+
+
+def test_two_machines_are_one_run(nodes: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """Started as ms-swift starts it; the same bits as two processes of one machine."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one = run(tmp_path / "one", "ddp")
+    assert one.code == 0, one.said
+    folder = tmp_path / "two"
+    (folder / "mine.py").write_text(REWARD)
+    said = [folder / f"said-{number}" for number in range(2)]
+    asked = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29519"}
+    started = [
+        node.start(
+            [sys.executable, "-m", "covey", "train", *WORDS],
+            folder,
+            said[number],
+            {**asked, "NODE_RANK": str(number)},
+        )
+        for number, node in enumerate(nodes)
+    ]
+    codes, texts, _ = wait_for(started, said, LIMIT_S)
+    assert codes == [0, 0], texts
+    # One voice: the table of steps is printed on the first machine alone.
+    assert "step" in texts[0] and "reward" not in texts[1]
+    ours, theirs = (tensors(path / "run" / "checkpoint-4") for path in (folder, tmp_path / "one"))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not ours[name].equal(theirs[name])] == []
+    assert verify(folder / "run" / "checkpoint-4").trainer
+
+
+@pytest.mark.parametrize(
+    ("fault", "phase", "rank", "name", "seconds"),
+    [
+        ("kill", "update", "1", "F133", 15.0),
+        # Rank 0 keeps the lock, and its machine torchrun's store.
+        ("kill", "rollout", "0", "F133", 15.0),
+        ("raise", "reward", "1", "F131", 15.0),
+    ],
+)
+def test_a_fault_on_one_machine_ends_both(
+    nodes: tuple[Machine, Machine],
+    tmp_path: Path,
+    fault: str,
+    phase: str,
+    rank: str,
+    name: str,
+    seconds: float,
+) -> None:
+    codes, texts, ended = over_two(nodes, tmp_path, fault, phase, rank)
+    assert codes == [1, 1], texts
+    assert abs(ended[0] - ended[1]) < seconds
+    # The message in full once, and who says it names rank and host.
+    assert sorted(codes_said(texts[0]) + codes_said(texts[1])) == [name], texts
+    words = " ".join("".join(texts).split())
+    assert re.search(rf"rank {rank} (of 2 )?on node{int(rank) + 1}", words), words
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [e["code"] for e in events if e["kind"] == "finding" and e["code"] == name] == [name]
+
+
+def test_a_machine_that_is_stopped(nodes: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """Its only rank cannot be ended from another machine; it ends as soon as it goes on."""
+    (tmp_path / "mine.py").write_text(REWARD)
+    said = [tmp_path / f"said-{number}" for number in range(2)]
+    script = (rank_run.__file__, "stop", "rollout", "1", "train", *WORDS)
+    path = {"PYTHONPATH": str(Path(rank_run.__file__).parents[1]), "COVEY_TEST_STOPPED_S": "9"}
+    started = [
+        node.start(torchrun(number, nodes[0], *script), tmp_path, said[number], path)
+        for number, node in enumerate(nodes)
+    ]
+    until = time.monotonic() + LIMIT_S
+    while started[0].poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    text = " ".join(said[0].read_text(errors="replace").split())
+    assert codes_said(said[0].read_text(errors="replace")) == ["F136"], text
+    assert "rank 1 on node2 gave no sign" in text
+    # The rank on the second machine, a child of its agent, is stopped still.
+    for stopped in stopped_children(started[1].pid):
+        os.kill(stopped, 18)
+    codes, texts, _ = wait_for(started, said, 30)
+    assert codes[0] != 0 and codes[1] != 0, texts
+
+
+def stopped_children(pid: int) -> list[int]:
+    """The stopped processes among a process's children and theirs."""
+    parents: dict[int, list[tuple[int, str]]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append((int(stat.parent.name), fields[0]))
+    found, waiting = [], [pid]
+    while waiting:
+        for child, state in parents.get(waiting.pop(), []):
+            waiting.append(child)
+            found += [child] if state == "T" else []
+    return found
+
+
+@pytest.mark.parametrize("rank", ["1", "0"])
+def test_what_one_machine_alone_is_refused(nodes: tuple[Machine, Machine], tmp_path: Path, rank: str) -> None:
+    """Before weights load: the other machine, which waits for it, ends too, with the same exit code."""
+    codes, texts, ended = over_two(nodes, tmp_path, "data", "", rank)
+    assert abs(ended[0] - ended[1]) < 25
+    own, other = texts[int(rank)], texts[1 - int(rank)]
+    assert codes_said(own) == ["E302"], texts
+    assert codes_said(other) == [] and f"rank {rank} on node{int(rank) + 1}" in other, other
+    assert not (tmp_path / "run").exists()
+    assert all(code != 0 for code in codes), (codes, texts)

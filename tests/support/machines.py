@@ -1,0 +1,141 @@
+"""Two machines on one: network namespaces with a cable between them, each with a host name of its own.
+
+They share the disk, as the machines of a cluster share a file system. Whoever may not make namespaces cannot
+rehearse a run over machines: the tests that need them fail then, and say so.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network namespace, the name of its host, and its address."""
+
+    namespace: str
+    host: str
+    address: str
+
+    def start(
+        self, words: Sequence[str], folder: Path, said: Path, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Start a command there; what it says goes to a file."""
+        inside = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--uts", "sh", "-c"]
+        inside += ['hostname "$0" && exec "$@"', self.host, *words]
+        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        with said.open("wb") as file:
+            return subprocess.Popen(
+                inside,
+                cwd=folder,
+                env={**plain_environment(), **own, **environment},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+
+@contextmanager
+def two_machines() -> Iterator[tuple[Machine, Machine]]:
+    """Two machines that reach each other; they are gone afterwards."""
+    names = [f"covey-{os.getpid()}-{number}" for number in (1, 2)]
+    found = tuple(Machine(name, f"node{n}", f"10.231.7.{n}") for n, name in enumerate(names, start=1))
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        ends = [f"cv{os.getpid()}{letter}"[-15:] for letter in "ab"]
+        _ip(
+            "link",
+            "add",
+            ends[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            ends[1],
+            "netns",
+            names[1],
+        )
+        for machine, end in zip(found, ends, strict=True):
+            _ip("-n", machine.namespace, "addr", "add", f"{machine.address}/24", "dev", end)
+            _ip("-n", machine.namespace, "link", "set", end, "up")
+            _ip("-n", machine.namespace, "link", "set", "lo", "up")
+        yield found[0], found[1]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def wait_for(
+    started: Sequence[subprocess.Popen[bytes]], said: Sequence[Path], limit_s: float
+) -> tuple[list[int], list[str], list[float]]:
+    """The exit code of each, what it said, and when it ended."""
+    end = time.monotonic() + limit_s
+    ended = [0.0] * len(started)
+    try:
+        while any(ended_at == 0.0 for ended_at in ended):
+            for number, process in enumerate(started):
+                if ended[number] == 0.0 and process.poll() is not None:
+                    ended[number] = time.monotonic()
+            if time.monotonic() > end:
+                texts = "\n".join(path.read_text(errors="replace")[-3000:] for path in said)
+                pytest.fail(f"not ended after {limit_s:.0f} s: {ended}\n{texts}")
+            time.sleep(0.05)
+    finally:
+        for process in started:
+            kill_all(process)
+    return [p.returncode for p in started], [path.read_text(errors="replace") for path in said], ended
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """End whatever a command has left: torchrun gives each rank a session of its own, and a rank ends with
+    it."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def torchrun(number: int, first: Machine, *words: str) -> list[str]:
+    """The command of an agent that starts one rank, on the machine of this number of two."""
+    own = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    return [
+        *own,
+        "--node_rank",
+        str(number),
+        "--master_addr",
+        first.address,
+        "--master_port",
+        "29517",
+        *words,
+    ]
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment without a word of a launcher or of the tests' own processes."""
+    left_out = (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NNODES",
+    )
+    return {n: v for n, v in os.environ.items() if n not in left_out and not n.startswith("COVEY_")}
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"ip {' '.join(words)}: {done.stderr.strip()}; two machines need the rights of root here")
