@@ -161,7 +161,7 @@ def remember_run(output_dir: Path, failed: str = "") -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump([str(output_dir.absolute()), failed], file)
+            json.dump([str(output_dir), failed], file)
         os.replace(part, path)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from covey.checkpoint.read import verify
 from faults import rank_run
-from faults.test_ranks import REWARD, WORDS, run, tensors
+from faults.test_ranks import REWARD, WORDS, assert_same_tensors, run
 from support.machines import Machine, torchrun, two_machines, wait_for
 
 pytestmark = pytest.mark.multi
@@ -72,9 +72,7 @@ def test_two_machines_are_one_run(nodes: tuple[Machine, Machine], tmp_path: Path
     assert codes == [0, 0], texts
     # One voice: the table of steps is printed on the first machine alone.
     assert "step" in texts[0] and "reward" not in texts[1]
-    ours, theirs = (tensors(path / "run" / "checkpoint-4") for path in (folder, tmp_path / "one"))
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not ours[name].equal(theirs[name])] == []
+    assert_same_tensors(folder / "run", tmp_path / "one" / "run", 4)
     assert verify(folder / "run" / "checkpoint-4").trainer
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from faults.test_ranks import REWARD, WORDS, assert_same
+from faults.test_ranks import REWARD, WORDS, assert_same_tensors
 from support.machines import plain_environment
 
 pytestmark = pytest.mark.multi
 
-# The first call of the fourth step is the last of its process, once.
+# Rewards have a process of their own, whose parent is the rank. After the first checkpoint it ends, once.
 KILLS = (
     REWARD
     + """
@@ -29,7 +29,7 @@ def judge(completions, solution, trainer_state=None, **kwargs):
     if os.environ["RANK"] == os.environ["COVEY_TEST_RANK"] and Path("run/checkpoint-2").is_dir():
         if not mark.exists():
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getppid(), signal.SIGKILL)
     return _quiet(completions, solution)
 """
 )
@@ -73,7 +73,7 @@ def test_a_killed_rank_is_started_again(launcher: str, rank: str, undisturbed: P
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "it" / "killed").exists()
     out = tmp_path / "it" / "run"
-    assert_same(out, undisturbed, 4)
+    assert_same_tensors(out, undisturbed, 4)
     assert [path.name for path in out.parent.glob("run*")] == ["run"]
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     codes = [event["code"] for event in events if event["kind"] == "finding"]

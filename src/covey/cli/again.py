@@ -33,6 +33,7 @@ def goes_on(typed: dict[str, Typed], earlier: EarlierRun) -> tuple[dict[str, Typ
     count, most = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
     where = f"goes on from {newest}" if newest is not None else "begins again, as no checkpoint was saved yet"
     # An agent on another machine may have counted more restarts than this one.
-    seen = f"The processes were started again (restart {max(1, int(count))} of {most}), and the run {where}."
-    cause = f"The first message was: {earlier.failed}." if earlier.failed else ""
-    return again, warning("W162", "max_restarts", seen, cause, Fix(text="no action is needed"))
+    after = f" after {earlier.failed}" if earlier.failed else ""
+    number = f"restart {max(1, int(count))} of {most}"
+    seen = f"The processes were started again ({number}){after}. The run {where}."
+    return again, warning("W162", "max_restarts", seen, "", Fix(text="no action is needed"))

@@ -144,7 +144,7 @@ class Together:
     def _remember(self, code: str, seen: str) -> None:
         """Tell the processes that torchrun starts in the place of these what has happened."""
         if self.output_dir is not None:
-            remember_run(self.output_dir, f"{code} {seen}")
+            remember_run(self.output_dir, f"{code}, {seen}" if seen else code)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
