@@ -60,8 +60,8 @@ class Together:
     """
 
     place: Meeting | None
-    machines: Machines | None = None
     activity: Activity = field(default_factory=Activity)
+    machines: Machines | None = None
     output_dir: Path | None = None
     lock: Lock | None = None
     closing: list[Callable[[], None]] = field(default_factory=list)
@@ -356,7 +356,7 @@ def together() -> Iterator[Together]:
     """Be one of the processes of a run from here on, and end with them."""
     place = meeting()
     machines = Machines(place) if place is not None and over_machines(os.environ) else None
-    others = Together(place, machines)
+    others = Together(place, machines=machines)
     others.join()
     try:
         if others.place is None:
