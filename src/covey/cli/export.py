@@ -37,6 +37,12 @@ def export(argv: Sequence[str]) -> int:
             f"merged: on {result.num_prompts} prompts the logits of the exported {result.dtype} model differ "
             f"from those with the adapter by at most {result.max_logit_difference:.3g}\n"
         )
+    if result.packed:
+        sys.stdout.write(
+            f"note: the adapter was trained beside weights of {result.packed}, and is merged into the model "
+            "as it was before they were packed; its logits are not quite those of the run (`covey eval` "
+            "says how it scores)\n"
+        )
     sys.stdout.write(f"written to {result.target}\n")
     return 0
 

@@ -17,8 +17,9 @@ START: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "E373",
-        "Quantized model",
-        "Training of quantized weights (QLoRA) is not built yet.",
+        "Model that is stored quantized",
+        "covey trains adapters on weights that bitsandbytes has packed (QLoRA). It has no gradient through "
+        "weights of other methods, such as GPTQ, AWQ or FP8, and takes packed weights for no others.",
     ),
     (
         "E374",
@@ -85,6 +86,18 @@ START: tuple[tuple[str, str, str], ...] = (
         "Weights in the shards of a trainer",
         "Such shards are pickled, and each holds a part of the weights; covey reads whole weights as "
         "safetensors.",
+    ),
+    (
+        "E386",
+        "Quantization that covey does not have",
+        "covey packs the linear layers of a frozen model by bitsandbytes, to 4 or 8 bits, as it reads the "
+        "model's files. It packs nothing in another way, and nothing that is packed already.",
+    ),
+    (
+        "E387",
+        "Quantized weights in a run that cannot hold them",
+        "Packed weights cannot be trained themselves and cannot be split: each process holds all of them, "
+        "frozen, and trains an adapter beside them.",
     ),
     (
         "E378",

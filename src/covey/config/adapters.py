@@ -106,15 +106,15 @@ def read_adapter(directory: Path) -> SavedAdapter:
     return SavedAdapter(options=options, base=str(body.get("base_model_name_or_path") or ""))
 
 
-def quantized_base(directory: Path) -> str | None:
-    """How the base was quantized while the adapter was trained, by ms-swift's args.json; None where that says
-    nothing of it."""
+def quantized_base(directory: Path) -> tuple[str, str] | None:
+    """Method and bits by which the base was quantized while the adapter was trained, by ms-swift's args.json;
+    None where that says nothing of it."""
     try:
         said = json.loads((directory / "args.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     method = said.get("quant_method") if isinstance(said, dict) else None
-    return f"{method}, {said.get('quant_bits')} bits" if method else None
+    return (str(method), str(said.get("quant_bits"))) if method else None
 
 
 def same_base(one: str, other: str) -> bool:

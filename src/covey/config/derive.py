@@ -161,6 +161,10 @@ _OF_VLLM = (
 )
 
 
+def _quant_method(options: Mapping[str, Any]) -> tuple[Any, str]:
+    return ("bnb", "derived from quant_bits") if _of(options, "quant_bits") else (None, "default")
+
+
 def _use_vllm(options: Mapping[str, Any]) -> tuple[Any, str]:
     typed = [name for name in _OF_VLLM if name in options]
     return bool(typed), f"derived from {typed[0]}" if typed else "default"
@@ -189,6 +193,7 @@ RULES: Mapping[str, Rule] = {
     "eval_strategy": Rule(frozenset({"val_dataset", "split_dataset_ratio"}), _eval_strategy),
     "eval_steps": _same_as("save_steps"),
     "eval_temperature": _same_as("temperature"),
+    "quant_method": Rule(frozenset({"quant_bits"}), _quant_method),
     "use_vllm": Rule(frozenset(_OF_VLLM), _use_vllm),
     "vllm_enable_sleep_mode": Rule(frozenset({"sleep_level"}), _sleeps),
     "greater_is_better": Rule(frozenset({"metric_for_best_model"}), _greater_is_better),

@@ -27,7 +27,7 @@ _WHOLE = "This version samples from the model's whole distribution, so that the 
 _ROLLOUTS = "Every completion is written to rollouts/ in output_dir; --rollout_log says how many."
 _SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the end."
 _REF = "The reference of the KL term is the model at the start; --sync_ref_model lets it follow the policy."
-_QUANT = "Weights are held unquantised; this version does not quantise them."
+_QUANT = "Weights are packed by bitsandbytes where --quant_bits is typed, under the options of --help."
 _MULTI = "A completion is one answer of the model; this version has no tools and no further turns."
 _SPLIT = "The data set's name takes them: --dataset ID:SUBSET@SPLIT."
 _OURS = "A tracker takes it from its own environment variables; --report_to and --run_name are ours."
@@ -78,8 +78,8 @@ MOOT: Mapping[str, Moot] = {
     "offload_model": Moot("Nothing is offloaded.", ("false",)),
     "offload_optimizer": Moot("Nothing is offloaded.", ("false",)),
     "fp16": Moot("--torch_dtype says what the forward pass computes in.", ("false",)),
-    "load_in_4bit": Moot(_QUANT, ("false",)),
-    "load_in_8bit": Moot(_QUANT, ("false",)),
+    "load_in_4bit": Moot(_QUANT, ("false",), {"true": ("quant_bits", "4")}),
+    "load_in_8bit": Moot(_QUANT, ("false",), {"true": ("quant_bits", "8")}),
     "top_p": Moot(_WHOLE, ("1", "1.0")),
     "top_k": Moot(_WHOLE, ("-1", "0")),
     "min_p": Moot(_WHOLE, ("0", "0.0")),
@@ -104,8 +104,6 @@ MOOT: Mapping[str, Moot] = {
 
 REFUSED: Mapping[str, str] = {
     "merge_lora": "`covey export CHECKPOINT --merge` merges an adapter into its model.",
-    "quant_method": _QUANT,
-    "quant_bits": _QUANT,
     "num_infer_workers": (
         f"{_VLLM} vLLM on the training GPUs has as many engines as they hold: their number over "
         "--vllm_tensor_parallel_size."
@@ -175,8 +173,6 @@ _FEWER_BYTES = "--tuner_type lora if memory is short"
 
 INSTEAD: Mapping[str, str] = {
     "merge_lora": "`covey export CHECKPOINT --merge` after the run",
-    "quant_method": "--tuner_type lora",
-    "quant_bits": "--tuner_type lora",
     "device_map": "--nproc_per_node N, with --fsdp full_shard where the model is too large for one GPU",
     **{name: instead for name, (_, instead) in PARALLEL.items()},
     "generation_kwargs": "--temperature X",
@@ -196,7 +192,7 @@ INSTEAD: Mapping[str, str] = {
     "auto_find_batch_size": "--per_device_train_batch_size N",
     "gradient_checkpointing_kwargs": "--gradient_checkpointing true",
     "lora_": "--lora_rank, --lora_alpha or --target_modules",
-    "bnb_": "--tuner_type lora",
+    "bnb_": "--quant_bits 4, --bnb_4bit_quant_type or --bnb_4bit_use_double_quant",
     "wandb_": "a variable such as WANDB_PROJECT=NAME in front of covey",
     "swanlab_": "a variable such as SWANLAB_API_KEY=KEY in front of covey",
     "fsdp_": _FEWER_BYTES,

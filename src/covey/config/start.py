@@ -21,6 +21,7 @@ from covey.config.adapters import (
     weights_fault,
 )
 from covey.config.dialect import SOURCE
+from covey.config.quantization import QUANTIZATION_FILE, adapter_quantization
 from covey.config.take import Typed
 from covey.options.schema import Config, default_of
 from covey.types import Fix, Problem
@@ -74,7 +75,17 @@ def start_of(typed: Mapping[str, Typed]) -> Start:
         elif name != "lora_dropout" and not _is_same(own.value, value):
             values[name] = (value, source)
             problems.append(_differs(name, own, value, where.value))
-    return Start(values, tuple(problems))
+    return Start(packed_as(directory, typed) | values, tuple(problems))
+
+
+def packed_as(directory: Path, typed: Mapping[str, Typed]) -> dict[str, tuple[Any, str]]:
+    """The options of quantization that follow from an adapter, whose base was packed so, where nobody typed
+    how its base is to be packed."""
+    if typed.keys() & {"quant_bits", "quant_method"}:
+        return {}
+    source = f"{QUANTIZATION_FILE} of {directory}"
+    said = adapter_quantization(directory)
+    return {name: (value, source) for name, value in said.items() if name not in typed}
 
 
 def adapter_directory(config: Config) -> Path | None:

@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from covey.config.quantization import stored_options
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
 from covey.weight_files import INDEX, WHOLE, DamagedFileError, stored_tensors, weight_files
@@ -37,15 +39,18 @@ class ModelProblem:
         return self.words
 
 
-def model_problem(directory: Path, *, with_weights: bool = True) -> ModelProblem | None:
+def model_problem(
+    directory: Path, *, with_weights: bool = True, takes_packed: bool = False
+) -> ModelProblem | None:
     """Why a directory is no model that can be trained, or None.
 
     Kinds: not_a_directory, adapter, no_config, bad_config, remote_code, unknown_model_type, vision,
     encoder_decoder, not_causal, quantized, slow_tokenizer, no_tokenizer, missing_shards, damaged,
     shards, pickled_weights, no_weights. With `with_weights` false, as for a model located on a hub, the last
-    five are not asked.
+    five are not asked. Weights that bitsandbytes has packed are none of them where `takes_packed`.
     """
-    return _problem(directory, _architecture_problem, with_weights=with_weights)
+    asks = partial(_architecture_problem, takes_packed=takes_packed)
+    return _problem(directory, asks, with_weights=with_weights)
 
 
 def classifier_problem(directory: Path, *, with_weights: bool = True) -> ModelProblem | None:
@@ -150,7 +155,9 @@ def _model_type_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
     )
 
 
-def _architecture_problem(directory: Path, config: Mapping[str, Any]) -> ModelProblem | None:
+def _architecture_problem(
+    directory: Path, config: Mapping[str, Any], *, takes_packed: bool = False
+) -> ModelProblem | None:
     media = sorted(key for key in config if _MEDIA_KEYS.fullmatch(key) and config[key] is not None)
     if media:
         return ModelProblem(
@@ -171,7 +178,8 @@ def _architecture_problem(directory: Path, config: Mapping[str, Any]) -> ModelPr
             words=f"{directory} is a {names[0]}, which writes no text: a model that can be trained is a "
             "…ForCausalLM",
         )
-    method = quantization(config)
+    is_taken = takes_packed and stored_options(config) is not None
+    method = None if is_taken else quantization(config)
     if method is not None:
         words = f"{directory} holds quantized weights: config.json has a quantization_config of {method}"
         return ModelProblem(kind="quantized", words=words)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from covey.models.policy import Policy
+from covey.models.quantized import bytes_of, is_packed
 
 MODULUS = 1 << 50
 """Checksums stay below it: those of shards are added up in integers of 64 bits, and compared in float64."""
@@ -38,7 +39,12 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def frozen_tensors(policy: Policy, reference: Policy | None) -> dict[str, Tensor]:
-    """What no step may change of a policy and of a reference that stands still, by name."""
-    frozen = {n: p.detach() for n, p in policy.named_parameters() if not p.requires_grad}
+    """What no step may change of a policy and of a reference that stands still, by name; of packed weights
+    their bytes and the constants that they are made with."""
+    frozen: dict[str, Tensor] = {}
+    for name, parameter in policy.named_parameters():
+        if not parameter.requires_grad:
+            is_plain = not is_packed(parameter)
+            frozen |= {name: parameter.detach()} if is_plain else bytes_of(name, parameter)
     still = {} if reference is None else dict(reference.named_parameters())
     return {**frozen, **{f"reference {n}": p.detach() for n, p in still.items()}}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import CheckpointError
+from covey.models.quantized import cast_unpacked
 from covey.types import StepStats
 
 # Elements compared before and after a step, for update_ratio and frac_params_changed.
@@ -114,14 +115,13 @@ class Masters:
         float32: Collection[str] = (),
         across: Across | None = None,
     ) -> Masters:
-        """Those of a whole module, which is cast to `compute_dtype`, but for the parameters named in
-        `float32`."""
+        """Those of a whole module, which is cast to `compute_dtype`, but for packed weights and the
+        parameters named in `float32`."""
         trained: dict[str, nn.Parameter] = {}
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 trained[name] = parameter
-            else:
-                parameter.data = parameter.data.to(compute_dtype)
+        cast_unpacked((p for p in module.parameters() if not p.requires_grad), compute_dtype)
         masters = [_master(p, torch.float32 if n in float32 else compute_dtype) for n, p in trained.items()]
         return cls(list(trained), list(trained.values()), masters, config, across)
 

@@ -32,8 +32,12 @@ _KEPT = frozenset(
         _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-# Operators that a build may lack, by name: of the package flash-attn, products of `kernels.products`.
-_KEPT_NAMES = ("flash_attn._flash_attn_varlen_forward.", "mkldnn._linear_pointwise.", "covey.widened_linear.")
+# Operators that a build may lack, by name: of the packages flash-attn and bitsandbytes, products of
+# `kernels.products`.
+_KEPT_NAMES = (
+    *("flash_attn._flash_attn_varlen_forward.", "mkldnn._linear_pointwise.", "covey.widened_linear."),
+    "bitsandbytes.gemm_4bit.",
+)
 
 # Tensors below this stay where they are: moving them costs more than they take.
 _MOVED_BYTES = 1 << 20

@@ -68,7 +68,8 @@ class LoraFacts:
 
     `unmatched` has each name that fits no module, with the nearest module names; `refused` each name that
     fits something an adapter would not reach, with the reason. The counts are of parameters: `num_lora` of
-    the matrices (and DoRA's magnitudes), `num_saved` of the whole copies, `num_base` of the model.
+    the matrices (and DoRA's magnitudes), `num_saved` of the whole copies, `num_base` of the model,
+    `num_packable` of the linear layers without those copies, which quantization would pack.
     """
 
     targets: tuple[str, ...]
@@ -78,6 +79,7 @@ class LoraFacts:
     num_lora: int
     num_saved: int
     num_base: int
+    num_packable: int
 
 
 def lora_facts(directory: Path, settings: LoraSettings) -> LoraFacts:
@@ -122,7 +124,7 @@ def facts_of(shapes: ModelShapes, settings: LoraSettings) -> LoraFacts:
         elif reason := _why_not(shapes, found - allowed, found):
             refused[name] = reason
         targets |= allowed
-    targets -= {m for m in targets if any(m == s or m.startswith(s + ".") for s in saved)}
+    targets -= {m for m in targets if _is_within(m, saved)}
     return LoraFacts(
         targets=tuple(sorted(targets)),
         saved=tuple(sorted(saved)),
@@ -131,7 +133,14 @@ def facts_of(shapes: ModelShapes, settings: LoraSettings) -> LoraFacts:
         num_lora=sum(_num_lora(shapes, m, settings) for m in targets),
         num_saved=sum(_numel(shapes, m) for m in saved),
         num_base=sum(math.prod(s) for s in shapes.tensors.values()),
+        num_packable=sum(
+            math.prod(shapes.tensors[f"{m}.weight"]) for m in linear if not _is_within(m, saved)
+        ),
     )
+
+
+def _is_within(module: str, others: Iterable[str]) -> bool:
+    return any(module == other or module.startswith(f"{other}.") for other in others)
 
 
 def matches(module: str, name: str) -> bool:

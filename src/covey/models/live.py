@@ -24,6 +24,7 @@ from covey.models.adapter_shapes import ModelShapes
 from covey.models.load import copy_text_files, load_policy
 from covey.models.lora import merge_into_base
 from covey.models.policy import Policy
+from covey.models.quantized import is_packed
 
 # Elements of each tensor that the checksum is of.
 _SAMPLED = 1 << 12
@@ -161,6 +162,13 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
             f"model is a {kind} with adapters of peft on it.",
             "to continue training the adapter, save it with `model.save_pretrained(DIR)` and pass the base "
             "with adapters=DIR; to train a new one, pass `model.merge_and_unload()` with tuner_type='lora'",
+        )
+        return
+    if any(is_packed(p) for p in model.parameters()):
+        yield (
+            f"model is a {kind} whose weights bitsandbytes has packed.",
+            "the directory or id of the model, with tuner_type='lora' and quant_bits=4 or 8: covey packs it "
+            "as it reads it",
         )
         return
     if not isinstance(model, transformers.PreTrainedModel):

@@ -3,6 +3,8 @@ for."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +14,10 @@ from safetensors import SafetensorError
 from torch import nn
 
 from covey.config.adapters import ADAPTER_CONFIG
+from covey.config.quantization import Quantization, stored_options
 from covey.errors import CheckpointError, ConfigError
 from covey.kernels.choose import KernelsName, choose_kernels
-from covey.models.adapter_shapes import LoraSettings, adapter_settings
+from covey.models.adapter_shapes import HEAD_LEAVES, LoraSettings, adapter_settings
 from covey.models.dropout import silence
 from covey.models.fit import unfit_words
 from covey.models.layouts import AttentionKind, automatic
@@ -22,6 +25,7 @@ from covey.models.liger import use_liger, wants_liger
 from covey.models.lora import adapter_tensors, add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
+from covey.models.quantized import compute_in, is_packed, loading_words
 from covey.plan.problem import problem
 from covey.types import Fix
 
@@ -37,13 +41,18 @@ def load_policy(
     gradient_checkpointing: bool,
     trust_remote_code: bool = False,
     kernels: KernelsName = "auto",
+    quantization: Quantization | None = None,
+    compute_dtype: torch.dtype = torch.float32,
 ) -> Policy:
     """The model of a directory in float32, on padded rows; `choose_stream` says what else it can do. A model
     that is loaded already is taken itself.
 
-    A backend that computes in a lower dtype casts the weights once it has their float32 masters.
+    A backend that computes in a lower dtype casts the weights once it has their float32 masters. Packed ones,
+    of a `quantization`, are for sampling alone, and multiply in `compute_dtype`.
     """
-    policy = read_policy(source, trust_remote_code)
+    policy = read_policy(source, trust_remote_code, quantization, device=device)
+    if quantization is not None:
+        compute_in(policy.model, quantization, compute_dtype)
     return _ready(policy, device, disable_dropout, gradient_checkpointing, kernels)
 
 
@@ -59,11 +68,16 @@ def load_adapted(
     gradient_checkpointing: bool,
     trust_remote_code: bool = False,
     kernels: KernelsName = "auto",
+    quantization: Quantization | None = None,
 ) -> Policy:
     """The model of a directory, or one that is loaded already, frozen in `compute_dtype`, with a new adapter
-    on it, or with the saved one of the directory `adapter`."""
-    policy = read_policy(source, trust_remote_code)
-    add_adapter(policy, lora, seed=seed, compute_dtype=compute_dtype)
+    on it, or with the saved one of the directory `adapter`.
+
+    With a `quantization` its linear layers are packed as they are read, but for those that are trained whole:
+    the same files give the same bits on every rank, and on a resume.
+    """
+    policy = read_policy(source, trust_remote_code, quantization, lora.modules_to_save, device)
+    add_adapter(policy, lora, seed=seed, compute_dtype=compute_dtype, quantization=quantization)
     if adapter is not None:
         load_adapter(policy, adapter)
     return _ready(policy, device, disable_dropout, gradient_checkpointing, kernels)
@@ -97,12 +111,20 @@ def base_directory(adapter: Path, base: Path) -> Path:
     return base
 
 
-def read_policy(source: Path | nn.Module, trust_remote_code: bool) -> Policy:
+def read_policy(
+    source: Path | nn.Module,
+    trust_remote_code: bool,
+    quantization: Quantization | None = None,
+    whole: Sequence[str] = (),
+    device: torch.device | None = None,
+) -> Policy:
     """A model in float32; of a directory ConfigError (E372) where its files do not hold all of it.
 
-    What transformers does not find it starts from random numbers, and says so in its log alone.
+    What transformers does not find it starts from random numbers, and says so in its log alone. With a
+    `quantization` it is on `device`, its linear layers packed but for those named in `whole`.
     """
     if isinstance(source, nn.Module):
+        assert quantization is None, "the model of a program stays as it is"
         for parameter in source.parameters():
             parameter.data = parameter.data.float()
         return Policy(source, stream="padded")
@@ -111,6 +133,11 @@ def read_policy(source: Path | nn.Module, trust_remote_code: bool) -> Policy:
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     auto: Any = transformers.AutoModelForCausalLM
+    packing: dict[str, Any] = {}
+    if quantization is not None:
+        is_stored = stored_options(json.loads((source / "config.json").read_text("utf-8"))) is not None
+        places = device or torch.device("cpu")
+        packing = loading_words(quantization, (*HEAD_LEAVES, *whole), places, is_stored=is_stored)
     try:
         model, report = auto.from_pretrained(
             source,
@@ -119,6 +146,7 @@ def read_policy(source: Path | nn.Module, trust_remote_code: bool) -> Policy:
             local_files_only=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            **packing,
         )
     # A config.json or a file of weights that its checks let through; transformers raises errors of any kind.
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
@@ -131,6 +159,8 @@ def read_policy(source: Path | nn.Module, trust_remote_code: bool) -> Policy:
     words = unfit_words(name, report["missing_keys"], sorted(report["mismatched_keys"]))
     if words is not None:
         raise _unfit(source, words)
+    if is_packed(model.get_output_embeddings().weight):
+        raise _unfit(source, "its head has a name that is not known here, and would be packed too")
     _align(model)
     return Policy(model, stream="padded")
 

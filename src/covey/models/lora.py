@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.config.adapters import ADAPTER_WEIGHTS
+from covey.config.quantization import Quantization, write_quantization
 from covey.errors import CheckpointError, CoveyError
 from covey.models.adapter_shapes import (
     ALL_LINEAR,
@@ -29,6 +30,7 @@ from covey.models.adapter_shapes import (
     facts_of,
 )
 from covey.models.policy import Policy
+from covey.models.quantized import as_stored, cast_unpacked, compute_in, is_packed, unpacked, whole_shape
 
 _NAME = "default"
 
@@ -42,6 +44,7 @@ class Adapter:
     """The adapter of a policy: peft's handle, the layers it changes and the modules it trains whole.
 
     The handle contains the model; a policy keeps it here, in no module, so that no parameter has two names.
+    `quantization` is how the base was packed, where it was.
     """
 
     settings: LoraSettings
@@ -49,18 +52,24 @@ class Adapter:
     handle: Any
     layers: tuple[Any, ...]
     copies: tuple[Any, ...]
+    quantization: Quantization | None = None
 
 
 def add_adapter(
-    policy: Policy, settings: LoraSettings, *, seed: int, compute_dtype: torch.dtype = torch.float32
+    policy: Policy,
+    settings: LoraSettings,
+    *,
+    seed: int,
+    compute_dtype: torch.dtype = torch.float32,
+    quantization: Quantization | None = None,
 ) -> None:
-    """Put a new adapter on a policy whose weights are float32; the base is frozen and cast.
+    """Put a new adapter on a policy whose weights are float32, or packed by a `quantization`; the base is
+    frozen, and cast where it is not packed.
 
     The same seed gives the same adapter on every rank and device, and a new one changes no output bit. Raises
     AdapterError for names that match nothing, or something that an adapter would not reach.
     """
     from peft import LoraConfig, get_peft_model
-    from peft.tuners.lora import Linear
 
     assert policy.adapter is None, "the policy has an adapter"
     model: Any = policy.model
@@ -88,16 +97,30 @@ def add_adapter(
         except ValueError as error:
             raise AdapterError(f"peft cannot put this adapter on the model: {error}") from error
     layers = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A")}
-    odd = sorted(n for n, m in layers.items() if not isinstance(m, Linear))
+    odd = sorted(n for n, m in layers.items() if not _is_linear(m))
     if odd or sorted(layers) != list(facts.targets):
         others = sorted(set(layers) ^ set(facts.targets)) or odd
         raise AdapterError(f"peft adapts other modules than were named: {', '.join(others[:5])}")
     copies = tuple(m for m in model.modules() if hasattr(m, "modules_to_save"))
-    _cast_base(model, compute_dtype)
+    cast_unpacked((p for p in model.parameters() if not p.requires_grad), compute_dtype)
+    if quantization is not None:
+        compute_in(model, quantization, compute_dtype)
     policy.adapter = Adapter(
-        settings=settings, facts=facts, handle=handle, layers=tuple(layers.values()), copies=copies
+        settings=settings,
+        facts=facts,
+        handle=handle,
+        layers=tuple(layers.values()),
+        copies=copies,
+        quantization=quantization,
     )
     reset_magnitudes(policy.adapter)
+
+
+def _is_linear(layer: Any) -> bool:
+    """Whether a layer of peft's is of a linear one, packed or not."""
+    from peft.tuners.lora import Linear
+
+    return isinstance(layer, Linear) or is_packed(layer.get_base_layer().weight)
 
 
 @contextmanager
@@ -122,14 +145,15 @@ def merged(policy: Policy) -> Iterator[Policy]:
 
     Each float32 weight is written over with the sum and written back, so the base keeps its very bits at its
     place, which recordings of a GPU read; what is held aside takes the adapted weights' size once more.
-    Weights of a lower dtype stay unmerged: the sum would be rounded, and the sampler would not be the policy.
+    Weights of a lower dtype, and packed ones, stay unmerged: the sum would be rounded, and the sampler would
+    not be the policy.
     """
     layers = policy.adapter.layers if policy.adapter is not None else ()
     held: list[tuple[Any, Tensor]] = []
     try:
         for layer in layers:
             base = layer.get_base_layer()
-            if base.weight.dtype == torch.float32:
+            if base.weight.dtype == torch.float32 and not is_packed(base.weight):
                 held.append((layer, base.weight.data.clone()))
                 base.weight.data.copy_(_sum(layer))
                 layer.merged_adapters.append(_NAME)
@@ -148,18 +172,20 @@ def adapter_parameters(policy: Policy) -> frozenset[str]:
 
 
 def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Weights under transformers' names, the update added where there is an adapter, one at a time."""
+    """Weights under transformers' names, the update added where there is an adapter, one at a time; in
+    float32 where they are packed."""
     for name, parameter in policy.model.named_parameters():
-        if policy.adapter is None:
-            yield name, parameter.detach()
-        elif ".lora_" in name or ".original_module." in name:
+        if ".lora_" in name or (policy.adapter is not None and ".original_module." in name):
             continue
-        elif name.endswith(".base_layer.weight"):
+        weight = parameter.detach()
+        if is_packed(parameter):
+            weight = unpacked(parameter)
+        if name.endswith(".base_layer.weight"):
             layer = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
-            weight = parameter.detach() if layer.merged else _sum(layer)
-            yield name.replace(".base_layer.", "."), weight
-        else:
-            yield plain_name(name), parameter.detach()
+            weight = weight if layer.merged else _sum(layer)
+        if is_packed(parameter):
+            weight = as_stored(policy.model.get_submodule(name.removesuffix(".weight")), weight)
+        yield plain_name(name), weight
 
 
 def plain_name(name: str) -> str:
@@ -182,6 +208,8 @@ def save_adapter(adapter: Adapter, tensors: Mapping[str, Tensor], target: Path, 
     # peft holds a set here, whose order in the file would change from run to run.
     config.target_modules = sorted(config.target_modules)
     config.save_pretrained(str(target))
+    if adapter.quantization is not None:
+        write_quantization(adapter.quantization, target)
 
 
 def load_adapter(policy: Policy, directory: Path) -> None:
@@ -211,7 +239,7 @@ def load_adapter(policy: Policy, directory: Path) -> None:
 
 def merge_into_base(policy: Policy) -> nn.Module:
     """The plain model of transformers with the update added for good; the policy is used up."""
-    assert policy.adapter is not None
+    assert policy.adapter is not None and policy.adapter.quantization is None, "no update is added to bits"
     model = policy.adapter.handle.merge_and_unload(safe_merge=True)
     policy.adapter = None
     return model  # type: ignore[no-any-return]
@@ -225,7 +253,7 @@ def adapter_tensors(adapter: Adapter) -> dict[str, Tensor]:
 
 
 def _shapes(model: Any) -> ModelShapes:
-    tensors = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
+    tensors = {n: whole_shape(p) for n, p in model.named_parameters(remove_duplicate=False)}
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     vocab_size = model.config.get_text_config().vocab_size
     return ModelShapes(tensors=tensors, vocab_size=vocab_size, tied=tied)
@@ -240,12 +268,6 @@ def _refuse(facts: LoraFacts) -> None:
         faults.append("no module is left to adapt")
     if faults:
         raise AdapterError("; ".join(faults))
-
-
-def _cast_base(model: nn.Module, dtype: torch.dtype) -> None:
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
 
 
 @torch.no_grad()
@@ -264,6 +286,12 @@ def reset_magnitudes(adapter: Adapter) -> None:
 def _sum(layer: Any) -> Tensor:
     """A layer's weight with its update, as peft merges it; the layer is left as it was."""
     base = layer.get_base_layer()
+    if is_packed(base.weight):
+        whole = unpacked(base.weight)
+        variant = layer.lora_variant.get(_NAME)
+        if variant is None:
+            return whole + layer.get_delta_weight(_NAME)  # type: ignore[no-any-return]
+        return variant.merge_safe(layer, _NAME, whole)  # type: ignore[no-any-return]
     weight = base.weight.data
     try:
         # The safe kind works on a copy of the weight and puts the copy in its place.

@@ -14,7 +14,7 @@ from covey.options.algorithm import AlgorithmOptions
 from covey.options.data import DataOptions
 from covey.options.declare import Facts, Options, facts_of
 from covey.options.devices import DeviceOptions
-from covey.options.model import ModelOptions, TunerOptions
+from covey.options.model import ModelOptions, QuantizationOptions, TunerOptions
 from covey.options.output import EvaluationOptions, OutputOptions
 from covey.options.reward import RewardOptions
 from covey.options.rollout import BatchOptions, SamplingOptions
@@ -23,6 +23,7 @@ from covey.options.training import OptimizerOptions, RunOptions
 _GROUPS: Mapping[str, type[Options]] = {
     "model": ModelOptions,
     "tuner": TunerOptions,
+    "quantization": QuantizationOptions,
     "data": DataOptions,
     "reward": RewardOptions,
     "batch": BatchOptions,
@@ -53,6 +54,7 @@ class Config(
     BatchOptions,
     RewardOptions,
     DataOptions,
+    QuantizationOptions,
     TunerOptions,
     ModelOptions,
 ):

@@ -61,7 +61,8 @@ class Training:
 
     `element` are the bytes of an element in the dtype that is computed in; `cuda` says where; `offload`
     that what is kept leaves the GPU. In one process it `absorbs`: each gradient of lower precision is added
-    to the float32 one, and let go, as soon as it is there.
+    to the float32 one, and let go, as soon as it is there. Packed weights have `packed_bits` each, 0 where
+    none are packed.
     """
 
     element: int
@@ -72,6 +73,7 @@ class Training:
     cuda: bool
     offload: bool
     absorbs: bool = False
+    packed_bits: float = 0.0
 
 
 def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSize]:
@@ -180,7 +182,15 @@ def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     attention = size.tokens * (2 * model.hidden + 4 * query + 2 * key) * e
     attention += 2 * size.keys * key * e
     num_bytes = max(mlp, attention)
-    return num_bytes if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * num_bytes)
+    num_bytes = num_bytes if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * num_bytes)
+    # A packed weight is made whole for its product.
+    return num_bytes + (model.hidden * model.intermediate * e if training.packed_bits else 0)
+
+
+def weight_bytes(model: ModelSizes, training: Training) -> int:
+    """Return the bytes of the model's own weights as they compute."""
+    packed = model.packable_parameters if training.packed_bits else 0
+    return training.element * (model.parameters - packed) + int(training.packed_bits * packed / 8)
 
 
 def _norm(width: int, training: Training) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from covey.config.objects import is_live
 from covey.options.schema import Config
+from covey.plan.check_quantization import packed_model_fixes
 from covey.plan.check_template import template_problems
 from covey.plan.facts import Facts, ModelFault
 from covey.plan.problem import problem, warning
@@ -60,7 +61,12 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
     "quantized": (
         "E373",
         "",
-        (Fix(text="the model before it was quantized: --model DIR_OR_ID, with LoRA where memory is short"),),
+        (
+            Fix(
+                text="the model before it was quantized: --model DIR_OR_ID, with QLoRA where memory is short "
+                "(--tuner_type lora --quant_bits 4)"
+            ),
+        ),
     ),
     "template": (
         "E313",
@@ -151,10 +157,11 @@ _SPECIAL: tuple[tuple[str, str, str], ...] = (
 def _model(config: Config, facts: Facts) -> list[Problem]:
     faults: list[tuple[ModelFault, str | None]] = [(facts.model_fault or "missing", facts.model_problem)]
     faults.append(("template", facts.template_problem))
-    return [_fault(config, fault, words) for fault, words in faults if words is not None]
+    packed = packed_model_fixes(facts)
+    return [_fault(config, fault, words, packed) for fault, words in faults if words is not None]
 
 
-def _fault(config: Config, fault: ModelFault, words: str) -> Problem:
+def _fault(config: Config, fault: ModelFault, words: str, packed_fixes: tuple[Fix, ...]) -> Problem:
     if fault == "hub" and _looks_local(config.model):
         fault = "missing"
     code, cause, fixes = _FAULTS[fault]
@@ -177,6 +184,8 @@ def _fault(config: Config, fault: ModelFault, words: str) -> Problem:
             "then copy config.json and the files of the tokenizer there, and give that directory as --model"
         )
         fixes = (Fix(text=f"where you trust the files: `{command}`; {again}"),)
+    elif fault == "quantized":
+        fixes = (*packed_fixes, *fixes)
     elif fault == "hub" and "HF_HUB_OFFLINE" not in words:
         get = f"hf download {config.model.removeprefix('hf::')}"
         fixes = (Fix(text=f"where there is a network `{get}`, then this command again"), *fixes)
@@ -326,6 +335,7 @@ def _device(config: Config, facts: Facts) -> list[Problem]:
 _INSTALL: Mapping[str, str] = {
     "flash-attn": "flash-attn --no-build-isolation",
     "openai": "'covey[judge]'",
+    "bitsandbytes": "'covey[qlora]'",
 }
 
 

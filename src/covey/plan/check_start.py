@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from covey.config.adapters import adapter_path
+from covey.config.quantization import adapter_quantization, quantization_of
 from covey.config.start import BASE, START
 from covey.options.schema import Config
 from covey.plan.facts import AdapterFacts, Facts, ResumeFacts
@@ -84,14 +86,18 @@ def _other_base(config: Config, adapter: AdapterFacts) -> list[Problem]:
             )
         ]
     if adapter.quantized:
+        own = quantization_of(config)
         seen = f"The adapter {config.adapters} was trained on a quantized base ({adapter.quantized}), and "
-        seen += f"{config.model} is not quantized."
+        seen += f"{config.model} is " + ("not quantized." if own is None else f"packed to {own.in_words}.")
+        packed = adapter_quantization(adapter_path(config.adapters or ""))
+        bits = packed or ({"quant_bits": adapter.bits} if adapter.bits else {})
         return [
             warning(
                 "W152",
                 "adapters",
                 seen,
                 "",
+                *([Fix(text="pack the base as it was", edits=bits)] if bits else []),
                 Fix(text="no action is needed if small differences in the base weights are acceptable"),
             )
         ]

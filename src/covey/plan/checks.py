@@ -19,6 +19,7 @@ from covey.plan.check_memory import memory_problems
 from covey.plan.check_model import model_problems
 from covey.plan.check_objects import object_problems
 from covey.plan.check_pass_rates import pass_rate_problems
+from covey.plan.check_quantization import quantization_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
 from covey.plan.check_start import is_settled, start_problems
@@ -44,6 +45,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *object_problems(config, facts),
         *model_problems(config, facts),
         *start_problems(config, facts, typed or ()),
+        *quantization_problems(config, facts),
         *kernel_problems(config, facts),
         *version_problems(config, facts),
         *data_problems(config, facts),

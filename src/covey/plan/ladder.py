@@ -13,7 +13,8 @@ speed, from what the sources say of each:
     ZeRO-3                    half as much traffic again, in every pass
     the optimizer offloaded   the step on the CPU, gradients and weights over its bus
     weights offloaded too     every layer over the bus in every pass
-    LoRA                      none, but it is another run: last
+    LoRA                      none, but it is another run
+    QLoRA                     every product makes its weight first, and it is another run: last
 
 Numbers below are places in that order, not times; those of two changes add up.
 """
@@ -25,6 +26,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from covey.config.objects import is_live
+from covey.config.quantization import quantization_of
 from covey.options.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
@@ -42,7 +45,7 @@ Edits = dict[str, Any]
 _OF_STAGE = (0.0, 0.5, 1.0, 10.0)
 _OF_OFFLOAD: dict[Offload, float] = {"none": 0.0, "optimizer": 14.0, "params": 20.0}
 _OF_RECOMPUTE: dict[Recompute, float] = {"none": 0.0, "selective": 6.0, "full": 8.0}
-_OF_HALVING, _OF_SHARE, _OF_SLEEP, _OF_LORA = 4.0, 2.0, 3.0, 100.0
+_OF_HALVING, _OF_SHARE, _OF_SLEEP, _OF_LORA, _OF_QLORA = 4.0, 2.0, 3.0, 100.0, 150.0
 _STATES: tuple[tuple[int, Offload], ...] = (
     (0, "none"),
     (1, "none"),
@@ -164,9 +167,14 @@ def _smallest(config: Config, facts: Facts, changes: list[Change], tried: list[R
     fitting = [rung for rung in tried if rung.fits]
     if fitting:
         return min(fitting, key=lambda rung: rung.cost)
-    pairs = [_both(a, b) for a, b in combinations(changes, 2) if a.kind != b.kind]
+    pairs = [_both(a, b) for a, b in combinations(changes, 2) if _go_together(a.kind, b.kind)]
     rungs = (_rung(config, facts, pair) for pair in sorted(pairs, key=lambda pair: pair.cost))
     return next((rung for rung in rungs if rung.fits), None)
+
+
+def _go_together(one: str, other: str) -> bool:
+    """Whether changes of two kinds make one layout: packed weights are not split, and come with adapters."""
+    return one != other and not ({one, other} <= {"packed", "tuner", "states"} and "packed" in (one, other))
 
 
 def _both(first: Change, second: Change) -> Change:
@@ -219,9 +227,20 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
                 yield option("recompute", {"gradient_checkpointing": typed_as(kind)}, cost)
     if config.tuner_type != "lora":
         yield option("tuner", {"tuner_type": "lora"}, _OF_LORA)
+    if _can_pack(config, facts):
+        lora: Edits = {} if config.tuner_type == "lora" else {"tuner_type": "lora"}
+        edits = {**lora, "quant_bits": "4"}
+        yield option("packed", edits, _OF_QLORA, {**edits, "quant_method": "bnb"})
     if not facts.layout.is_here:
-        yield from _of_states(facts.layout)
+        if quantization_of(config) is None:
+            yield from _of_states(facts.layout)
         yield from _of_engine(facts.layout)
+
+
+def _can_pack(config: Config, facts: Facts) -> bool:
+    """Whether the weights may be packed: each process holds the model, which is read from its files."""
+    is_whole = not facts.layout.fsdp and not facts.layout.zero_stage
+    return is_whole and config.quant_bits is None and not is_live(config.model)
 
 
 def _of_states(layout: Layout) -> Iterator[Change]:

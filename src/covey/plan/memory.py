@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from covey.config.quantization import quantization_of
 from covey.environment import KEPT_KERNELS
 from covey.options.schema import Config
 from covey.plan.activations import CLOSED_FORM, FLOAT, Training, pass_sizes
@@ -197,6 +198,7 @@ def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
     """Return what of a configuration decides the bytes of weights and activations; `torch_dtype` auto is
     bfloat16 on a GPU."""
     is_low = config.torch_dtype == "bfloat16" or (config.torch_dtype == "auto" and bool(facts.cuda))
+    quantization = quantization_of(config)
     return Training(
         element=LOW if is_low else FLOAT,
         full=config.tuner_type != "lora",
@@ -206,6 +208,7 @@ def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
         cuda=bool(facts.cuda),
         offload=config.activation_offloading and bool(facts.cuda),
         absorbs=facts.num_processes == 1 and facts.layout.is_here,
+        packed_bits=0.0 if quantization is None else quantization.bits_per_weight,
     )
 
 

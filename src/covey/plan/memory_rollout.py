@@ -18,6 +18,7 @@ from covey.plan.activations import (
     STRIDE,
     PassSize,
     Training,
+    weight_bytes,
     working_bytes,
 )
 from covey.plan.facts import Facts, ModelSizes
@@ -50,7 +51,7 @@ def rollout_parts(
         engine = {"engine": layout.engine_bytes}
         return ({}, engine) if layout.engine_sleeps else (engine, engine)
     # The engine of the training process samples with the whole model, under FSDP a copy of it.
-    whole = how.element * model.parameters
+    whole = weight_bytes(model, how)
     missing = whole - (0 if layout.fsdp else layout.on_gpu(whole, "weights"))
     held += missing
     key = 2 * model.layers * model.kv_heads * model.head_width * how.element
@@ -68,7 +69,7 @@ def rollout_parts(
     sampling = rows * (model.vocabulary * (_SAMPLING_BYTES + low) + NOISE_BLOCK * _NOISE_BYTES)
     sampling += model.vocabulary * _TABLE_BYTES
     work = {"sampling": max(sampling, working_bytes(model, alone, how))}
-    if not how.full and how.element == FLOAT:
+    if not how.full and how.element == FLOAT and not how.packed_bits:
         work["merged weights"] = FLOAT * model.adapted_parameters
     if missing:
         work["gathered weights"] = missing
@@ -90,7 +91,7 @@ def _copies(config: Config, model: ModelSizes, how: Training) -> dict[str, int]:
     adapter that is not merged."""
     columns = (model.heads + 2 * model.kv_heads) * model.head_width + 2 * model.intermediate
     copied = model.layers * model.hidden * columns * how.element
-    is_beside = not how.full and how.element != FLOAT
+    is_beside = not how.full and (how.element != FLOAT or how.packed_bits > 0)
     is_short = config.engine == "native" and config.kernels != "torch" and model.family in STEP_FAMILIES
     if not is_short or is_beside or copied > MOST_COPIED:
         return {}

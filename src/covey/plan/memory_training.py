@@ -19,6 +19,7 @@ from covey.plan.activations import (
     kept_bytes,
     layer_bytes,
     mask_bytes,
+    weight_bytes,
     working_bytes,
 )
 from covey.plan.facts import Facts, ModelSizes
@@ -68,7 +69,7 @@ def held_parts(
     config: Config, model: ModelSizes, how: Training, weights: Weights, layout: Layout
 ) -> dict[str, int]:
     """What stays from the load to the end, but for the moments."""
-    held = {"weights": layout.on_gpu(how.element * model.parameters, "weights")}
+    held = {"weights": layout.on_gpu(weight_bytes(model, how), "weights")}
     if not how.full:
         adapters = FLOAT * model.adapter_parameters + how.element * model.saved_parameters
         held["adapters"] = layout.on_gpu(adapters, "weights")
@@ -110,6 +111,10 @@ def load_parts(model: ModelSizes, how: Training, held: Mapping[str, int], layout
         return dict(held) | gathered_layer(model, how, layout) | whole
     if layout.zero_stage:
         return {name: held[name] for name in ("weights", "masters", "reference") if name in held}
+    if how.packed_bits:
+        # Each tensor is packed as soon as it is read; the embedding, which stays whole, is cast after.
+        largest = FLOAT * max(_units(model)[0], model.hidden * model.intermediate)
+        return dict(held) | {"tensor in float32": largest, "probe": _of_head(model, how, how.element)}
     start = {"weights in float32": FLOAT * model.parameters, "probe": _of_head(model, how, how.element)}
     if not how.full:
         # The base of an adapter is cast tensor by tensor, in the machine's memory, before it goes to a GPU.

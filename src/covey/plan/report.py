@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from covey.config.quantization import quantization_of
 from covey.config.resolve import without_plans
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
@@ -111,6 +112,10 @@ def _model(config: Config, facts: Facts) -> list[str]:
         lines.append(
             f"LoRA{kind} on {targets}, rank {config.lora_rank}, alpha {config.lora_alpha:g}{trained}{share}"
         )
+        quantization = quantization_of(config)
+        if quantization is not None:
+            packed = f"linear layers are packed to {quantization.in_words} by bitsandbytes as they are read"
+            lines.append(f"QLoRA: {packed}; adapters, embedding and head are not")
         if config.adapters is not None:
             lines.append(f"training continues from the adapter {config.adapters}; {reference_words(config)}")
     else:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from covey.config.quantization import quantization_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
@@ -59,6 +60,8 @@ TRIED: Mapping[str, Known] = {
         source="sampling alone on a CPU, outside covey, which does not use it",
         date="2026-11",
     ),
+    # The first that multiplies 4-bit weights of two axes as they are given.
+    "bitsandbytes": Known(oldest="0.50", newest="0.50.2", source=_SUITE, date="2026-11"),
     # The first whose backward pass over thousands of packed rows does not overflow (its pull request 1500).
     "flash-attn": Known(
         oldest="2.8",
@@ -130,6 +133,7 @@ def _used(config: Config, facts: Facts) -> list[str]:
         "torch": True,
         "transformers": True,
         "peft": config.tuner_type == "lora",
+        "bitsandbytes": quantization_of(config) is not None,
         "deepspeed": layout.zero_stage > 0 and not layout.fsdp,
         "vllm": layout.engine == "colocate",
         "flash-attn": config.attn_impl == "flash_attn" and facts.cuda is not False,

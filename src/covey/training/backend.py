@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from covey.comm import Comm
+from covey.config.quantization import quantization_of
 from covey.config.start import adapter_directory, reference_adapter
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
@@ -86,6 +87,7 @@ def _whole(
             gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
             kernels=config.kernels,
+            quantization=quantization_of(config),
         )
     choose_liger(policy, config.use_liger_kernel)
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from covey.checkpoint.manifest import MANIFEST, TRAINER
 from covey.checkpoint.read import verify
-from covey.config.adapters import ADAPTER_CONFIG
+from covey.config.adapters import ADAPTER_CONFIG, quantized_base
+from covey.config.quantization import adapter_quantization
 from covey.data.text import TemplateError, load_codec
 from covey.errors import CoveyError
 from covey.models.adapter_shapes import adapter_settings
@@ -27,6 +28,7 @@ from covey.models.load import base_directory, copy_text_files, load_any
 from covey.models.lora import merge_into_base
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_PACKED = ("U8", "I8")
 # Largest ‖difference‖ / ‖logits‖ against the adapter in float32: of the sum, and of weights rounded to a
 # dtype, where a router may choose another expert for a token.
 _MERGE_TOLERANCE = 1e-4
@@ -39,7 +41,8 @@ _RANDOM_ROWS, _ROW_LENGTH = 4, 16
 class ExportResult:
     """What was exported. A merged model was compared on `num_prompts` rows; files that were copied on none.
 
-    `max_logit_difference` is against the adapter in float32, `dtype` that of the exported weights.
+    `max_logit_difference` is against the adapter in float32, `dtype` that of the exported weights. `packed`
+    says how the base was packed while the adapter was trained; it was merged into the base as it was before.
     """
 
     target: Path
@@ -47,15 +50,16 @@ class ExportResult:
     num_prompts: int
     max_logit_difference: float
     dtype: str | None
+    packed: str = ""
 
 
 def export(checkpoint: Path, target: Path, *, merge: bool, base: Path | None = None) -> ExportResult:
     """Write the model of a checkpoint to a new directory.
 
-    With `merge` an adapter is added to its base in float32 and saved in the base's own dtype; without, or
-    where there is no adapter, the files are copied without the trainer's. `base` takes the place of the path
-    that the adapter names. Raises CoveyError where a file is damaged or the merged logits disagree; nothing
-    is left behind then.
+    With `merge` an adapter is added to its base in float32 and saved in the base's own dtype, which is no
+    packed one; without, or where there is no adapter, the files are copied without the trainer's. `base`
+    takes the place of the path that the adapter names. Raises CoveyError where a file is damaged or the
+    merged logits disagree; nothing is left behind then.
     """
     if target.exists():
         raise CoveyError(f"{target} is there already; name a directory that is not")
@@ -109,7 +113,14 @@ def _merge(checkpoint: Path, staging: Path, target: Path, base: Path | None) -> 
         num_prompts=len(rows),
         max_logit_difference=difference,
         dtype=str(dtype).removeprefix("torch."),
+        packed=_packed(checkpoint),
     )
+
+
+def _packed(checkpoint: Path) -> str:
+    """How the base was packed while an adapter was trained, in words; "" where nothing says that it was."""
+    bits = adapter_quantization(checkpoint).get("quant_bits") or (quantized_base(checkpoint) or ("", ""))[1]
+    return f"{bits} bits" if bits else ""
 
 
 def _own_dtype(directory: Path) -> torch.dtype:
@@ -122,9 +133,11 @@ def _own_dtype(directory: Path) -> torch.dtype:
                 sizes[part.get_dtype()] += torch.Size(part.get_shape()).numel()
     name = sizes.most_common(1)[0][0] if sizes else ""
     if name not in _DTYPES:
-        raise CoveyError(
-            f"the base model at {directory} is stored as {name or 'nothing'}; it cannot be merged"
-        )
+        words = f"the base model at {directory} is stored as {name or 'nothing'}; it cannot be merged"
+        if name in _PACKED:
+            words = f"the base model at {directory} is stored packed, and an update is not added to bits"
+            words += "; name the model before it was packed: --base DIR"
+        raise CoveyError(words)
     return _DTYPES[name]
 
 

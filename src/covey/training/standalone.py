@@ -14,6 +14,7 @@ from covey.config.adapters import ADAPTER_CONFIG
 from covey.config.evaluation import has_own_output, is_checkpoint
 from covey.config.objects import live_kind
 from covey.config.output import first_free
+from covey.config.quantization import quantization_of
 from covey.config.resolve import Resolved
 from covey.data.pass_rates import FILE as PASS_RATES
 from covey.data.pass_rates import lines_of
@@ -22,6 +23,7 @@ from covey.models.live import LiveModel, lent
 from covey.models.load import base_directory, choose_stream, load_adapted, load_policy
 from covey.models.lora import merged, plain_weights
 from covey.models.policy import Policy
+from covey.models.quantized import cast_unpacked
 from covey.options.schema import Config
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import NamedWeights
@@ -126,6 +128,7 @@ def _policy(config: Config, directory: Path, live: LiveModel | None) -> Policy:
             gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
             kernels=config.kernels,
+            quantization=quantization_of(config),
         )
     else:
         if not directory.is_dir():
@@ -138,9 +141,10 @@ def _policy(config: Config, directory: Path, live: LiveModel | None) -> Policy:
             gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
             kernels=config.kernels,
+            quantization=quantization_of(config),
+            compute_dtype=dtype,
         )
-        for parameter in policy.parameters():
-            parameter.data = parameter.data.to(dtype)
+        cast_unpacked(policy.parameters(), dtype)
     return policy.eval().requires_grad_(False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from covey.plan.facts.data import EvalSet, LeftOut, MissingColumn, PassRateFacts, UnreadableFile
 from covey.plan.facts.model import AdapterFacts, ModelFault, ModelSizes, TargetFacts
@@ -42,6 +43,7 @@ class Facts:
     model_problem          why the model cannot be read; None where it can be, or where nobody looked
     model_fault            what kind of fault that is
     template_problem       why its chat template cannot be used, beside what is wrong with the model
+    stored_packing         the options that its packed weights stand for, where bitsandbytes has packed them
     unused_tensors         tensors of its files that the model has no use for
     tokens_beyond          (token, id) of the tokenizer's tokens that the embedding has no row for
     embedding_rows         rows of the embedding, by config.json
@@ -124,6 +126,7 @@ class Facts:
     model_problem: str | None = None
     model_fault: ModelFault | None = None
     template_problem: str | None = None
+    stored_packing: Mapping[str, Any] | None = None
     unused_tensors: tuple[str, ...] = ()
     tokens_beyond: tuple[tuple[str, int], ...] = ()
     embedding_rows: int | None = None

@@ -27,7 +27,9 @@ class AdapterFacts:
 
     problem            why its tensors do not fit the model, in words, or None
     other_base         the base that it names, where that is not the model by its place or name; else ""
-    quantized          how its base was quantized while it was trained; "" where nothing says so
+    quantized          how its base was quantized while it was trained, where the run does it in another way
+                       or not at all; "" where nothing says so
+    bits               the bits of that, where bitsandbytes packs to as many; else ""
     is_on_all_linear   whether it lies on every layer that `all-linear` means
     reference_problem  (code, words) why that of ref_adapters cannot be the reference, or None
     digest             SHA-256 of the weights of the adapter that the reference has; None where no KL term
@@ -37,6 +39,7 @@ class AdapterFacts:
     problem: str | None = None
     other_base: str = ""
     quantized: str = ""
+    bits: Literal["", "4", "8"] = ""
     is_on_all_linear: bool = False
     reference_problem: tuple[str, str] | None = None
     digest: str | None = None
@@ -61,6 +64,7 @@ class ModelSizes:
     adapted_parameters  weights of those layers
     adapter_parameters  weights of the adapters
     saved_parameters    weights that are trained whole beside the adapters
+    packable_parameters weights that quantization would pack: of linear layers that are not trained whole
     """
 
     family: str
@@ -77,3 +81,4 @@ class ModelSizes:
     adapted_parameters: int = 0
     adapter_parameters: int = 0
     saved_parameters: int = 0
+    packable_parameters: int = 0

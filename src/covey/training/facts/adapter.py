@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from covey.checkpoint.manifest import hash_file
 from covey.config.adapters import (
@@ -17,6 +18,7 @@ from covey.config.adapters import (
     weights_fault,
 )
 from covey.config.objects import is_live
+from covey.config.quantization import adapter_quantization, quantization_of
 from covey.config.start import adapter_directory, reference_adapter
 from covey.models.adapter_shapes import ALL_LINEAR, ModelShapes, adapter_fault, facts_of, settings_of
 from covey.options.schema import Config
@@ -41,7 +43,7 @@ def with_adapter(facts: Facts, config: Config, shapes: ModelShapes) -> Facts:
     found = AdapterFacts(
         problem=problem,
         other_base="" if _is_base(saved.base, config, facts) else saved.base,
-        quantized=quantized_base(directory) or "",
+        **_quantized(config, directory),
         is_on_all_linear=facts_of(shapes, settings).targets == facts_of(shapes, everywhere).targets,
     )
     reference = reference_adapter(config) if has_kl(config) else None
@@ -50,6 +52,19 @@ def with_adapter(facts: Facts, config: Config, shapes: ModelShapes) -> Facts:
         digest = hash_file(reference / ADAPTER_WEIGHTS) if fault is None else None
         found = replace(found, reference_problem=fault, digest=digest)
     return replace(facts, adapter=found)
+
+
+def _quantized(config: Config, directory: Path) -> dict[str, Any]:
+    """How the base of an adapter was packed, where the run does not do the same."""
+    own, said = quantization_of(config), adapter_quantization(directory)
+    if said:
+        if all(getattr(config, name) == value for name, value in said.items()):
+            return {}
+        return {"quantized": f"bnb, {said['quant_bits']} bits", "bits": said["quant_bits"]}
+    method, bits = quantized_base(directory) or ("", "")
+    if not method or (method == "bnb" and own is not None and str(own.bits) == bits):
+        return {}
+    return {"quantized": f"{method}, {bits} bits", "bits": bits if bits in ("4", "8") else ""}
 
 
 def _is_base(base: str, config: Config, facts: Facts) -> bool:

@@ -62,6 +62,7 @@ def model_sizes(directory: Path, shapes: ModelShapes, lora: LoraFacts) -> ModelS
         adapted_parameters=sum(math.prod(shapes.tensors[f"{name}.weight"]) for name in lora.targets),
         adapter_parameters=lora.num_lora,
         saved_parameters=lora.num_saved,
+        packable_parameters=lora.num_packable,
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from covey.config.objects import is_live
+from covey.config.quantization import quantization_of, stored_options
 from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import model_context, model_problem, read_json, vocabulary_of
@@ -99,15 +100,18 @@ def with_model(
         directory, is_whole = _located(config, offline=offline)
     except ModelError as error:
         return replace(facts, model_problem=str(error), model_fault="hub"), None
-    problem = model_problem(directory, with_weights=is_whole and facts.layout.is_here)
+    packs = quantization_of(config) is not None
+    problem = model_problem(directory, with_weights=is_whole and facts.layout.is_here, takes_packed=packs)
+    facts = replace(facts, stored_packing=_stored_packing(directory))
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
         fault = _FAULTS.get(problem.kind, "missing")
         facts = replace(facts, model_problem=str(problem), model_fault=fault)
         return _with_codec(facts, config, directory)
     facts = _with_config(replace(facts, model_dir=str(directory)), directory)
     try:
-        facts = _with_sizes(facts, config, directory, read_shapes(directory))
-        if is_whole and problem is None and facts.layout.is_here:
+        facts = _with_sizes(facts, config, directory, _shapes(directory))
+        # Of tensors that are packed the load says whether they are the model's.
+        if is_whole and problem is None and facts.layout.is_here and facts.stored_packing is None:
             facts = _with_fit(facts, directory)
         if not facts.layout.is_here and facts.num_parameters is None:
             words = f"{directory} has no weights, and config.json alone says what a model weighs for the "
@@ -117,6 +121,22 @@ def with_model(
         words = f"a .safetensors file of {directory} is damaged: {error}"
         facts = replace(facts, model_problem=words, model_fault="missing")
     return _with_codec(facts, config, directory)
+
+
+def _stored_packing(directory: Path) -> dict[str, Any] | None:
+    try:
+        return stored_options(read_json(directory / "config.json"))
+    except ValueError:
+        return None  # said as what is wrong with the model
+
+
+def _shapes(directory: Path) -> ModelShapes:
+    """The tensors of a model; of one that is stored packed those that its config.json describes, where its
+    family is known."""
+    described = read_json(directory / "config.json")
+    if stored_options(described) is None:
+        return read_shapes(directory)
+    return shapes_of_config(described) or ModelShapes(tensors={}, vocab_size=None, tied=False)
 
 
 def _with_live(facts: Facts, config: Config, live: LiveModel) -> tuple[Facts, TextCodec | None]:

@@ -16,6 +16,7 @@ from typing import Any
 from covey.checkpoint.manifest import MANIFEST, Manifest, read_manifest, require_states
 from covey.checkpoint.read import Skipped, find_latest, list_checkpoints, read_json, verify
 from covey.config.file import read_file
+from covey.config.quantization import quantization_of
 from covey.data.foreign_checkpoints import foreign_kind
 from covey.errors import CheckpointError
 from covey.options.schema import Config
@@ -66,6 +67,7 @@ def run_facts(config: Config, num_processes: int) -> Facts:
         missing_packages=(
             *(("report_to", package) for _, package in missing_trackers(config.report_to)),
             *(_missing_kernels(config) if gpus else ()),
+            *_missing_bitsandbytes(config),
         ),
     )
 
@@ -73,6 +75,11 @@ def run_facts(config: Config, num_processes: int) -> Facts:
 def _npu() -> str:
     """The environment variable that picks Ascend NPUs for the run; empty where none does."""
     return next((name for name in _NPU_VARIABLES if os.environ.get(name)), "")
+
+
+def _missing_bitsandbytes(config: Config) -> tuple[tuple[str, str], ...]:
+    is_asked = quantization_of(config) is not None and importlib.util.find_spec("bitsandbytes") is None
+    return (("quant_bits", "bitsandbytes"),) if is_asked else ()
 
 
 def _versions() -> tuple[tuple[str, str], ...]:

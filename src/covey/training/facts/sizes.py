@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey.config.quantization import quantization_of
 from covey.models.adapter_shapes import LoraFacts, ModelShapes
 from covey.options.schema import Config
 
@@ -60,6 +62,8 @@ def checkpoint_sizes(
             lora, config, "{}.{}.default.weight", "{}.modules_to_save.default.weight"
         )
     model = tensors + _header(saved_names) + _MODEL_FILES
+    quantization = quantization_of(config) if lora is not None else None
+    model += 0 if quantization is None else len(json.dumps(quantization.as_json(), indent=2))
     model += sum(f.stat().st_size for f in _text_files(directory))
     if config.save_only_model:
         return CheckpointSizes(whole=model, model=model)

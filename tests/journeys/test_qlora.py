@@ -1,0 +1,103 @@
+"""QLoRA from command to files: a run, its resume, two processes, its evaluation, its merge, and a run after
+it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from covey.quickstart import task
+from journeys.helpers import flags, plan_of, succeed
+from support.runs import options, relative_difference, train_and_watch, train_in_processes, write_rollouts
+
+PACKED: dict[str, Any] = {
+    "mask_truncated_completions": False,
+    "tuner_type": "lora",
+    "lora_rank": 4,
+    "quant_bits": "4",
+    "beta": 0.1,
+    "learning_rate": 1e-3,
+}
+
+
+MODEL = task.MODEL_DIR
+
+
+def metric(run: Path, name: str) -> list[float]:
+    return [json.loads(line)[name] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def files(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / f"checkpoint-{step}" / "adapter_model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps of a run that samples, with a checkpoint after the second."""
+    output = tmp_path_factory.mktemp("run") / "whole"
+    train_and_watch(options(MODEL, output, max_steps=4, save_steps=2, save_total_limit=3, **PACKED))
+    return output
+
+
+def test_a_run_learns_beside_packed_weights(run: Path) -> None:
+    """The sampler is the policy, and the reference is the packed model."""
+    assert max(metric(run, "sampling/sampling_logp_difference/mean")) < 1e-4
+    kl = metric(run, "kl")
+    assert kl[0] == 0.0 and kl[-1] > 0.0
+    two, four = files(run, 2), files(run, 4)
+    assert any(not torch.equal(two[name], four[name]) for name in two)
+    assert all(tensor.dtype == torch.float32 for tensor in four.values())
+
+
+def test_a_resumed_run_has_the_same_bits(run: Path, tmp_path: Path) -> None:
+    part = options(MODEL, tmp_path / "run", max_steps=4, save_steps=2, **PACKED)
+    train_and_watch({**part, "stop_after_steps": 2})
+    train_and_watch({**part, "resume_from_checkpoint": "latest"})
+    expected = files(run, 4)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in files(tmp_path / "run", 4).items())
+
+
+@pytest.mark.multi
+def test_two_processes_are_as_one(tmp_path: Path) -> None:
+    replay = write_rollouts(tmp_path / "replay", rollouts=2)
+    cases = [{"quant_bits": "4"}, {"quant_bits": "8"}]
+    runs = [{**PACKED, "max_steps": 2, **case} for case in cases]
+    split = [
+        options(MODEL, tmp_path / f"two{n}", replay, **{**run, "per_device_train_batch_size": 4})
+        for n, run in enumerate(runs)
+    ]
+    for n, (case, two) in enumerate(zip(runs, train_in_processes(split, tmp_path / "work"), strict=True)):
+        one = train_and_watch(options(MODEL, tmp_path / f"one{n}", replay, **case))
+        for expected, got in zip(one.gradients, two.gradients, strict=True):
+            assert relative_difference(got, expected)[0] < 1e-5
+        assert relative_difference(two.after, one.after)[0] < 1e-5
+        assert one.metrics[0]["kl"] == two.metrics[0]["kl"] == 0.0
+
+
+def test_evaluated_merged_and_gone_on_with(run: Path, tmp_path: Path) -> None:
+    checkpoint = run / "checkpoint-4"
+    words = flags({"val_dataset": ["quickstart#8"], "reward_funcs": ["accuracy"], "max_completion_length": 8})
+    moved = tmp_path / "adapter"
+    succeed("export", str(checkpoint), "--output_dir", str(moved))
+    for number, directory in enumerate((checkpoint, moved)):
+        succeed("eval", str(directory), *words, "--output_dir", str(tmp_path / f"eval{number}"))
+    # The run's own options, and what lies beside the adapter, pack the base alike.
+    one, two = [(tmp_path / f"eval{n}" / "quickstart.jsonl").read_text() for n in range(2)]
+    sampled = [[json.loads(line)["sampler_logprobs"] for line in text.splitlines()] for text in (one, two)]
+    assert sampled[0] == sampled[1] and sampled[0]
+    done = succeed("export", str(checkpoint), "--merge", "--output_dir", str(tmp_path / "merged"))
+    assert "weights of 4 bits" in done.out
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    plain = load_file(MODEL / "model.safetensors")
+    assert merged.keys() == plain.keys() and any(not torch.equal(merged[n], plain[n]) for n in plain)
+    given = {"dataset": ["quickstart#64"], "reward_funcs": ["accuracy"], "max_completion_length": 8}
+    after = plan_of("--adapters", str(moved), *flags({"model": str(MODEL), **given}))
+    assert (after["options"]["quant_bits"], after["options"]["quant_method"]) == ("4", "bnb")
+    assert after["notes"] == [note for note in after["notes"] if note["code"] != "W152"]
+    whole = plan_of("--adapters", str(moved), "--quant_bits", "none", *flags({"model": str(MODEL), **given}))
+    assert "W152" in {note["code"] for note in whole["notes"]}
