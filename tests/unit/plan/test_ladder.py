@@ -29,6 +29,8 @@ def as_typed(rung: Rung, layout: Layout, **options: Any) -> int:
     edits = {n: v for n, v in rung.typed.items() if n not in (*FIELDS, *STATES)}
     given = elsewhere(typed_on(layout, rung.typed))
     run = config(**{**OPTIONS, **options})
+    if "quant_bits" in edits:
+        edits["quant_method"] = "bnb"
     changed = run.model_copy(update=edits)
     if "per_device_train_batch_size" in edits:
         each = 8 * changed.per_device_train_batch_size

@@ -54,6 +54,7 @@ def test_sizes_of_a_model(tmp_path: Path) -> None:
         adapted=("down_proj", "q_proj"),
         adapted_parameters=64 + 128,
         adapter_parameters=2 * (8 + 8) + 2 * (8 + 16),
+        packable_parameters=64 + 128,
     )
 
 
