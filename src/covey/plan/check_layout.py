@@ -23,9 +23,10 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     if layout.is_here and not facts.cuda and (is_split or layout.engine != "own"):
         return [_no_gpu(layout)]
     split = _of_fsdp(config, layout)
+    split += _offload(config, layout)
     if not layout.is_known:
         return split
-    problems = split + _offload(layout)
+    problems = split
     if layout.engine == "colocate":
         problems += [*_parallel(layout, facts), *_share(layout, facts)]
     if layout.asynchronous and layout.engine == "colocate":
@@ -74,18 +75,22 @@ def _no_gpu(layout: Layout) -> Problem:
     return problem("E115", "plan_gpus", seen, "A command for another machine.", fix)
 
 
-def _offload(layout: Layout) -> list[Problem]:
+def _offload(config: Config, layout: Layout) -> list[Problem]:
     needed = {"none": 0, "optimizer": 1, "params": 3}[layout.offload]
-    if layout.zero_stage >= needed:
+    if layout.zero_stage >= needed or layout.fsdp:
         return []
-    by = "" if layout.file is None else f" ({layout.file.path})"
-    seen = f"plan_offload is {layout.offload}, and plan_zero_stage is {layout.zero_stage}{by}."
+    by = config.deepspeed if layout.file is None else layout.file.path
+    what = "the optimizer" if layout.offload == "optimizer" else "weights"
+    seen = f"{by} offloads {what} in stage {layout.zero_stage}."
+    if layout.by_words or by is None:
+        seen = f"plan_offload is {layout.offload}, and plan_zero_stage is {layout.zero_stage}."
     cause = "DeepSpeed offloads the optimizer from stage 1 on, and weights in stage 3 alone."
     fixes = [Fix(text=f"ZeRO-{needed}", edits=states_typed(layout, needed, layout.offload))]
     lower: Offload = "none" if layout.zero_stage == 0 else "optimizer"
     at_most = states_typed(layout, layout.zero_stage, lower)
     fixes.append(Fix(text="what this stage offloads at most", edits=at_most))
-    return [problem("E213", "plan_offload", seen, cause, *fixes)]
+    option = "plan_offload" if layout.by_words or by is None else "deepspeed"
+    return [problem("E213", option, seen, cause, *fixes)]
 
 
 def _parallel(layout: Layout, facts: Facts) -> list[Problem]:

@@ -9,6 +9,7 @@ import pytest
 
 from covey.options.schema import Config
 from covey.plan.check_deepspeed import deepspeed_problems
+from covey.plan.check_layout import layout_problems
 from covey.plan.deepspeed import engine_settings, states_of
 from covey.plan.deepspeed_file import from_content
 from covey.plan.facts import Facts
@@ -238,6 +239,24 @@ def test_what_covey_does_not_run_with_is_refused_by_name(content: dict[str, Any]
     (fault,) = (p for p in said(content) if p.severity is Severity.ERROR)
     assert fault.code == "E220"
     assert name in fault.seen and name in fault.fixes[0].text
+
+
+@pytest.mark.parametrize("gpu_bytes", [EIGHT.gpu_bytes, 0])
+@pytest.mark.parametrize(
+    ("stage", "block", "instead"),
+    [(2, "offload_param", ["zero3_offload", "zero2_offload"]), (0, "offload_optimizer", [None])],
+)
+def test_offloading_that_a_stage_has_not(
+    stage: int, block: str, instead: list[str | None], gpu_bytes: int
+) -> None:
+    """Of GPUs whose memory is not known too."""
+    run = config(**RUN, deepspeed="ds.json")
+    facts = laid_out(run, {"zero_optimization": {"stage": stage, block: {"device": "cpu"}}})[0]
+    facts = replace(facts, layout=replace(facts.layout, gpu_bytes=gpu_bytes))
+    (fault,) = layout_problems(run, facts)
+    assert (fault.code, fault.option) == ("E213", "deepspeed") and "ds.json" in fault.seen
+    typed = [fix.edits.get("deepspeed") for fix in fault.fixes]
+    assert [word for word in typed if word in instead] == instead
 
 
 def test_what_is_off_is_not_refused() -> None:
