@@ -26,14 +26,13 @@ KEPT_ZERO = frozenset(
     {
         "allgather_bucket_size", "allgather_partitions", "contiguous_gradients", "enable_sanity_checks",
         "ignore_unused_parameters", "leaf_module", "load_from_fp32_weights", "log_trace_cache_warnings",
-        "memory_efficient_linear", "mics_hierarchical_params_gather", "overlap_comm",
+        "memory_efficient_linear", "overlap_comm",
         "override_module_apply", "reduce_bucket_size", "reduce_scatter", "round_robin_gradients",
         "sub_group_size", "use_multi_rank_bucket_allreduce",
         "stage3_allgather_sequential", "stage3_gather_16bit_weights_on_model_save",
         "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
         "stage3_module_granularity_threshold", "stage3_param_persistence_threshold",
-        "stage3_partition_stream_chunk_size", "stage3_prefetch_bucket_size",
-        "stage3_use_all_reduce_for_fetch_params",
+        "stage3_prefetch_bucket_size", "stage3_use_all_reduce_for_fetch_params",
     }
 )  # fmt: skip
 # Blocks beside zero_optimization that are passed on.
