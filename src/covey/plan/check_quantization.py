@@ -103,7 +103,7 @@ def _of_run(config: Config, facts: Facts) -> Iterator[Problem]:
             _WHOLE,
         )
     layout = facts.layout
-    if layout.fsdp or layout.zero_stage:
+    if layout.fsdp or layout.zero_stage or config.deepspeed is not None:
         name = "fsdp" if layout.fsdp else "deepspeed"
         what = "FSDP" if layout.fsdp else f"DeepSpeed (ZeRO-{layout.zero_stage})"
         yield problem(

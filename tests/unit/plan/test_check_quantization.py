@@ -95,6 +95,7 @@ def test_runs_that_cannot_hold_packed_weights() -> None:
     assert codes(**QLORA, fsdp="full_shard", given=split)["E387"] == "fsdp"
     zero = facts(layout=replace(THIS_MACHINE, num_gpus=8, gpu_bytes=80 << 30, zero_stage=3), num_processes=8)
     assert codes(**QLORA, deepspeed="zero3", given=zero)["E387"] == "deepspeed"
+    assert codes(**QLORA, deepspeed="zero0")["E387"] == "deepspeed"
     lacking = facts(missing_packages=(("quant_bits", "bitsandbytes"),))
     (problem,) = [p for p in found(lacking, **QLORA) if p.code == "E116"]
     assert "covey[qlora]" in problem.fixes[0].text
