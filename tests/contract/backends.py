@@ -42,6 +42,15 @@ def _moments(backend: Any) -> Iterable[Tensor]:
     ]
 
 
+def _moments_of_zero(backend: Any) -> Iterable[Tensor]:
+    return [
+        tensor
+        for master in backend.masters.masters
+        for name, tensor in backend.engine.state(master).items()
+        if name != "step"
+    ]
+
+
 _ALONE = "one process has nobody to share a gradient with"
 
 _ON_ONE = dict.fromkeys(
@@ -68,6 +77,23 @@ def _fsdp2(name: str, *, is_variant: bool = True, **more: Any) -> Kind:
     )
 
 
+def _zero(name: str, word: str, *, is_variant: bool = True, **more: Any) -> Kind:
+    """DeepSpeed by one of its presets."""
+    return Kind(
+        name=name,
+        options={"deepspeed": word},
+        is_variant=is_variant,
+        trained=_masters,
+        moments=_moments_of_zero,
+        unknown={
+            "F121": "each process steps its own part of the weights",
+            "F123": "a process holds sums over all processes",
+        },
+        named={"is not reduced over ranks": "F102"},
+        **{"worlds": (2,), **more},
+    )
+
+
 KINDS = (
     Kind(
         name="single",
@@ -81,6 +107,12 @@ KINDS = (
     _fsdp2("fsdp2", is_variant=False),
     _fsdp2("fsdp2 offloaded", fsdp_offload=True),
     _fsdp2("fsdp2 on one", worlds=(1,), nonsense=_ON_ONE),
+    _zero("zero1", "zero1"),
+    _zero("zero2", "zero2"),
+    _zero("zero2 offloaded", "zero2_offload"),
+    _zero("zero3", "zero3", is_variant=False),
+    _zero("zero3 offloaded", "zero3_offload"),
+    _zero("zero3 on one", "zero3", worlds=(1,), nonsense=_ON_ONE),
 )
 """Every backend, in the order of the tables."""
 

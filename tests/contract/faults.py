@@ -164,13 +164,12 @@ def _after_steps(first: int, change: Callable[[Any], Any]) -> Change:
 
 
 def _changes_frozen_weights(backend: Any) -> None:
-    for parameter in backend.policy.parameters():
-        if not parameter.requires_grad:
-            parameter.mul_(1.001)
+    for tensor in backend.frozen().values():
+        tensor.mul_(1.001)
 
 
 def _spoils_a_weight(backend: Any) -> None:
-    next(p for p in backend.policy.parameters() if p.requires_grad).mul_(math.nan)
+    next(iter(backend.trained().values())).mul_(math.nan)
 
 
 def _annotates(which: str, by: float) -> Change:

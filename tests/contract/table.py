@@ -56,7 +56,7 @@ def main() -> int:
     for name, lines in tables.items():
         sys.stdout.write("\n".join([f"\n{name}", *lines, ""]))
     if arguments.write:
-        arguments.write.write_text(_with_tables(arguments.write.read_text(), tables))
+        arguments.write.write_text(with_tables(arguments.write.read_text(), tables))
     sys.stdout.write(
         "\n".join(["", *(bad or ["every cell is within its bounds, and every fault is named"]), ""])
     )
@@ -177,7 +177,7 @@ def _killer(kind: Kind, by: str | None) -> str:
     return "–" if by is None else by.rpartition(": ")[0] or by or "**nothing**"
 
 
-def _with_tables(page: str, tables: Mapping[str, Iterable[str]]) -> str:
+def with_tables(page: str, tables: Mapping[str, Iterable[str]]) -> str:
     """The page with the table below each `<!-- table: NAME -->` replaced."""
     for name, lines in tables.items():
         before, mark, after = page.partition(f"<!-- table: {name} -->\n")

@@ -30,6 +30,7 @@ from covey.checkpoint.pieces import SavedPieces, write_pieces
 from covey.comm import Comm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError, GuardStop
+from covey.learner.backends.zero import Zero3Backend
 from covey.models import load
 from covey.models.policy import Policy
 from covey.plan.checks import refuse_faults
@@ -198,10 +199,18 @@ def _keep(job: Job, seen: _Seen, step: int) -> None:
     if step not in (0, 1, SAVED, STEPS):
         return
     kept = _whole_state(job, seen.folder / str(step))
-    held = {n: _whole(p) for n, p in job.backend.policy.named_parameters() if p.requires_grad}
+    held = _trained(job.backend)
     seen.weights[step] = {name: kept.get(f"master/{name}", tensor).clone() for name, tensor in held.items()}
     if step == SAVED:
         seen.states[step] = {name: t for name, t in kept.items() if not name.startswith("master/")}
+
+
+def _trained(backend: Any) -> dict[str, Tensor]:
+    """Whole trained tensors as they compute. Collective."""
+    parameters = {n: p for n, p in backend.policy.named_parameters() if p.requires_grad}
+    if isinstance(backend, Zero3Backend):
+        return {n: t.cpu().clone() for n, t in backend.partitioned.whole() if n in parameters}
+    return {n: _whole(p) for n, p in parameters.items()}
 
 
 def _whole(parameter: Tensor) -> Tensor:

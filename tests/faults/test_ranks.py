@@ -22,7 +22,11 @@ def judge(completions, solution, **kwargs):
     return [float(sum(map(ord, str(c))) % 7) for c in completions]
 """
 # What runs with another backend gets beside these words.
-BACKENDS: dict[str, list[str]] = {"ddp": [], "fsdp2": ["--fsdp", "full_shard"]}
+BACKENDS: dict[str, list[str]] = {
+    "ddp": [],
+    "fsdp2": ["--fsdp", "full_shard"],
+    "zero3": ["--deepspeed", "zero3"],
+}
 WORDS = [
     *("--model", "quickstart", "--dataset", "quickstart#64", "--reward_funcs", "accuracy", "mine.py:judge"),
     *("--per_device_train_batch_size", "8", "--max_completion_length", "16", "--learning_rate", "1e-4"),
@@ -85,6 +89,7 @@ USUAL = {
         *(("stop", "save"), ("raise", "publish")),
     },
     "fsdp2": {("kill", "update"), ("stop", "rollout"), ("memory", "update")},
+    "zero3": {("kill", "update"), ("stop", "update"), ("memory", "update")},
 }
 """What the usual run of the tests has: with DDP each fault and each phase."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from covey.learner.optimizer import Across
 from covey.models.policy import Policy
 from covey.models.quantized import bytes_of, is_packed
 
@@ -23,6 +26,14 @@ def checksum(tensor: Tensor) -> int:
     for piece in _pieces(tensor):
         total += piece.view(bits).sum(dtype=torch.int64)
     return int(total) % MODULUS
+
+
+def whole_checksums(tensors: Mapping[str, Tensor], across: Across) -> list[int]:
+    """Those of whole tensors, of which each rank holds a part. Collective."""
+    if not tensors:
+        return []
+    sums = torch.tensor([checksum(t) for t in tensors.values()], dtype=torch.int64)
+    return [value % MODULUS for value in across.sum(sums).tolist()]
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -66,11 +66,28 @@ class Alone:
         return values
 
 
+class Steps(Protocol):
+    """What steps masters in the place of an AdamW of their own."""
+
+    def step(self, learning_rate: float) -> None:
+        """Step the masters by their gradients."""
+        ...
+
+    def state(self, master: Tensor) -> Mapping[str, Tensor]:
+        """Moments and the step count of a master; nothing before the first step."""
+        ...
+
+    def load(self, master: Tensor, moments: Mapping[str, Tensor]) -> None:
+        """Go on with what `state` gave."""
+        ...
+
+
 class Masters:
     """Float32 masters of trainable parameters, and the optimizer that steps them.
 
     `params` compute; a master that is not its parameter is copied to it after each step. What is held may be
-    the shards of tensors: `across` adds up what is asked of all of them.
+    the shards of tensors: `across` adds up what is asked of all of them. `steps` is what steps them where
+    that is another library.
     """
 
     def __init__(
@@ -80,7 +97,9 @@ class Masters:
         masters: Sequence[nn.Parameter],
         config: OptimizerConfig,
         across: Across | None = None,
+        steps: Steps | None = None,
     ) -> None:
+        self._steps = steps
         self.names, self.params, self.masters = list(names), list(params), list(masters)
         self._master_of = dict(zip(self.params, self.masters, strict=True))
         self._config, self._across = config, across or Alone()
@@ -207,12 +226,10 @@ class Masters:
         limit = self._config.max_grad_norm
         if limit > 0:
             nn.utils.clip_grads_with_norm_(self.masters, limit, norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
         untouched = self._untouched()
         should_move = self._watched(gradient=True).abs() > self._config.epsilon
         before = self._watched()
-        self._optimizer.step()
+        self._take_step(learning_rate)
         change = self._watched() - before
         moved = change != 0
         self._optimizer.zero_grad(set_to_none=True)
@@ -229,6 +246,14 @@ class Masters:
             frac_moved=num_due / due if due else None,
             untouched=untouched,
         )
+
+    def _take_step(self, learning_rate: float) -> None:
+        if self._steps is not None:
+            self._steps.step(learning_rate)
+            return
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
 
     def _norm(self, own: Tensor) -> Tensor:
         """The norm of all shards from that of this rank's."""
@@ -261,7 +286,8 @@ class Masters:
         """Moments, step counts and, where they are not the parameters themselves, masters."""
         out: dict[str, Tensor] = {}
         for name, master, low in zip(self.names, self.masters, self._low, strict=True):
-            for key, value in self._optimizer.state.get(master, {}).items():
+            held = self._steps.state(master) if self._steps else self._optimizer.state.get(master, {})
+            for key, value in held.items():
                 out[f"{key}/{name}"] = value
             if low:
                 out[f"master/{name}"] = master.detach()
@@ -288,7 +314,9 @@ class Masters:
                     )
                 master.copy_(found["master"])
             moments = {k: t.to(master.device, copy=True) for k, t in found.items() if k != "master"}
-            if moments:
+            if moments and self._steps is not None:
+                self._steps.load(master, moments)
+            elif moments:
                 self._optimizer.state[master] = moments
         self._write_back()
 

@@ -11,11 +11,16 @@ from torch import Tensor, nn
 
 @contextmanager
 def sampled_gradients(
-    trained: Mapping[str, nn.Parameter], sample: Callable[[Tensor], Tensor]
+    trained: Mapping[str, nn.Parameter],
+    sample: Callable[[Tensor], Tensor],
+    whole: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Iterator[dict[str, Tensor]]:
     """Within it the samples of what autograd has for each parameter add up in float32, and autograd goes on
-    with zeros that take no memory."""
-    shapes = {n: torch.zeros((), device=p.device).expand(p.shape) for n, p in trained.items()}
+    with zeros that take no memory. `whole` are the shapes of parameters that are gathered only for a pass."""
+    shapes = {
+        n: torch.zeros((), device=p.device).expand(p.shape if whole is None else whole[n])
+        for n, p in trained.items()
+    }
     sums = {n: torch.zeros_like(sample(shape).contiguous()) for n, shape in shapes.items()}
 
     def adds_to(name: str) -> Callable[[Tensor], Tensor]:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from covey.options.declare import Options, option
 
-_NO_DEEPSPEED = "covey does not train with DeepSpeed yet; --fsdp full_shard shards the model."
 _OWN_ENGINE = "`covey train` samples in the training process, with its own engine (--engine native)."
 
 
@@ -17,10 +16,10 @@ class DeviceOptions(Options):
     deepspeed: str | None = option(
         None,
         "DeepSpeed's ZeRO: zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, or a JSON file of "
-        "DeepSpeed.",
+        "DeepSpeed. zero0 is a whole model in each process, without DeepSpeed.",
         trl="given to accelerate",
         swift="not set",
-        not_built=_NO_DEEPSPEED,
+        resume="split",
     )
     fsdp: str | None = option(
         None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covey.options.schema import Config
+from covey.plan.deepspeed import computes_low
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.layout import WEIGHT_BYTES, Layout, Offload, states_typed
@@ -19,11 +20,10 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     layout = facts.layout
     if layout.is_here and not facts.cuda and facts.npu:
         return [_npu(facts.npu)]
-    is_split = layout.zero_stage > 0 and not layout.fsdp
+    is_split = layout.zero_stage > 0 and not layout.fsdp and not config.deepspeed
     if layout.is_here and not facts.cuda and (is_split or layout.engine != "own"):
         return [_no_gpu(layout)]
-    split = _of_fsdp(config, layout)
-    split += _offload(config, layout)
+    split = [*_of_split(config, layout), *_two_dtypes(config, facts), *_offload(config, layout)]
     if not layout.is_known:
         return split
     problems = split
@@ -43,11 +43,12 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     return problems
 
 
-def _of_fsdp(config: Config, layout: Layout) -> list[Problem]:
-    """What FSDP does not do."""
-    if not layout.fsdp or not config.activation_offloading:
+def _of_split(config: Config, layout: Layout) -> list[Problem]:
+    """What a model that is split over processes does not do."""
+    is_split = layout.fsdp or (config.deepspeed is not None and layout.zero_stage == 3)
+    if not is_split or not config.activation_offloading:
         return []
-    seen = "activation_offloading is on, and fsdp splits the model."
+    seen = f"activation_offloading is on, and {'fsdp' if layout.fsdp else 'ZeRO-3'} splits the model."
     cause = "It would keep the gathered weights of every layer in memory together with the activations."
     less = Fix(
         text="recompute activations in the backward pass instead",
@@ -67,6 +68,19 @@ def _npu(variable: str) -> Problem:
     return problem(
         "E117", "nproc_per_node", seen, cause, on_cpu, Fix(text="a machine with NVIDIA or AMD GPUs")
     )
+
+
+def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
+    """DeepSpeed steps what it trains from one dtype."""
+    is_low = computes_low(config, cuda=bool(facts.cuda))
+    is_zero = config.deepspeed is not None and facts.layout.zero_stage > 0
+    if not (is_zero and is_low and config.tuner_type == "lora" and config.modules_to_save):
+        return []
+    seen = "modules_to_save trains whole modules in bfloat16 beside an adapter in float32, with DeepSpeed."
+    cause = "DeepSpeed trains in one dtype."
+    in_float32 = Fix(text="compute in float32", edits={"torch_dtype": "float32"})
+    fixes = (in_float32, Fix(text="leave out --modules_to_save"))
+    return [problem("E115", "modules_to_save", seen, cause, *fixes)]
 
 
 def _no_gpu(layout: Layout) -> Problem:

@@ -336,6 +336,7 @@ _INSTALL: Mapping[str, str] = {
     "flash-attn": "flash-attn --no-build-isolation",
     "openai": "'covey[judge]'",
     "bitsandbytes": "'covey[qlora]'",
+    "deepspeed": "'covey[deepspeed]'",
 }
 
 

@@ -49,7 +49,11 @@ def opening(
 def _engine(engine: Engine, backend: Backend) -> str:
     policy = backend.sampler
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
-    whose = "a copy that is gathered for each rollout" if backend.is_sharded else "the learner's own weights"
+    whose = (
+        "a copy that is gathered for each rollout"
+        if backend.sampler is not backend.policy
+        else "the learner's own weights"
+    )
     name = f"native, on {whose}" if isinstance(engine, NativeEngine) else "generate"
     compiled = ", compiled in C" if isinstance(engine, NativeEngine) and engine.is_compiled else ""
     return f"{name} in {dtype} on {policy.device}{compiled}"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +16,14 @@ from covey.config.quantization import quantization_of
 from covey.config.start import adapter_directory, reference_adapter
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
+from covey.learner.backends.deepspeed import ZeroEngine, partition
 from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.backends.single import SingleBackend
+from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
+from covey.learner.optimizer import OptimizerConfig
 from covey.learner.reference import MovingReference
-from covey.learner.sharding.build import Hollow, hollow_policy, sharded_policy
+from covey.learner.sharding.build import Hollow, hollow_policy, rows_of_source, sharded_policy
+from covey.learner.sharding.partitions import Partitioned, PartitionedReference
 from covey.learner.sharding.reference import ShardedReference
 from covey.learner.sharding.units import Sharded, sharding_over
 from covey.models.live import LiveModel, take_weights
@@ -24,6 +31,7 @@ from covey.models.load import choose_liger, choose_stream, load_adapted, load_po
 from covey.models.lora import load_adapter
 from covey.models.policy import Policy
 from covey.options.schema import Config
+from covey.plan.deepspeed import engine_settings
 from covey.plan.facts import Facts
 from covey.plan.memory import engine_rests, recompute_of, reduces_each
 from covey.rollout.engine import Engine
@@ -47,7 +55,8 @@ def backend_for(
 
     Of a `live` model the policy is that object; its reference is a copy of it as it was given.
     """
-    build = _sharded if facts.layout.fsdp else _whole
+    is_split = facts.layout.fsdp or facts.layout.zero_stage == 3
+    build = _sharded if is_split else _whole
     return build(config, facts, device, comm, reference, live)
 
 
@@ -99,6 +108,9 @@ def _whole(
         load_adapter(policy, own)
     if frozen is not None:
         _ready(frozen, config, dtype)
+    if facts.layout.zero_stage:
+        engine = whole_engine(policy, engine_settings(config, facts), optimizer, dtype)
+        return Zero2Backend(engine, optimizer, reference=frozen, moving=moving)
     kind = DDPBackend if comm.world > 1 else SingleBackend
     return kind(policy, optimizer, compute_dtype=dtype, reference=frozen, moving=moving)
 
@@ -128,35 +140,80 @@ def _sharded(
         choose_liger(found.policy, config.use_liger_kernel)
         return found
 
+    trained, sampler = hollow(first, of_reference or own, trains=True), hollow(first, own, trains=False)
+    trained.policy.keep_activations(recompute_of(config, facts))
+    still: Hollow | None = None
+    if reference and lora is None and not config.sync_ref_model:
+        still = hollow(start, None, trains=False)
+        still.policy.requires_grad_(False).eval()
+        for parameter in still.policy.parameters():
+            parameter.data = parameter.data.to(dtype)
+    if live is not None and lora is None and resume is not None:
+        take_weights(live.model, resume, trust_remote_code=config.trust_remote_code)
+    trained.policy.train()
+    pace = settings.reference_pace(config, trained.policy) if reference else None
+    kind = _fsdp2 if facts.layout.fsdp else _zero3
+    starts = _Starts(trained, first, sampler, still, start, pace, new_values=of_reference is not None)
+    return kind(config, facts, device, dtype, starts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Starts:
+    """What a split model starts from: policy, sampler, and the reference where it is a model of its own, with
+    the places of their weights. `pace` is that of a reference which moves or has an adapter of its own: it is
+    made of the policy, which has `new_values` after it."""
+
+    policy: Hollow
+    source: Path | nn.Module
+    sampler: Hollow
+    still: Hollow | None
+    still_source: Path | nn.Module
+    pace: Mapping[str, Any] | None
+    new_values: bool
+
+
+def _fsdp2(
+    config: Config, facts: Facts, device: torch.device, dtype: torch.dtype, starts: _Starts
+) -> Backend:
     def split(found: Hollow, source: Path | nn.Module) -> Sharded:
         return sharded_policy(found, source, sharding, dtype, trust_remote_code=config.trust_remote_code)
 
     sharding = sharding_over(facts.layout, device)
-    trained, sampler = hollow(first, of_reference or own, trains=True), hollow(first, own, trains=False)
-    trained.policy.keep_activations(recompute_of(config, facts))
-    still: Sharded | None = None
-    if reference and lora is None and not config.sync_ref_model:
-        found = hollow(start, None, trains=False)
-        found.policy.requires_grad_(False).eval()
-        for parameter in found.policy.parameters():
-            parameter.data = parameter.data.to(dtype)
-        still = split(found, start)
-    if live is not None and lora is None and resume is not None:
-        take_weights(live.model, resume, trust_remote_code=config.trust_remote_code)
-    trained.policy.train()
-    sharded = split(trained, first)
-    pace = settings.reference_pace(config, sharded.policy) if reference else None
-    moving = None if pace is None else ShardedReference(sharded, **pace)
-    if of_reference is not None:
-        sharded.refill(sampler.values)
+    still = None if starts.still is None else split(starts.still, starts.still_source)
+    sharded = split(starts.policy, starts.source)
+    moving = None if starts.pace is None else ShardedReference(sharded, **starts.pace)
+    if starts.new_values:
+        sharded.refill(starts.sampler.values)
     return FSDP2Backend(
         sharded,
-        sampler.policy,
+        starts.sampler.policy,
         settings.optimizer(config),
         compute_dtype=dtype,
         reduces_each=reduces_each(config, facts),
         reference=still,
         moving=moving,
+    )
+
+
+def _zero3(
+    config: Config, facts: Facts, device: torch.device, dtype: torch.dtype, starts: _Starts
+) -> Backend:
+    optimizer, own = settings.optimizer(config), engine_settings(config, facts)
+
+    def split(found: Hollow, source: Path | nn.Module, optimizer: OptimizerConfig | None) -> Partitioned:
+        with rows_of_source(found, source, trust_remote_code=config.trust_remote_code) as read:
+            partition(found.policy, own, read, dtype)
+            made = Partitioned(ZeroEngine(found.policy, own, optimizer))
+            made.fill_masters(read)
+        return made
+
+    still = None if starts.still is None else split(starts.still, starts.still_source, None)
+    made = split(starts.policy, starts.source, optimizer)
+    moving = None if starts.pace is None else PartitionedReference(made, **starts.pace)
+    if starts.new_values:
+        made.refill(starts.sampler.values)
+    return Zero3Backend(
+        made, starts.sampler.policy, optimizer, compute_dtype=dtype, reference=still, moving=moving
     )
 
 

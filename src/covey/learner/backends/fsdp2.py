@@ -7,7 +7,7 @@ and stepped are the shards, as plain tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -20,10 +20,11 @@ from covey.checkpoint.model_files import ModelFiles
 from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
 from covey.learner.backends.writers import adapter_writer, model_writer
-from covey.learner.fingerprints import MODULUS, checksum
+from covey.learner.fingerprints import whole_checksums
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
+from covey.learner.sharding.room import Room, Shards, computing_dtypes
 from covey.learner.sharding.units import Sharded, local
 from covey.models.lora import adapter_off, adapter_tensors, merged, plain_weights, reset_magnitudes
 from covey.models.policy import Policy
@@ -59,9 +60,11 @@ class FSDP2Backend:
         trained = {n: p for n, p in sharded.parameters.items() if p.requires_grad}
         shards = [nn.Parameter(local(p)) for p in trained.values()]
         mesh = sharded.sharding.mesh
-        self._trained, self._across = trained, _Shards(mesh.get_group(mesh.ndim - 1))
+        self._trained, self._across = trained, Shards(mesh.get_group(mesh.ndim - 1))
         self.masters = Masters(list(trained), shards, shards, config, self._across)
-        self._room = _Room(sampler, sharded.sharding.device, _computing(sharded, compute_dtype))
+        self._room = Room(
+            sampler, sharded.sharding.device, computing_dtypes(sharded.parameters, compute_dtype)
+        )
         self._reset_magnitudes()
 
     @torch.no_grad()
@@ -185,10 +188,7 @@ class FSDP2Backend:
 
     def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
         """Sums over the shards."""
-        if not tensors:
-            return []
-        sums = torch.tensor([checksum(t) for t in tensors.values()], dtype=torch.int64)
-        return [value % MODULUS for value in self._across.sum(sums).tolist()]
+        return whole_checksums(tensors, self._across)
 
     def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
         """Each rank keeps the tensors that it writes, on the CPU; the first one an adapter."""
@@ -229,65 +229,3 @@ class FSDP2Backend:
 
     def close(self) -> None:
         """Nothing to let go of."""
-
-
-class _Shards:
-    """Across the ranks that hold the shards of one model, and all ranks."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-
-    def all(self, own: bool) -> bool:
-        """Whether it holds on every rank."""
-        flag = torch.tensor(float(own))
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-        return bool(flag)
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The sums over the shards."""
-        out = values.clone()
-        dist.all_reduce(out, group=self._group)
-        return out
-
-
-class _Room:
-    """The memory of a policy that holds weights only for a time."""
-
-    def __init__(self, policy: Policy, device: torch.device, dtypes: Mapping[str, torch.dtype]) -> None:
-        self._policy, self.dtypes = policy.requires_grad_(False).eval(), dtypes
-        self.is_held = False
-        made: dict[int, nn.Parameter] = {}
-        for name, parameter in policy.named_parameters():
-            empty = torch.empty(parameter.shape, dtype=dtypes[name], device=device)
-            empty.untyped_storage().resize_(0)
-            made[id(parameter)] = nn.Parameter(empty, requires_grad=False)
-        for module in policy.modules():
-            for name, held in module._parameters.items():
-                if held is not None:
-                    module._parameters[name] = made[id(held)]
-        policy.to(device)
-
-    @contextmanager
-    def held(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
-        """Within it the policy has these weights."""
-        assert not self.is_held, "the sampler has weights"
-        own = dict(self._policy.named_parameters())
-        self.is_held = True
-        try:
-            for name, weight in weights:
-                storage = own[name].untyped_storage()
-                storage.resize_(weight.numel() * own[name].element_size())
-                own[name].data.copy_(weight)
-            yield
-        finally:
-            self.is_held = False
-            for parameter in own.values():
-                parameter.untyped_storage().resize_(0)
-
-
-def _computing(sharded: Sharded, compute_dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """What each parameter computes in: a trained one that is no adapter's in the dtype asked for."""
-    return {
-        name: compute_dtype if p.requires_grad and ".lora_" not in name else p.dtype
-        for name, p in sharded.parameters.items()
-    }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import read_policy
 from covey.models.lora import plain_name
 from covey.models.policy import Policy
+
+# A parameter's name, the first row and the last; None where nothing is known of it.
+ReadRows = Callable[[str, int, int], "Tensor | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,18 @@ def sharded_policy(
     A rank holds no more than its rows at any time, unless the files hold tensors that transformers puts
     together as it loads them: then it holds the whole model for that long.
     """
+    with rows_of_source(hollow, source, trust_remote_code=trust_remote_code) as read:
+        sharded = Sharded(hollow.policy, sharding, compute_dtype)
+        sharded.fill(read)
+    return sharded
+
+
+@contextmanager
+def rows_of_source(
+    hollow: Hollow, source: Path | nn.Module, *, trust_remote_code: bool
+) -> Iterator[ReadRows]:
+    """What reads rows of the weights of a policy without weights: an adapter's values, the rest of `source`;
+    None for what an adapter makes of them."""
     files: FileRows | None = None
     if isinstance(source, Path) and hollow.keys is not None:
         files = FileRows(source, hollow.keys)
@@ -76,8 +92,6 @@ def sharded_policy(
         plain = plain_name(name.removeprefix("model."))
         return rows_of(held[plain], first, last) if files is None else files.read(plain, first, last)
 
-    sharded = Sharded(hollow.policy, sharding, compute_dtype)
-    sharded.fill(read)
+    yield read
     if files is not None:
         files.close()
-    return sharded

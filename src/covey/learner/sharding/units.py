@@ -50,12 +50,16 @@ class Sharding:
         return self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
 
 
-def sharding_over(layout: Layout, device: torch.device) -> Sharding:
-    """How a layout splits a model over the processes of this run. Collective."""
+def join_group(device: torch.device) -> None:
+    """Make sure that there is a process group: one process has a group of one, which nobody else can join."""
     if not dist.is_initialized():
-        # A group of one, which nobody else can join.
         kind = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(kind, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def sharding_over(layout: Layout, device: torch.device) -> Sharding:
+    """How a layout splits a model over the processes of this run. Collective."""
+    join_group(device)
     world = dist.get_world_size()
     shards = layout.shard_gpus or world
     sides, names = (

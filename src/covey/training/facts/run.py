@@ -68,6 +68,7 @@ def run_facts(config: Config, num_processes: int) -> Facts:
             *(("report_to", package) for _, package in missing_trackers(config.report_to)),
             *(_missing_kernels(config) if gpus else ()),
             *_missing_bitsandbytes(config),
+            *_missing_deepspeed(config),
         ),
     )
 
@@ -138,6 +139,12 @@ def _read_deepspeed(word: str | None) -> FromFile | None:
 
 def _asks_for_bfloat16(config: Config) -> bool:
     return config.torch_dtype == "bfloat16" or config.attn_impl == "flash_attn"
+
+
+def _missing_deepspeed(config: Config) -> list[tuple[str, str]]:
+    """(option, distribution) of DeepSpeed, where it is asked for and not there; zero0 needs none."""
+    is_asked = config.deepspeed is not None and config.deepspeed.lower() != "zero0"
+    return [("deepspeed", "deepspeed")] if is_asked and importlib.util.find_spec("deepspeed") is None else []
 
 
 def _missing_kernels(config: Config) -> list[tuple[str, str]]:

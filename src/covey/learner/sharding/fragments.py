@@ -1,0 +1,111 @@
+"""Tensors of which each rank holds a run of numbers: what DeepSpeed's optimizers step.
+
+A partition ends anywhere in a tensor, not at a row. Checkpoints have whole tensors, so that any backend goes
+on with them: they are put together as they are saved, and each rank reads the rows that its numbers are in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from covey.checkpoint.pieces import Piece, SavedPieces, deal, whole
+from covey.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """So many numbers of a tensor of a shape, from `first` on where it is laid flat."""
+
+    shape: tuple[int, ...]
+    first: int
+    count: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part of a whole tensor."""
+        return tensor.detach().reshape(-1).narrow(0, self.first, self.count)
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The rows that it lies in."""
+        width = math.prod(self.shape[1:])
+        if not self.count or not width:
+            return 0, 0
+        return self.first // width, -(-(self.first + self.count) // width)
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """The part, of the `rows` that it lies in."""
+        if not self.count or not self.shape:
+            return rows.reshape(-1)[: self.count]
+        start = self.first - self.rows[0] * math.prod(self.shape[1:])
+        return rows.reshape(-1).narrow(0, start, self.count)
+
+
+class Fragments:
+    """This rank's fragments of named tensors, which together with those of all ranks are the tensors."""
+
+    def __init__(self, fragments: Mapping[str, Fragment], device: torch.device) -> None:
+        self.fragments, self._device = fragments, device
+
+    def __getitem__(self, name: str) -> Fragment:
+        return self.fragments[name]
+
+    def whole(self, name: str, part: Tensor) -> Tensor:
+        """A whole float32 tensor of which this rank has a part, to the bit. Collective."""
+        fragment = self[name]
+        out = torch.zeros(math.prod(fragment.shape), dtype=torch.float32, device=self._device)
+        out.narrow(0, fragment.first, fragment.count).copy_(part)
+        # As integers, since a sum of floats makes 0 of -0.
+        dist.all_reduce(out.view(torch.int32))
+        return out.view(fragment.shape)
+
+    def pieces(self, parts: Mapping[str, Tensor]) -> list[Piece]:
+        """What this rank saves of tensors called `KIND/NAME`, of which every rank has a part, or one number:
+        whole tensors, dealt out by size, on the CPU. Collective."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        names = sorted(parts)
+        sizes = [math.prod(self[_named(n)].shape) if parts[n].dim() else 1 for n in names]
+        own = []
+        for name, owner in zip(names, deal(sizes, world), strict=True):
+            part = parts[name]
+            if part.dim():
+                part = self.whole(_named(name), part)
+            if owner == rank:
+                own.append(whole(name, part.detach().to("cpu", copy=True)))
+        return own
+
+    def own(self, saved: SavedPieces) -> Mapping[str, Tensor]:
+        """This rank's parts of saved tensors."""
+        return _Own(saved, self.fragments)
+
+
+class _Own(Mapping[str, Tensor]):
+    """A rank's parts of saved tensors, read as they are asked for."""
+
+    def __init__(self, saved: SavedPieces, fragments: Mapping[str, Fragment]) -> None:
+        self._saved, self._fragments = saved, fragments
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The part of a tensor; all of one without dimensions."""
+        shape = self._saved.shape(key)
+        if not shape:
+            return self._saved[key]
+        fragment = self._fragments[_named(key)]
+        if shape != fragment.shape:
+            raise CheckpointError(f"{key} of the checkpoint is {shape}, and in this run {fragment.shape}")
+        return fragment.of_rows(self._saved.read(key, *fragment.rows))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._saved)
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+
+def _named(key: str) -> str:
+    return key.rpartition("/")[2]

@@ -1,0 +1,74 @@
+"""What a model that is split over ranks needs beside it: sums over the ranks, and room for whole weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from covey.models.policy import Policy
+
+
+class Shards:
+    """Across the ranks that hold the shards of one model, and all ranks."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def all(self, own: bool) -> bool:
+        """Whether it holds on every rank."""
+        flag = torch.tensor(float(own))
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+        return bool(flag)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sums over the shards."""
+        out = values.clone()
+        dist.all_reduce(out, group=self._group)
+        return out
+
+
+class Room:
+    """The memory of a policy that holds weights only for a time."""
+
+    def __init__(self, policy: Policy, device: torch.device, dtypes: Mapping[str, torch.dtype]) -> None:
+        self._policy, self.dtypes = policy.requires_grad_(False).eval(), dtypes
+        self.is_held = False
+        made: dict[int, nn.Parameter] = {}
+        for name, parameter in policy.named_parameters():
+            empty = torch.empty(parameter.shape, dtype=dtypes[name], device=device)
+            empty.untyped_storage().resize_(0)
+            made[id(parameter)] = nn.Parameter(empty, requires_grad=False)
+        for module in policy.modules():
+            for name, held in module._parameters.items():
+                if held is not None:
+                    module._parameters[name] = made[id(held)]
+        policy.to(device)
+
+    @contextmanager
+    def held(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
+        """Within it the policy has these weights."""
+        assert not self.is_held, "the sampler has weights"
+        own = dict(self._policy.named_parameters())
+        self.is_held = True
+        try:
+            for name, weight in weights:
+                storage = own[name].untyped_storage()
+                storage.resize_(weight.numel() * own[name].element_size())
+                own[name].data.copy_(weight)
+            yield
+        finally:
+            self.is_held = False
+            for parameter in own.values():
+                parameter.untyped_storage().resize_(0)
+
+
+def computing_dtypes(parameters: Mapping[str, Tensor], compute_dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """What each parameter computes in: a trained one that is no adapter's in the dtype asked for."""
+    return {
+        name: compute_dtype if p.requires_grad and ".lora_" not in name else p.dtype
+        for name, p in parameters.items()
+    }
