@@ -22,7 +22,7 @@ CASES = (
     Case(name="gc_collect_after_offload", words=words("--gc_collect_after_offload true --num_generations 1")),
     Case(name="use_vllm", words=words("--use_vllm true --vllm_mode colocate")),
     Case(name="load_in_4bit", words=words("--load_in_4bit true")),
-    Case(name="deepspeed", words=words("--deepspeed zero3")),
+    Case(name="deepspeed", words=words("--deepspeed zero3 --fsdp full_shard")),
     Case(name="top_p", words=words("--top_p 0.9 --top_k 50")),
     Case(
         name="another_method",

@@ -242,12 +242,3 @@ def test_what_is_offered_can_be_typed_behind_it(
         for edits in offered:
             main([*words, *edits])
             assert not {"E213", "E219"} & {*codes_in(capsys.readouterr().err)}, edits
-
-
-@pytest.mark.parametrize(("verb", "code"), [("train", "E102"), ("plan", "E115")])
-def test_without_gpus_it_is_refused(capsys: pytest.CaptureFixture[str], verb: str, code: str) -> None:
-    """Never taken and ignored: nothing of this version runs with DeepSpeed."""
-    words = ["--model", "quickstart", *RUN, "--deepspeed", write(zero(stage=3))]
-    assert main([verb, *words]) == 2
-    assert code in codes_in(capsys.readouterr().err)
-    assert not Path("runs").exists()

@@ -31,8 +31,6 @@ from covey.models.policy import Policy
 from covey.types import MicroBatch, TokenStats
 
 Settings = Mapping[str, Any]
-# The group that DeepSpeed's own are made of.
-_group: list[Any] = [None]
 
 
 def _library(device: torch.device) -> Any:
@@ -45,12 +43,12 @@ def _library(device: torch.device) -> Any:
     # It calls collectives of torch by names that are on their way out.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if _group[0] is not dist.group.WORLD:
+    if getattr(deepspeed.comm.comm.cdb, "made_on", None) is not dist.group.WORLD:
         # Its groups belong to a process group that has ended.
         deepspeed.utils.groups._release_process_group_references(None)
         deepspeed.comm.comm.cdb = None
-        _group[0] = dist.group.WORLD
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
+    deepspeed.comm.comm.cdb.made_on = dist.group.WORLD
     return deepspeed
 
 
