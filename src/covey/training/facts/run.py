@@ -115,6 +115,8 @@ def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
         facts,
         layout=layout,
         free_disk_bytes=None,
+        # What the machine that is planned has installed is not known.
+        missing_packages=tuple(missing for missing in facts.missing_packages if missing[0] != "deepspeed"),
         free_memory_bytes=layout.gpu_bytes if layout.is_known else None,
         cuda=True,
         nproc_available=layout.num_gpus or None,
