@@ -107,21 +107,23 @@ def _resolved(options: Mapping[str, Any], *, offline: bool = False) -> Iterator[
 
 def _refuse_processes(resolved: Resolved) -> None:
     """A function is called in one process; the others are what a launcher starts."""
-    from covey.plan.check_launch import num_ranks
+    from covey.plan.check_launch import is_launched, num_ranks
 
     asked = resolved.config.nproc_per_node
-    if asked <= num_ranks(os.environ):
+    by_ray = resolved.config.launcher == "ray" and not is_launched(os.environ)
+    if asked <= num_ranks(os.environ) and not by_ray:
         return
+    option, value, alone = ("launcher", "ray", "torchrun") if by_ray else ("nproc_per_node", asked, 1)
     from covey.errors import ConfigError
     from covey.plan.problem import problem
     from covey.types import Fix
 
     fault = problem(
         "E115",
-        "nproc_per_node",
-        f"nproc_per_node is {asked}, and this is one process of Python.",
+        option,
+        f"{option} is {value}, and this is one process of Python.",
         "The command starts the other processes; a function cannot.",
         Fix(text="`covey train` with the same options, or `torchrun --nproc_per_node N` around the program"),
-        Fix(text="one process", edits={"nproc_per_node": 1}),
+        Fix(text="one process", edits={option: alone}),
     )
     raise ConfigError([fault])

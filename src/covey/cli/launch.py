@@ -39,10 +39,13 @@ class Start:
     output_dir: str
     machines: Machines = field(default_factory=Machines)
     max_restarts: int = 0
+    launcher: str = "torchrun"
 
 
 def command(verb: str, argv: Sequence[str], start: Start) -> list[str]:
     """Return the command that runs the same verb and words in the processes of this machine."""
+    if start.launcher == "ray":
+        return [sys.executable, "-m", "covey.cli.ray_launcher", str(start.num_processes), verb, *argv]
     machines = start.machines
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(machines.count)]
     torchrun += ["--nproc_per_node", str(start.num_processes), "--max_restarts", str(start.max_restarts)]
@@ -63,7 +66,10 @@ def launch(verb: str, argv: Sequence[str], start: Start) -> int:
         path = os.path.join(directory, "exit")
         threads = max(1, (os.cpu_count() or 1) // start.num_processes)
         own = {EXIT_FILE: path, OUTPUT_DIR: start.output_dir, LAUNCHER: launcher_words()}
-        environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **own}
+        environment = {**os.environ, **own}
+        # A driver of Ray counts the cores of each machine.
+        if start.launcher == "torchrun":
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
         # What a cluster says of its pods is not of the ranks, whose numbers torchrun gives.
         for name in RANK_NAMES:
             environment.pop(name, None)

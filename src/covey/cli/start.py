@@ -23,7 +23,11 @@ Run = Callable[[Resolved, "Survey", "Together"], int]
 
 def start_of(config: Config, num_processes: int) -> Start | None:
     """Return what this process starts; None where it is the run itself, or one of its processes."""
-    if under_torchrun() or (num_processes == 1 and not config.max_restarts):
+    if under_torchrun():
+        return None
+    if config.launcher == "ray":
+        return Start(num_processes=num_processes, output_dir=config.output_dir, launcher="ray")
+    if num_processes == 1 and not config.max_restarts:
         return None
     machines, _ = asked_machines(os.environ)
     return Start(

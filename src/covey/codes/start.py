@@ -107,6 +107,18 @@ START: tuple[tuple[str, str, str], ...] = (
         "gradient.",
     ),
     (
+        "E386",
+        "Ray that cannot be used",
+        "With --launcher ray each rank is started by an actor of Ray, before weights are loaded. Without a "
+        "Ray that takes these actors there is no run.",
+    ),
+    (
+        "E387",
+        "Too few GPUs or CPUs in Ray",
+        "Each rank is one actor with a GPU of its own, or a CPU where Ray has no GPUs. Ray would wait for "
+        "the missing ones for ever.",
+    ),
+    (
         "W152",
         "Adapter of another base",
         "An adapter is trained on one base. On another one it gives a model that nobody trained, even "

@@ -32,6 +32,8 @@ _MULTI = "A completion is one answer of the model; this version has no tools and
 _SPLIT = "The data set's name takes them: --dataset ID:SUBSET@SPLIT."
 _OURS = "A tracker takes it from its own environment variables; --report_to and --run_name are ours."
 _NO_LOADERS = "Prompts are read before the run starts, so there are no loaders to set."
+_RAY = "Without --launcher ray, torchrun starts the processes."
+_GROUPS = "Sampling and training share the processes here; no device has a role of its own."
 _EVERY_COLUMN = "Every column of the data set goes to the rewards."
 _UPLOAD = "This version uploads nothing."
 
@@ -71,6 +73,7 @@ MOOT: Mapping[str, Moot] = {
     "optim": Moot("The optimizer is AdamW.", ("adamw_torch", "adamw_torch_fused", "adamw")),
     "ddp_find_unused_parameters": Moot("Every trained weight takes part in every forward pass."),
     "ddp_backend": Moot("NCCL where there are GPUs, gloo elsewhere.", ("nccl", "gloo")),
+    "use_ray": Moot(_RAY, ("false",), {"true": ("launcher", "ray")}),
     "ddp_timeout": Moot("The timeouts of torch.distributed hold."),
     "disable_tqdm": Moot("A terminal gets one live line, a file a few plain ones."),
     "check_model": Moot("A model's files are checked before they are loaded."),
@@ -114,6 +117,8 @@ REFUSED: Mapping[str, str] = {
     "use_transformers_paged": _VLLM,
     "device_map": DEVICES,
     **{name: words for name, (words, _) in PARALLEL.items()},
+    "device_groups": _GROUPS,
+    "colocate_groups": _GROUPS,
     "generation_kwargs": _WHOLE,
     "stop_words": "A completion ends at the model's own end token or at --max_completion_length.",
     "wandb_project": _OURS,
@@ -175,6 +180,8 @@ INSTEAD: Mapping[str, str] = {
     "merge_lora": "`covey export CHECKPOINT --merge` after the run",
     "device_map": "--nproc_per_node N, with --fsdp full_shard where the model is too large for one GPU",
     **{name: instead for name, (_, instead) in PARALLEL.items()},
+    "device_groups": "--launcher ray --nproc_per_node N",
+    "colocate_groups": "--launcher ray --nproc_per_node N",
     "generation_kwargs": "--temperature X",
     "wandb_project": "WANDB_PROJECT=NAME in front of covey",
     "num_completions_to_print": "--log_completions N",

@@ -173,6 +173,12 @@ class RunOptions(Options):
         swift="given to torchrun",
         resume="free",
     )
+    launcher: Literal["torchrun", "ray"] = option(
+        "torchrun",
+        "What starts the processes: torchrun, on this machine, or Ray, one actor for each, in the Ray that "
+        "RAY_ADDRESS names or `ray start` has started here, else in one of its own (docs/ray.md).",
+        resume="free",
+    )
     ignore_memory_forecast: bool = option(
         False,
         "Start although the forecast says that memory (E211) or the disk (E407) is too small.",

@@ -337,6 +337,7 @@ _INSTALL: Mapping[str, str] = {
     "openai": "'covey[judge]'",
     "bitsandbytes": "'covey[qlora]'",
     "deepspeed": "'covey[deepspeed]'",
+    "ray": "'covey[ray]'",
 }
 
 

@@ -20,6 +20,7 @@ from covey.plan.check_model import model_problems
 from covey.plan.check_objects import object_problems
 from covey.plan.check_pass_rates import pass_rate_problems
 from covey.plan.check_quantization import quantization_problems
+from covey.plan.check_ray import ray_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
 from covey.plan.check_start import is_settled, start_problems
@@ -48,6 +49,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *quantization_problems(config, facts),
         *kernel_problems(config, facts),
         *version_problems(config, facts),
+        *ray_problems(config, facts),
         *data_problems(config, facts),
         *reward_problems(config, facts),
         *step_problems(config, facts, typed or ()),

@@ -69,6 +69,8 @@ TRIED: Mapping[str, Known] = {
         source="its source was read; covey's tests have no GPU to run it on",
         date="2026-11",
     ),
+    # The first whose dashboard refuses every request of a web page that changes something.
+    "ray": Known(oldest="2.54", newest="2.60.0", source=_SUITE, date="2026-11"),
 }
 """By package, as its distribution is called."""
 
@@ -136,6 +138,7 @@ def _used(config: Config, facts: Facts) -> list[str]:
         "bitsandbytes": quantization_of(config) is not None,
         "deepspeed": layout.zero_stage > 0 and not layout.fsdp,
         "vllm": layout.engine == "colocate",
+        "ray": facts.ray is not None,
         "flash-attn": config.attn_impl == "flash_attn" and facts.cuda is not False,
     }
     return [package for package, is_used in used.items() if is_used]

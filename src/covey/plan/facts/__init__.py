@@ -13,7 +13,7 @@ from covey.plan.facts.rewards import (
     RewardModelFacts,
     SandboxFacts,
 )
-from covey.plan.facts.run import Measured, OutputDirState, ResumeFacts, RunOwner
+from covey.plan.facts.run import Measured, OutputDirState, RayFacts, ResumeFacts, RunOwner
 
 __all__ = [
     "AdapterFacts",
@@ -30,6 +30,7 @@ __all__ = [
     "ModelSizes",
     "OutputDirState",
     "PassRateFacts",
+    "RayFacts",
     "ResumeFacts",
     "RewardFault",
     "RewardModelFacts",

@@ -16,7 +16,7 @@ from covey.plan.facts.rewards import (
     RewardModelFacts,
     SandboxFacts,
 )
-from covey.plan.facts.run import Measured, OutputDirState, ResumeFacts, RunOwner
+from covey.plan.facts.run import Measured, OutputDirState, RayFacts, ResumeFacts, RunOwner
 from covey.plan.layout import THIS_MACHINE, Layout
 from covey.types import Problem
 
@@ -106,6 +106,7 @@ class Facts:
     layout                 the devices, and how model and engine lie on them; `layout_problems` say what of
                            it could not be read
     versions               (package, version) of the libraries that the run rests on
+    ray                    the Ray that the ranks are started in; None where it is not looked for
     measured               what an earlier run of the same work took on this machine
     """
 
@@ -192,4 +193,5 @@ class Facts:
     layout: Layout = THIS_MACHINE
     layout_problems: tuple[Problem, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
+    ray: RayFacts | None = None
     measured: Measured | None = None

@@ -10,6 +10,15 @@ OutputDirState = Literal["free", "run", "ended", "not_empty", "not_writable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RayFacts:
+    """The Ray that ranks are started in: its address, or None where the run starts its own on this machine;
+    `fault` says why it cannot be used, or is empty."""
+
+    address: str | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeFacts:
     """What was found where a resume was asked for.
 

@@ -20,10 +20,10 @@ from covey.config.quantization import quantization_of
 from covey.data.foreign_checkpoints import foreign_kind
 from covey.errors import CheckpointError
 from covey.options.schema import Config
-from covey.plan.check_launch import num_ranks, processes_here
+from covey.plan.check_launch import is_launched, num_ranks, processes_here
 from covey.plan.deepspeed import states_of
 from covey.plan.deepspeed_file import FromFile, from_content, unreadable
-from covey.plan.facts import Facts, OutputDirState, ResumeFacts
+from covey.plan.facts import Facts, OutputDirState, RayFacts, ResumeFacts
 from covey.plan.layout import PRESETS, DeepSpeedFile, Machine, States, layout_of
 from covey.plan.versions import TRIED
 from covey.telemetry.owner import owner_of
@@ -32,6 +32,7 @@ from covey.telemetry.trackers.factory import missing as missing_trackers
 from covey.training.facts.devices import gpus_have_bfloat16, num_gpus
 from covey.training.facts.directory import in_the_way, is_leftover, records_problem
 from covey.training.facts.memory import free_memory
+from covey.training.facts.ray_cluster import find_ray
 from covey.types import Severity
 
 # Of machines that are planned for; their GPUs are told together.
@@ -48,6 +49,7 @@ def run_facts(config: Config, num_processes: int) -> Facts:
     here = processes_here(os.environ, num_processes)
     resume = _resume(config)
     continues = config.resume_from_checkpoint is not None
+    ray = _ray(config)
     return Facts(
         num_processes=num_processes,
         num_processes_here=here if here < num_processes else None,
@@ -61,7 +63,7 @@ def run_facts(config: Config, num_processes: int) -> Facts:
         free_memory_bytes=free_memory(cuda=gpus > 0),
         cuda=gpus > 0,
         npu=_npu(),
-        nproc_available=gpus or os.cpu_count(),
+        nproc_available=None if ray is not None and ray.address else gpus or os.cpu_count(),
         versions=_versions(),
         has_bfloat16=_has_bfloat16(gpus) if _asks_for_bfloat16(config) else None,
         missing_packages=(
@@ -69,7 +71,9 @@ def run_facts(config: Config, num_processes: int) -> Facts:
             *(_missing_kernels(config) if gpus else ()),
             *_missing_bitsandbytes(config),
             *_missing_deepspeed(config),
+            *([("launcher", "ray")] if ray and importlib.util.find_spec("ray") is None else ()),
         ),
+        ray=ray,
     )
 
 
@@ -81,6 +85,11 @@ def _npu() -> str:
 def _missing_bitsandbytes(config: Config) -> tuple[tuple[str, str], ...]:
     is_asked = quantization_of(config) is not None and importlib.util.find_spec("bitsandbytes") is None
     return (("quant_bits", "bitsandbytes"),) if is_asked else ()
+
+
+def _ray(config: Config) -> RayFacts | None:
+    """The Ray that starts the ranks; None where none does, or where this is such a rank."""
+    return find_ray(os.environ) if config.launcher == "ray" and not is_launched(os.environ) else None
 
 
 def _versions() -> tuple[tuple[str, str], ...]:

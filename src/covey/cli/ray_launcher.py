@@ -1,0 +1,325 @@
+"""The ranks of a run as actors of Ray: what `covey train --launcher ray` starts in the place of torchrun.
+
+    python -m covey.cli.ray_launcher NUM_RANKS VERB WORDS...
+
+Each actor starts `covey VERB WORDS...` as a rank, with the variables that torchrun would set. This process
+prints what the ranks write, passes signals on, and ends all of them as soon as one has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from covey.cli import show
+from covey.cli.language import language_of
+from covey.cli.launch import OUTPUT_DIR
+from covey.cli.listening import listening
+from covey.cli.ray_actors import Actor, ActorGone, Cluster, Following, connected
+from covey.cli.ray_rank import own_machine
+from covey.cli.signals import CODES
+from covey.codes import CODES as WORDS
+from covey.errors import ConfigError
+from covey.exits import follow_launcher, leave_code
+from covey.meeting import EXIT_FILE
+from covey.plan.check_ray import unusable
+from covey.plan.words import wrapped
+from covey.training import failure
+from covey.training.facts.ray_cluster import find_ray
+from covey.types import Finding, Fix, Problem
+
+AT_FAULT = 2
+# torchrun waits as long for those that are to end.
+_KILL_AFTER_S = 30.0
+# A rank ends soon after its actor, and the others need a moment to find out and to say so.
+_ACTOR_GONE_S = 6.0
+# The second Ctrl-C ends a run without a save; the third one, a process that does not hear.
+_KILLING_SIGNAL = 3
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank, its actor, and what the actor says of its machine; `code` is known when it has ended."""
+
+    actor: Actor
+    machine: str
+    host: str
+    cores: int
+    gpus: list[str]
+    port: int
+    local: int = 0
+    pid: int = 0
+    code: int | None = None
+
+
+class _Received:
+    """The signals that this process got; Ray puts a handler of its own in place when it starts."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def take(self) -> None:
+        """Put the handlers in place."""
+        for number in CODES:
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.numbers.append(number)
+
+
+@dataclass(slots=True)
+class _Run:
+    """A command as it was typed, in how many ranks it runs, and its environment; `failed` is the first rank
+    that has failed."""
+
+    num_ranks: int
+    words: list[str]
+    environment: dict[str, str]
+    machine: str = field(default_factory=own_machine)
+    received: _Received = field(default_factory=_Received)
+    failed: int | None = None
+    ends_others_at: float = 0.0
+
+    @property
+    def exit_file(self) -> Path:
+        """Where rank 0 leaves the exit code of the run."""
+        return Path(self.environment[EXIT_FILE])
+
+    def wait(self, missing: str) -> bool:
+        """Say what is missing, and whether to give up."""
+        if missing:
+            sys.stderr.write(f"covey: {missing}\n")
+        return bool(self.received.numbers)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and return what a launcher returns: 0 where every rank did."""
+    follow_launcher()
+    run = _Run(int(words[0]), list(words[1:]), dict(os.environ))
+    run.received.take()
+    try:
+        with connected(find_ray(run.environment), run.num_ranks) as cluster:
+            run.received.take()
+            with cluster.placed(run.num_ranks, run.wait) as actors:
+                return _ranks(run, cluster, actors) if actors and not run.received.numbers else 1
+    except ConfigError as error:
+        show.problems(error.problems, language_of(run.environment))
+        leave_code(AT_FAULT)
+        return AT_FAULT
+
+
+def _ranks(run: _Run, cluster: Cluster, actors: Sequence[Actor]) -> int:
+    """Start the ranks and follow them to their end."""
+    ranks = _described(run, actors)
+    for line in _opening(cluster, ranks):
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+    _start(run, ranks)
+    _follow(run, ranks)
+    _say_gone(run, ranks)
+    for rank in _elsewhere(run, ranks):
+        # Where the machine is gone there is nothing to clean.
+        with contextlib.suppress(ActorGone):
+            rank.actor.ask("clean")
+    return int(any(rank.code for rank in ranks))
+
+
+def _described(run: _Run, actors: Sequence[Actor]) -> list[Rank]:
+    """The ranks in their order: by machine, this one first, and by GPU; ConfigError (E386) where an actor
+    does not come up, or has not the folder of the command."""
+    folder = os.getcwd()
+    ranks, problems = [], []
+    for actor in actors:
+        try:
+            said = actor.ask("describe", folder=folder)
+        except ActorGone as error:
+            problems.append(_no_actor(actor, error))
+            continue
+        has_folder = said.pop("has_folder")
+        ranks.append(Rank(actor, **said))
+        if not has_folder:
+            problems.append(_no_folder(ranks[-1], folder))
+    if problems:
+        raise ConfigError(problems[:1])
+    ranks.sort(key=lambda r: (r.machine != run.machine, r.machine, [_number(gpu) for gpu in r.gpus]))
+    seen: dict[str, int] = {}
+    for rank in ranks:
+        rank.local = seen.get(rank.machine, 0)
+        seen[rank.machine] = rank.local + 1
+    return ranks
+
+
+def _start(run: _Run, ranks: Sequence[Rank]) -> None:
+    """Start every rank; ConfigError (E386) where a machine cannot."""
+    several = len({rank.machine for rank in ranks}) > 1
+    own = {"MASTER_ADDR": ranks[0].actor.address if several else "127.0.0.1"}
+    for number, rank in enumerate(ranks):
+        beside = [other for other in ranks if other.machine == rank.machine]
+        numbers = {
+            "RANK": number,
+            "WORLD_SIZE": len(ranks),
+            "LOCAL_RANK": rank.local,
+            "LOCAL_WORLD_SIZE": len(beside),
+            "MASTER_PORT": ranks[0].port,
+        }
+        of_rank = own | {name: str(value) for name, value in numbers.items()}
+        if "OMP_NUM_THREADS" not in run.environment:
+            of_rank["OMP_NUM_THREADS"] = str(max(1, rank.cores // len(beside)))
+        order = {
+            "words": run.words,
+            "environment": run.environment,
+            "of_rank": of_rank,
+            "folder": os.getcwd(),
+            "is_here": rank.machine == run.machine,
+            "run": run.exit_file.parent.name,
+            "gpus": [gpu for other in beside for gpu in other.gpus],
+            "size": _terminal_size() if number == 0 else None,
+        }
+        answer = rank.actor.ask("start", **order)
+        if "error" in answer:
+            seen = f"Rank {number} could not be started on {rank.host}: {answer['error']}."
+            raise ConfigError([unusable(seen, "")])
+        rank.pid = answer["pid"]
+
+
+def _follow(run: _Run, ranks: Sequence[Rank]) -> None:
+    """Print what the ranks write until all have ended; pass signals on, and end all with the first that
+    fails."""
+    following = Following([rank.actor for rank in ranks])
+    passed_on, is_told = 0, False
+    while any(rank.code is None for rank in ranks):
+        for number, news in following.news():
+            _take(run, ranks, number, news)
+        for received in run.received.numbers[passed_on:]:
+            passed_on += 1
+            kills = passed_on >= _KILLING_SIGNAL
+            _signal(ranks, signal.SIGKILL if kills else received)
+        now = time.monotonic()
+        if run.failed is not None and now > run.ends_others_at:
+            _signal(ranks, signal.SIGKILL if is_told else signal.SIGTERM)
+            is_told, run.ends_others_at = True, now + _KILL_AFTER_S
+
+
+def _take(run: _Run, ranks: Sequence[Rank], number: int, news: Mapping[str, Any] | None) -> None:
+    """Print what a rank wrote; where it has ended, let those on other machines know of the exit code that it
+    has left."""
+    rank = ranks[number]
+    if news is None:
+        rank.code = -signal.SIGKILL
+    else:
+        for descriptor, text in news["said"]:
+            stream = sys.stdout.buffer if descriptor == 1 else sys.stderr.buffer
+            stream.write(text.encode("latin-1"))
+            stream.flush()
+        rank.code = news["code"]
+        left = news["left"]
+        if left is not None and not run.exit_file.exists():
+            leave_code(left)
+    if rank.code is None:
+        return
+    if run.exit_file.exists():
+        code = int(run.exit_file.read_text(encoding="ascii"))
+        for other in _elsewhere(run, ranks):
+            other.actor.tell("leave", code=code)
+    if rank.code and run.failed is None:
+        run.failed = number
+        run.ends_others_at = time.monotonic() + (_ACTOR_GONE_S if news is None else 0.0)
+
+
+def _say_gone(run: _Run, ranks: Sequence[Rank]) -> None:
+    """F133, where no rank was left to say that one is gone."""
+    if run.failed is None or run.exit_file.exists() or run.received.numbers:
+        return
+    rank = ranks[run.failed]
+    if rank.code is None or rank.code > 0:
+        return
+    output_dir = Path(run.environment[OUTPUT_DIR])
+    finding = Finding(
+        code="F133",
+        seen=f"rank {run.failed} (process {rank.pid} on {rank.host}) ended without an error message",
+        why=WORDS["F133"].why,
+        cause="It was killed: because memory ran out (see dmesg there), by hand, or with its machine.",
+        fixes=(Fix(text="go on from the newest checkpoint", edits={"resume_from_checkpoint": "auto"}),),
+    )
+    failure.record(finding, output_dir, None)
+    show.finding(finding, language_of(run.environment))
+    leave_code(1)
+
+
+def _signal(ranks: Sequence[Rank], number: int) -> None:
+    for rank in ranks:
+        if rank.code is None:
+            rank.actor.tell("send_signal", number=int(number))
+
+
+def _elsewhere(run: _Run, ranks: Sequence[Rank]) -> list[Rank]:
+    """The first rank of each other machine."""
+    return [rank for rank in ranks if rank.local == 0 and rank.machine != run.machine]
+
+
+def _opening(cluster: Cluster, ranks: Sequence[Rank]) -> list[str]:
+    """What is said of Ray before the ranks begin: which one it is, and what it opens to whom."""
+    hosts = list(dict.fromkeys(rank.host for rank in ranks))
+    each = f"{len(ranks)} actors with one {cluster.kind} each on {', '.join(hosts)}"
+    port = ranks[0].port
+    meet = f"The ranks meet at port {port} of {hosts[0]} (torch), which is open on all addresses."
+    if cluster.address is not None:
+        text = (
+            f"{cluster.version} at {cluster.address}; {each}. Whoever reaches the ports of a Ray that was "
+            f"started without RAY_AUTH_MODE=token can run code in it. {meet}"
+        )
+    else:
+        text = (
+            f"{cluster.version}, started for this run and ended with it; {each}. Its ports: {_ports()}; they "
+            f"answer to the token of this run alone. {meet}"
+        )
+    text += " Ray pickles among its own processes; covey hands it bytes."
+    return wrapped(f"ray       {text}", " " * 10)[10:].splitlines()
+
+
+def _ports() -> str:
+    """The ports of what this process has started, by address."""
+    names = {"*": "all addresses"}
+    found = sorted(listening(os.getpid()).items())
+    listed = [f"{', '.join(map(str, ports))} on {names.get(at, at)}" for at, ports in found]
+    return "; ".join(listed) or "not known on this system"
+
+
+def _no_actor(actor: Actor, error: ActorGone) -> Problem:
+    seen = f"No actor came up on {actor.address}: {error}"
+    install = Fix(text="install the same covey and the same Ray on each machine of the cluster")
+    return unusable(seen, "covey is not installed there, or in another environment than Ray's.", install)
+
+
+def _no_folder(rank: Rank, folder: str) -> Problem:
+    seen = f"{rank.host} has no folder {folder}, where this command was typed."
+    share = Fix(text="share the folder, the data and output_dir between the machines, under the same paths")
+    return unusable(seen, "", share)
+
+
+def _number(gpu: str) -> tuple[int, str]:
+    return (int(gpu), "") if gpu.isdigit() else (0, gpu)
+
+
+def _terminal_size() -> list[int] | None:
+    """Columns and lines where both outputs are one terminal, so that rank 0 shows its line there."""
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        return None
+    return list(shutil.get_terminal_size())
+
+
+if __name__ == "__main__":
+    returned = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Ray's own last words wait for ever for a cluster that is gone.
+    os._exit(returned)
