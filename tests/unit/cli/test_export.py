@@ -18,6 +18,7 @@ class Result:
     num_prompts: int = 6
     max_logit_difference: float = 0.00123456
     dtype: str | None = "bfloat16"
+    packed: str = ""
 
 
 class Exports:
