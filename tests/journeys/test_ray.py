@@ -183,13 +183,13 @@ def test_what_stands_in_the_way(
     child = run(words, tmp_path, **cluster)
     out, err = child.communicate(timeout=_LIMIT_S)
     assert (child.returncode, out) == (2, ""), err
-    assert "E387" in err and "--nproc_per_node 2" in err and not (tmp_path / "run").exists()
+    assert "E389" in err and "--nproc_per_node 2" in err and not (tmp_path / "run").exists()
     monkeypatch.chdir(tmp_path)
     words = ["train", *flags(options(tmp_path, launcher="ray"))]
     for address in ("127.0.0.1:1", "ray://127.0.0.1:10001", "host"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         done = covey(*words)
-        assert done.code == 2 and "E386" in done.err and address in done.err
+        assert done.code == 2 and "E388" in done.err and address in done.err
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "ray" else find(name, *a)

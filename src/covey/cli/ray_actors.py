@@ -164,7 +164,7 @@ class Following:
 def connected(found: RayFacts, num_ranks: int) -> Iterator[Cluster]:
     """A Ray to start the ranks in: the one that was found, or one that ends with the context.
 
-    ConfigError (E386) where Ray does not let this process in.
+    ConfigError (E388) where Ray does not let this process in.
     """
     if found.address is None:
         with _folder() as folder, _started(folder, num_ranks) as cluster:

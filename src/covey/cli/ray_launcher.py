@@ -134,7 +134,7 @@ def _ranks(run: _Run, cluster: Cluster, actors: Sequence[Actor]) -> int:
 
 
 def _described(run: _Run, actors: Sequence[Actor]) -> list[Rank]:
-    """The ranks in their order: by machine, this one first, and by GPU; ConfigError (E386) where an actor
+    """The ranks in their order: by machine, this one first, and by GPU; ConfigError (E388) where an actor
     does not come up, or has not the folder of the command."""
     folder = os.getcwd()
     ranks, problems = [], []
@@ -159,7 +159,7 @@ def _described(run: _Run, actors: Sequence[Actor]) -> list[Rank]:
 
 
 def _start(run: _Run, ranks: Sequence[Rank]) -> None:
-    """Start every rank; ConfigError (E386) where a machine cannot."""
+    """Start every rank; ConfigError (E388) where a machine cannot."""
     several = len({rank.machine for rank in ranks}) > 1
     own = {"MASTER_ADDR": ranks[0].actor.address if several else "127.0.0.1"}
     for number, rank in enumerate(ranks):

@@ -29,12 +29,12 @@ class Code:
     why: str
 
 
-_TABLE = sorted(
+TABLE = sorted(
     (*CONFIGURATION, *INPUTS, *WARNINGS, *START, *REWARDS, *ROWS, *FINDINGS, *SIGNS, *HANGS, *DIRECTORY),
     key=lambda entry: ("EWF".index(entry[0][0]), entry[0]),
 )
 
-CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
+CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in TABLE}
 """The registry, by code."""
 
 

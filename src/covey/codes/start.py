@@ -107,13 +107,13 @@ START: tuple[tuple[str, str, str], ...] = (
         "gradient.",
     ),
     (
-        "E386",
+        "E388",
         "Ray that cannot be used",
         "With --launcher ray each rank is started by an actor of Ray, before weights are loaded. Without a "
         "Ray that takes these actors there is no run.",
     ),
     (
-        "E387",
+        "E389",
         "Too few GPUs or CPUs in Ray",
         "Each rank is one actor with a GPU of its own, or a CPU where Ray has no GPUs. Ray would wait for "
         "the missing ones for ever.",

@@ -32,13 +32,13 @@ def ray_problems(config: Config, facts: Facts) -> list[Problem]:
 
 def unusable(seen: str, cause: str, *fixes: Fix) -> Problem:
     """Ray is there, and the run cannot start in it."""
-    return problem("E386", "launcher", seen, cause, *fixes, _WITHOUT)
+    return problem("E388", "launcher", seen, cause, *fixes, _WITHOUT)
 
 
 def too_few(asked: int, there: int, kind: str, address: str) -> Problem:
     """A cluster that never has as many GPUs or CPUs as the run has ranks."""
     return problem(
-        "E387",
+        "E389",
         "nproc_per_node",
         f"nproc_per_node is {asked}, each rank takes one {kind}, and the Ray at {address} has "
         f"{counted(there, kind)} in all.",
