@@ -226,7 +226,7 @@ def _held(backend: Any) -> dict[str, int]:
     weights = [_local(p) for p in backend.policy.parameters()]
     own = {t.data_ptr() for t in weights}
     masters = [m for m in backend.masters.masters if m.data_ptr() not in own]
-    states = [t for s in backend.masters._optimizer.state.values() for t in s.values() if t.dim()]
+    states = [t for group in backend.masters._groups for t in group.adam.moments()]
     return {"weights": _bytes(weights), "masters": _bytes(masters), "moments": _bytes(states)}
 
 

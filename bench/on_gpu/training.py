@@ -38,6 +38,7 @@ from on_gpu.machine import (
     seconds_of,
     wait,
 )
+from on_gpu.offload import offload_lines
 from on_gpu.sampling import recorded_engine, recordings, requests, sample
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
@@ -77,6 +78,7 @@ def run(lines: Lines) -> None:
         for shape in plan.shapes:
             _shape(lines, shape, plan, measured["peak"], profiles)
             gc.collect()
+        offload_lines(lines, plan.shapes[-1], OPTIMIZER)
 
 
 def _shape(lines: Lines, shape: Shape, plan: Plan, peak: float, profiles: Path) -> None:

@@ -37,9 +37,7 @@ def _masters(backend: Any) -> Iterable[Tensor]:
 
 
 def _moments(backend: Any) -> Iterable[Tensor]:
-    return [
-        state[m] for state in backend.masters._optimizer.state.values() for m in ("exp_avg", "exp_avg_sq")
-    ]
+    return [moment for group in backend.masters._groups for moment in group.adam.moments()]
 
 
 def _moments_of_zero(backend: Any) -> Iterable[Tensor]:
@@ -113,6 +111,15 @@ KINDS = (
     _zero("zero3", "zero3", is_variant=False),
     _zero("zero3 offloaded", "zero3_offload"),
     _zero("zero3 on one", "zero3", worlds=(1,), nonsense=_ON_ONE),
+    Kind(
+        name="ddp, state in CPU memory",
+        worlds=(2,),
+        options={"offload_optimizer": True, "offload_reference": True},
+        is_variant=True,
+        trained=_masters,
+        moments=_moments,
+    ),
+    _fsdp2("fsdp2, state in CPU memory", offload_optimizer=True, offload_reference=True),
 )
 """Every backend, in the order of the tables."""
 

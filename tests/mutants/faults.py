@@ -178,18 +178,19 @@ def bf16_masters(patch: Patch) -> None:
         with torch.no_grad():
             for master in self.masters:
                 master.copy_(master.bfloat16())
-        real(self)
+        real(self, range(len(self.masters)))
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         write_back(self)
-        stepped = self._optimizer.step
+        adam = self._groups[0].adam
+        stepped = adam._optimizer.step
 
         def step() -> None:
             stepped()
             write_back(self)
 
-        self._optimizer.step = step
+        adam._optimizer.step = step
 
     made = optimizer.Masters.__init__
     patch.setattr(optimizer.Masters, "__init__", init)
@@ -200,7 +201,7 @@ def optimizer_holds_others(patch: Patch) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        self._optimizer.step = lambda: None
+        self._groups[0].adam._optimizer.step = lambda: None
 
     patch.setattr(optimizer.Masters, "__init__", init)
 
@@ -506,7 +507,7 @@ MUTANTS = (
         "NaN in a moment after a step",
         "F118",
         3,
-        _spoils(lambda m: m._optimizer.state[m.masters[3]]["exp_avg"]),
+        _spoils(lambda m: m._groups[0].adam._optimizer.state[m.masters[3]]["exp_avg"]),
     ),
     Mutant("NaN in a reward", "F118", 1, _scores(lambda s: [replace(s[0], total=math.nan), *s[1:]])),
     Mutant("NaN in an advantage", "F118", 1, _advantages(lambda a: math.nan)),

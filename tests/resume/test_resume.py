@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from covey.checkpoint.manifest import FileEntry, hash_file, list_files, read_manifest, render_manifest
 from covey.checkpoint.read import verify
 from covey.config.resolve import from_dict
+from covey.errors import CheckpointError
 from covey.rewards.reward_set import RewardSet
 from covey.rollout.generate import _Sampler
 from covey.rollout.native.engine import NativeEngine
@@ -231,6 +232,44 @@ def test_bfloat16_keeps_its_masters(tmp_path: Path) -> None:
     saved = tensors(whole / "checkpoint-6")
     masters = {n: t for n, t in saved.items() if "master/" in n}
     assert masters and all(t.dtype == torch.float32 for t in masters.values())
+
+
+LEVERS = {"offload_optimizer": True, "offload_model": True, "offload_reference": True}
+
+
+@pytest.mark.parametrize("case", ["moving reference in bfloat16", "middle of a rollout"])
+def test_offloading_changes_no_bit(case: str, tmp_path: Path) -> None:
+    """Half a run with it, the other half without, is the run without: what is saved lies in CPU memory."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_and_watch(opts(whole, **CASES[case]))
+    train_and_watch(opts(cut, stop_after_steps=3, **LEVERS, **CASES[case]))
+    train_and_watch(opts(cut, resume_from_checkpoint="latest", **CASES[case]))
+    assert_same_run(cut, whole, 6)
+
+
+@pytest.mark.multi
+def test_offloading_changes_no_bit_of_shards(tmp_path: Path) -> None:
+    """The same the other way round in two processes, whose rollouts have the memory of the shards."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    changes = {"fsdp": "full_shard", "torch_dtype": "bfloat16", "beta": 0.1, "per_device_train_batch_size": 8}
+    train_in_processes([opts(whole, **changes), opts(cut, stop_after_steps=3, **changes)], tmp_path / "first")
+    with_levers = {**changes, **LEVERS, "resume_from_checkpoint": "latest"}
+    train_in_processes([opts(cut, **with_levers)], tmp_path / "second")
+    assert_same_run(cut, whole, 6)
+
+
+def test_moments_of_8_bits(tmp_path: Path) -> None:
+    """They are saved as they are; a run with moments of 32 bits does not go on from them."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_and_watch(opts(whole, optim="adamw_8bit"))
+    train_and_watch(opts(cut, optim="adamw_8bit", stop_after_steps=3))
+    other = opts(cut, optim="adamw_torch", resume_from_checkpoint="latest", allow_changes=True)
+    with pytest.raises(CheckpointError, match="8 bits"):
+        train(from_dict(other, 1))
+    train_and_watch(opts(cut, optim="adamw_8bit", resume_from_checkpoint="latest", offload_optimizer=True))
+    assert_same_run(cut, whole, 6)
+    saved = {n: t for n, t in tensors(whole / "checkpoint-6").items() if ":state1/" in n}
+    assert {t.dtype for t in saved.values()} == {torch.uint8, torch.float32}
 
 
 def test_steps_after_the_checkpoint_stand_once(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def train_and_watch(
 
 
 def _weights(masters: Any) -> dict[str, Tensor]:
-    return {n: m.detach().clone() for n, m in zip(masters.names, masters.masters, strict=True)}
+    return {name: master.detach().clone() for name, master in masters.each()}
 
 
 def save_result(result: Result, path: Path) -> None:

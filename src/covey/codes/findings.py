@@ -35,6 +35,12 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "which takes several times as long on a GPU. The tokens are the same.",
     ),
     (
+        "W176",
+        "More memory than forecast",
+        "What the plan says of larger batches and of other layouts is as far off: leave more memory free "
+        "than it asks for.",
+    ),
+    (
         "W175",
         "Attention without a fused kernel",
         "torch's math kernel holds all scores of a row in float32, in each layer. Long prompts then take "

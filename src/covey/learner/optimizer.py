@@ -3,13 +3,16 @@
 Thirty-two bfloat16 accumulations into `.grad` add about 1 % of error, and at GRPO's learning rates a bfloat16
 weight cannot hold its update at all. So a parameter in a lower dtype has a float32 master with a float32
 gradient; a float32 parameter is its own master, an adapter's always. Frozen weights have neither.
+
+Moments and masters beside the weights can wait in CPU memory. They come to the device for a step, some layers
+at a time, and leave again: the arithmetic is the device's own, so every bit is that of a run without it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import CheckpointError
+from covey.learner.adam import Adam, AdamKind
+from covey.learner.offload import NO_OFFLOAD, Offload, Parked, layer_groups, own_memory
 from covey.models.quantized import cast_unpacked
 from covey.types import StepStats
 
@@ -30,12 +35,14 @@ _SAMPLED = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW's settings; weight decay spares biases and norms."""
+    """AdamW's settings, and where its state lies; weight decay spares biases and norms."""
 
     betas: tuple[float, float]
     epsilon: float
     weight_decay: float
     max_grad_norm: float
+    kind: AdamKind = "adamw_torch"
+    offload: Offload = NO_OFFLOAD
 
 
 class NonFiniteGradient(ArithmeticError):
@@ -82,6 +89,30 @@ class Steps(Protocol):
         ...
 
 
+class _Group:
+    """Masters that are stepped together, by their places: all of them, or those of some layers."""
+
+    def __init__(
+        self,
+        places: Sequence[int],
+        masters: Sequence[nn.Parameter],
+        low: Sequence[bool],
+        config: OptimizerConfig,
+        steps: Steps | None,
+    ) -> None:
+        self.places = places
+        adam = Adam(
+            [masters[i] for i in places],
+            config.kind,
+            betas=config.betas,
+            epsilon=config.epsilon,
+            weight_decay=config.weight_decay,
+        )
+        self.adam: Steps = steps or adam
+        own = [masters[i] for i in places if low[i]]
+        self.parked = Parked(lambda: [*own, *adam.moments()])
+
+
 class Masters:
     """Float32 masters of trainable parameters, and the optimizer that steps them.
 
@@ -99,23 +130,19 @@ class Masters:
         across: Across | None = None,
         steps: Steps | None = None,
     ) -> None:
-        self._steps = steps
         self.names, self.params, self.masters = list(names), list(params), list(masters)
         self._master_of = dict(zip(self.params, self.masters, strict=True))
         self._config, self._across = config, across or Alone()
         self._low = [p is not m for p, m in zip(self.params, self.masters, strict=True)]
-        decayed = [m for m in self.masters if m.dim() > 1]
-        plain = [m for m in self.masters if m.dim() <= 1]
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": config.weight_decay},
-                {"params": plain, "weight_decay": 0.0},
-            ],
-            lr=0.0,
-            betas=config.betas,
-            eps=config.epsilon,
-            fused=True,
-        )
+        offload = config.offload
+        places = [list(range(len(self.masters)))]
+        if offload.optimizer or offload.model:
+            own_memory(m for m, low in zip(self.masters, self._low, strict=True) if low)
+            places = layer_groups(self.names, offload.groups)
+        self._groups = [_Group(some, self.masters, self._low, config, steps) for some in places]
+        if offload.optimizer:
+            for group in self._groups:
+                group.parked.leave()
         vectors = [m for m in self.masters if m.dim() == 1]
         ups = [m for n, m in zip(self.names, self.masters, strict=True) if "lora_B" in n]
         self._sampled = [*self.masters, *vectors, *ups][-1]
@@ -227,13 +254,11 @@ class Masters:
         if limit > 0:
             nn.utils.clip_grads_with_norm_(self.masters, limit, norm)
         untouched = self._untouched()
-        should_move = self._watched(gradient=True).abs() > self._config.epsilon
-        before = self._watched()
-        self._take_step(learning_rate)
-        change = self._watched() - before
+        places = [i for group in self._groups for i in group.places]
+        should_move = self._watched(places, gradient=True).abs() > self._config.epsilon
+        before, after = self._step_groups(learning_rate)
+        change = after - before
         moved = change != 0
-        self._optimizer.zero_grad(set_to_none=True)
-        self._write_back()
         counts = torch.stack([moved.sum(), (moved & should_move).sum(), should_move.sum()]).double()
         size = counts.new_tensor([moved.numel()])
         num_moved, num_due, due, num = self._across.sum(torch.cat([counts, size])).tolist()
@@ -247,13 +272,19 @@ class Masters:
             untouched=untouched,
         )
 
-    def _take_step(self, learning_rate: float) -> None:
-        if self._steps is not None:
-            self._steps.step(learning_rate)
-            return
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
+    def _step_groups(self, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """Step the masters group by group, and give the parameters their values; returns the watched weights
+        as they were and as they are."""
+        before, after = [], []
+        for group in self._groups:
+            with group.parked.here():
+                before.append(self._watched(group.places))
+                group.adam.step(learning_rate)
+                for i in group.places:
+                    self.masters[i].grad = None
+                after.append(self._watched(group.places))
+                self._write_back(group.places)
+        return torch.cat(before), torch.cat(after)
 
     def _norm(self, own: Tensor) -> Tensor:
         """The norm of all shards from that of this rank's."""
@@ -271,26 +302,43 @@ class Masters:
             for name, m in zip(self.names, self.masters, strict=True)
         }
 
-    def _watched(self, *, gradient: bool = False) -> Tensor:
-        """The watched weights, or their gradients."""
-        tensors = [_gradient(m) if gradient else m.detach() for m in self.masters]
+    def _watched(self, places: Sequence[int], *, gradient: bool = False) -> Tensor:
+        """The watched weights of some masters, or their gradients."""
+        found = (self.masters[i] for i in places)
+        tensors = [_gradient(m) if gradient else m.detach() for m in found]
         return torch.cat([t.reshape(-1)[:: self._stride] for t in tensors])
 
     @torch.no_grad()
-    def _write_back(self) -> None:
-        for parameter, master, low in zip(self.params, self.masters, self._low, strict=True):
-            if low:
-                parameter.copy_(master)
+    def _write_back(self, places: Sequence[int] | None = None) -> None:
+        for i in range(len(self.masters)) if places is None else places:
+            if self._low[i]:
+                self.params[i].copy_(self.masters[i])
+
+    def each(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The masters with their names, each where it can be read until the next is asked for."""
+        for group in self._groups:
+            with group.parked.here(is_changed=False):
+                yield from ((self.names[i], self.masters[i]) for i in group.places)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Within it, where a rollout is to have their memory, masters beside the weights and the moments are
+        in CPU memory."""
+        with ExitStack() as stack:
+            for group in self._groups if self._config.offload.model else ():
+                stack.enter_context(group.parked.away())
+            yield
 
     def state(self) -> dict[str, Tensor]:
         """Moments, step counts and, where they are not the parameters themselves, masters."""
         out: dict[str, Tensor] = {}
-        for name, master, low in zip(self.names, self.masters, self._low, strict=True):
-            held = self._steps.state(master) if self._steps else self._optimizer.state.get(master, {})
-            for key, value in held.items():
-                out[f"{key}/{name}"] = value
-            if low:
-                out[f"master/{name}"] = master.detach()
+        for group in self._groups:
+            for i in group.places:
+                name, master = self.names[i], self.masters[i]
+                for key, value in group.adam.state(master).items():
+                    out[f"{key}/{name}"] = group.parked.look(value)
+                if self._low[i]:
+                    out[f"master/{name}"] = group.parked.look(master)
         return out
 
     @torch.no_grad()
@@ -305,29 +353,29 @@ class Masters:
             if name not in saved:
                 raise CheckpointError(f"the checkpoint has {key}, and this run trains no {name}")
             saved[name].append(kind)
-        for name, master, low in zip(self.names, self.masters, self._low, strict=True):
-            found = {kind: _of_shape(tensors, f"{kind}/{name}", master) for kind in saved[name]}
-            if low:
-                if "master" not in found:
-                    raise CheckpointError(
-                        f"the checkpoint has no master/{name}, the float32 weights of {name}"
-                    )
-                master.copy_(found["master"])
-            moments = {k: t.to(master.device, copy=True) for k, t in found.items() if k != "master"}
-            if moments and self._steps is not None:
-                self._steps.load(master, moments)
-            elif moments:
-                self._optimizer.state[master] = moments
-        self._write_back()
+        for group in self._groups:
+            with group.parked.here():
+                for i in group.places:
+                    name = self.names[i]
+                    self._load_one(i, group.adam, {kind: tensors[f"{kind}/{name}"] for kind in saved[name]})
+                self._write_back(group.places)
 
-
-def _of_shape(tensors: Mapping[str, Tensor], key: str, master: Tensor) -> Tensor:
-    """A saved tensor, which is of its master's shape or one number."""
-    tensor = tensors[key]
-    if tensor.dim() and tensor.shape != master.shape:
-        words = f"{key} of the checkpoint is {tuple(tensor.shape)}, and in this run {tuple(master.shape)}"
-        raise CheckpointError(words)
-    return tensor
+    def _load_one(self, place: int, adam: Steps, found: Mapping[str, Tensor]) -> None:
+        name, master = self.names[place], self.masters[place]
+        for kind, tensor in found.items():
+            # The scales of moments of 8 bits have a shape of their own.
+            if tensor.dim() and tensor.shape != master.shape and not kind.startswith("absmax"):
+                raise CheckpointError(
+                    f"{kind}/{name} of the checkpoint is {tuple(tensor.shape)}, and in this run "
+                    f"{tuple(master.shape)}"
+                )
+        if self._low[place]:
+            if "master" not in found:
+                raise CheckpointError(f"the checkpoint has no master/{name}, the float32 weights of {name}")
+            master.copy_(found["master"])
+        moments = {k: t for k, t in found.items() if k != "master"}
+        if moments:
+            adam.load(master, moments)
 
 
 def _gradient(master: nn.Parameter) -> Tensor:

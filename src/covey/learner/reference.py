@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces, share_of
+from covey.learner.offload import Parked
 from covey.learner.optimizer import Masters
 from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy
@@ -36,6 +37,7 @@ class MovingReference:
     ) -> None:
         self._policy, self._reference = policy, reference
         self._every, self._alpha = every, alpha
+        self.parked = Parked()
         self._float32: dict[str, Tensor] = {}
         self._computing: dict[str, Tensor] = {}
         lora = adapter_parameters(policy)
@@ -54,7 +56,7 @@ class MovingReference:
 
     @contextmanager
     def view(self) -> Iterator[Policy]:
-        """The reference as a model, for passes without gradient."""
+        """The reference as a model, for passes without gradient; its tensors have to be on the device."""
         if self._reference is not None:
             yield self._reference
             return
@@ -76,9 +78,10 @@ class MovingReference:
         """Move the tensors towards the masters if a sync is due after this step; says whether it was."""
         if not self._every or step % self._every:
             return False
-        for name, master in zip(masters.names, masters.masters, strict=True):
-            self._float32[name].lerp_(master, self._alpha)
-        self._cast()
+        with self.parked.here():
+            for name, master in masters.each():
+                self._float32[name].lerp_(master, self._alpha)
+            self._cast()
         return True
 
     def last_sync(self, step: int) -> int:
@@ -88,22 +91,27 @@ class MovingReference:
     def tensors(self) -> Mapping[str, Tensor]:
         """What moves, and only at a sync: float32, and where it computes in a lower dtype that too."""
         low = {f"{n} as it computes": t for n, t in self._computing.items() if t.dtype != torch.float32}
-        return {**self._float32, **low}
+        return {n: self.parked.look(t) for n, t in {**self._float32, **low}.items()}
+
+    def own_tensors(self) -> Iterable[Tensor]:
+        """What it holds beside the policy's tensors, as it lies on the device."""
+        return [*self._float32.values(), *self._computing.values()]
 
     def state(self) -> Mapping[str, Tensor]:
         """The float32 tensors."""
-        return self._float32
+        return {n: self.parked.look(t) for n, t in self._float32.items()}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with what `state` gave."""
-        for name, tensor in self._float32.items():
-            tensor.copy_(tensors[name])
-        self._cast()
+        with self.parked.here():
+            for name, tensor in self._float32.items():
+                tensor.copy_(tensors[name])
+            self._cast()
 
     def pieces(self, rank: int, world: int) -> Iterable[Piece]:
         """This rank's part of the float32 tensors, which every rank holds."""
-        return share_of(self._float32, rank, world)
+        return share_of(self.state(), rank, world)
 
     def load_pieces(self, saved: SavedPieces) -> None:
         """Go on with what all ranks saved."""

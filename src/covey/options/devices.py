@@ -46,6 +46,37 @@ class DeviceOptions(Options):
         swift="not set",
         resume="split",
     )
+    offload_optimizer: bool = option(
+        False,
+        "Keep AdamW's moments, and float32 masters beside the weights, in CPU memory; they come to the GPU "
+        "for each step, some layers at a time. Every result stays as it is.",
+        swift="false",
+        resume="free",
+        sets_pace=True,
+    )
+    offload_model: bool = option(
+        False,
+        "Move to CPU memory during rollouts what no rollout needs: masters, moments, the reference, and the "
+        "shards of FSDP. The native engine samples with the trained weights themselves, which stay.",
+        swift="false",
+        resume="free",
+        sets_pace=True,
+    )
+    offload_reference: bool = option(
+        False,
+        "Keep the weights of the KL term's reference in CPU memory but while it annotates.",
+        resume="free",
+        sets_pace=True,
+    )
+    move_model_batches: int | None = option(
+        None,
+        "With offload_optimizer, the number of groups of layers in which optimizer state comes to the GPU: "
+        "more groups take less memory at a time. Not set: each layer is one.",
+        ge=1,
+        why="Layers are moved in one group at least.",
+        swift="not set",
+        resume="free",
+    )
     use_vllm: bool = option(
         ...,
         "Whether vLLM samples.",

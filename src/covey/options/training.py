@@ -46,6 +46,15 @@ class OptimizerOptions(Options):
         trl="0",
         swift="0",
     )
+    optim: Literal["adamw_torch", "adamw_8bit"] = option(
+        "adamw_torch",
+        "AdamW with moments of 32 bits, or of 8 (by bitsandbytes: pip install 'covey[8bit]'), which take 2 "
+        "bytes a weight in place of 8, and round. A paged one is adamw_8bit with offload_optimizer.",
+        trl="adamw_torch_fused",
+        swift="adamw_torch_fused",
+        words={"adamw": "adamw_torch", "adamw_torch_fused": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit"},
+        hints=("optimizer",),
+    )
     adam_beta1: float = option(
         0.9,
         "Decay of AdamW's mean of gradients.",

@@ -9,6 +9,7 @@ from covey.options.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.ladder import SHORTEST, Edits, computed_again, ladder_fixes, smaller_passes, typed_as
+from covey.plan.levers import lever_edits
 from covey.plan.memory import TIGHT, MemoryPlan, memory_plan
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import counted, faults, shape_of
@@ -138,6 +139,8 @@ def _fixes(
         )
     if facts.cuda:
         fixes += fitting("half the bytes for weights and activations", (low, low))
+        for words, edits in lever_edits(config, facts.layout):
+            fixes += fitting(words, (edits, edits))
     both = [] if fixes else [(least | lora, least | lora)]
     fixes += fitting("adapters alone are trained", (lora, lora), *both)
     lengths = ({"max_completion_length": n} for n in _shorter(config.max_completion_length))

@@ -15,6 +15,7 @@ from covey.plan.check_deepspeed import deepspeed_problems
 from covey.plan.check_effect import effect_problems
 from covey.plan.check_eval import eval_problems
 from covey.plan.check_layout import layout_problems
+from covey.plan.check_levers import lever_problems
 from covey.plan.check_memory import memory_problems
 from covey.plan.check_model import model_problems
 from covey.plan.check_objects import object_problems
@@ -48,6 +49,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *start_problems(config, facts, typed or ()),
         *quantization_problems(config, facts),
         *kernel_problems(config, facts),
+        *lever_problems(config, facts, typed or ()),
         *version_problems(config, facts),
         *ray_problems(config, facts),
         *data_problems(config, facts),

@@ -11,8 +11,12 @@ speed, from what the sources say of each:
     selective recomputation   all but matrix products again
     recomputation             a third more arithmetic (arXiv:2205.05198)
     ZeRO-3                    half as much traffic again, in every pass
+    the reference offloaded   its weights over the bus once a rollout
+    a rollout alone           masters and moments over the bus once a rollout
+    optimizer state parked    masters and moments over the bus in every step
     the optimizer offloaded   the step on the CPU, gradients and weights over its bus
     weights offloaded too     every layer over the bus in every pass
+    8-bit moments             none, but they round: another run
     LoRA                      none, but it is another run
     QLoRA                     every product makes its weight first, and it is another run: last
 
@@ -33,6 +37,7 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
 from covey.plan.layout import Layout, Offload, states_typed
+from covey.plan.levers import lever_edits
 from covey.plan.memory import TIGHT, MemoryPlan, memory_plan, recompute_of
 from covey.plan.recompute import KINDS, Recompute
 from covey.plan.shape import COUNTS, shape_of, with_product
@@ -46,6 +51,7 @@ _OF_STAGE = (0.0, 0.5, 1.0, 10.0)
 _OF_OFFLOAD: dict[Offload, float] = {"none": 0.0, "optimizer": 14.0, "params": 20.0}
 _OF_RECOMPUTE: dict[Recompute, float] = {"none": 0.0, "selective": 6.0, "full": 8.0}
 _OF_HALVING, _OF_SHARE, _OF_SLEEP, _OF_LORA, _OF_QLORA = 4.0, 2.0, 3.0, 100.0, 150.0
+_OF_LEVER = {"offload_reference": 11.0, "offload_model": 12.0, "offload_optimizer": 13.0, "optim": 60.0}
 _STATES: tuple[tuple[int, Offload], ...] = (
     (0, "none"),
     (1, "none"),
@@ -146,10 +152,12 @@ def ladder(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     tried = {id(change): _rung(config, facts, change) for change in changes}
     down = [c for c in changes if c.cost > 0]
     here = _of(plan, {}, 0.0)
+    # What is offloaded in a phase that does not bind helps beside another change alone.
+    less = [c for c in down if c.kind not in _OF_LEVER or tried[id(c)].peak_bytes < here.peak_bytes]
     return Ladder(
         here=here,
         up=_shown([(c, tried[id(c)]) for c in changes if c.cost < 0]),
-        down=_shown([(c, tried[id(c)]) for c in down]),
+        down=_shown([(c, tried[id(c)]) for c in less]),
         smallest=None if here.fits else _smallest(config, facts, down, [tried[id(c)] for c in down]),
     )
 
@@ -225,6 +233,9 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
             cost = _OF_RECOMPUTE[kind] - _OF_RECOMPUTE[now]
             if kind != now:
                 yield option("recompute", {"gradient_checkpointing": typed_as(kind)}, cost)
+    for _, edits in lever_edits(config, facts.layout) if facts.cuda or not facts.layout.is_here else ():
+        (name,) = edits
+        yield option(name, edits, _OF_LEVER[name])
     if config.tuner_type != "lora":
         yield option("tuner", {"tuner_type": "lora"}, _OF_LORA)
     if _can_pack(config, facts):

@@ -17,18 +17,20 @@ from covey.options.schema import Config
 from covey.plan.activations import CLOSED_FORM, FLOAT, Training, pass_sizes
 from covey.plan.disk import size
 from covey.plan.facts import Facts, RewardModelFacts
+from covey.plan.levers import moment_bytes, parts_away
 from covey.plan.memory_rollout import planned_layout, rollout_parts
 from covey.plan.memory_training import (
     LOW,
-    MOMENTS,
     annotation_parts,
     bucket_parts,
     gathered_layer,
     has_kl,
     held_parts,
     host_bytes_of,
+    lever_bytes,
     load_parts,
     publish_parts,
+    step_parts,
     update_parts,
     weights_of,
 )
@@ -235,36 +237,49 @@ def _phases(
     if not facts.layout.is_here and facts.num_processes > 1:
         held["communication"] = _COMMUNICATION
     cache, rollout = rollout_parts(config, facts, how, model, prompt, sum(held.values()))
-    held["moments"] = layout.on_gpu(MOMENTS * weights.trained, "optimizer")
+    held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
     if not how.cuda:
-        held["libraries at work"] = _AT_WORK
-    if rollout and how.element != FLOAT and not facts.cuda:
-        num_kernels = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)
-        kept = min(KEPT_KERNELS, num_kernels)
-        held["compiled kernels"] = int(_KERNEL_BYTES * (kept + _LEFT * (num_kernels - kept)))
+        held |= _on_cpu(config, how, lever_bytes(config, model, how, layout), samples=bool(rollout))
+
+    def there(phase: str) -> dict[str, int]:
+        """What of all that is held lies where the phase computes."""
+        elsewhere = parts_away(config, layout, phase)
+        return {name: num_bytes for name, num_bytes in held.items() if name not in elsewhere}
+
     if rollout:
-        phases.append(Phase(name="rollout", parts=held | cache | rollout))
+        phases.append(Phase(name="rollout", parts=there("rollout") | cache | rollout))
     if (config.engine == "native" and not rests) or layout.engine != "own":
         held |= cache
     gathered = gathered_layer(model, how, layout)
     passes = pass_sizes(config, facts, prompt)
     if has_kl(config) or _steps_per_rollout(config) > 1:
         work = max((annotation_parts(model, p, how) for p in passes), key=lambda parts: sum(parts.values()))
-        phases.append(Phase(name="annotate", parts=held | gathered | work))
+        phases.append(Phase(name="annotate", parts=there("annotate") | gathered | work))
     if facts.num_processes > 1:
         held |= bucket_parts(model, how, weights, layout)
     works = [update_parts(model, p, how, weights, layout, adds_up=adds_up) for p in passes]
     fullest = max(works, key=lambda parts: sum(parts.values()))
-    phases.append(Phase(name="update", parts=held | gathered | fullest))
-    gradients = {"gradients": layout.on_gpu(FLOAT * weights.trained, "gradients")}
-    phases.append(Phase(name="step", parts=held | gradients))
+    phases.append(Phase(name="update", parts=there("update") | gathered | fullest))
+    stepping = step_parts(config, model, how, held, layout)
+    phases.append(Phase(name="step", parts=there("step") | stepping))
     if not facts.layout.is_here:
-        phases.append(Phase(name="publish", parts=held | publish_parts(model, how, layout)))
+        phases.append(Phase(name="publish", parts=there("publish") | publish_parts(model, how, layout)))
     whole = {"gathered tensor": FLOAT * model.vocabulary * model.hidden} if layout.zero_stage else {}
     if "kept by the heap" in held:
-        whole |= gradients
-    phases.append(Phase(name="save", parts=held | whole))
+        whole |= {"gradients": stepping["gradients"]}
+    phases.append(Phase(name="save", parts=there("save") | whole))
     return tuple(phases)
+
+
+def _on_cpu(config: Config, how: Training, copies: int, *, samples: bool) -> dict[str, int]:
+    """What a CPU holds beside a run's tensors, and what offloading keeps beside them: there it moves nothing
+    away."""
+    held = {"libraries at work": _AT_WORK}
+    if samples and how.element != FLOAT:
+        num_kernels = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)
+        kept = min(KEPT_KERNELS, num_kernels)
+        held["compiled kernels"] = int(_KERNEL_BYTES * (kept + _LEFT * (num_kernels - kept)))
+    return held | ({"copies in CPU memory": copies} if copies else {})
 
 
 def reward_model_bytes(model: RewardModelFacts, *, cuda: bool) -> int:

@@ -24,14 +24,12 @@ from covey.plan.activations import (
 )
 from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
+from covey.plan.levers import REFERENCE, group_share, moment_bytes, optimizer_parts, parts_away
 from covey.plan.memory_rollout import planned_layout
 from covey.plan.recompute import Recompute
 
 LOW = 2
 """Bytes of a number of lower precision."""
-
-MOMENTS = 2 * FLOAT
-"""Bytes of AdamW's moments, for each trained weight."""
 
 _HEAD_BLOCKS = 3
 # Of the activations of all layers, what the C library's heap keeps of blocks freed between them: glibc before
@@ -43,7 +41,7 @@ _FRAGMENTED_LATER = 0.3
 # DeepSpeed's reduce_bucket_size, twice, since the next one fills while one is reduced.
 _BUCKET, _BUCKETS = 500_000_000, 2
 # What goes with the weights where these are offloaded.
-_OFFLOADED = ("weights", "adapters", "reference", "reference in float32", "reference adapter")
+_OFFLOADED = ("weights", "adapters", *REFERENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +176,29 @@ def host_bytes_of(config: Config, facts: Facts, how: Training) -> int:
     if layout.is_offloaded("gradients"):
         num_bytes += FLOAT * weights.trained
     if layout.is_offloaded("optimizer"):
-        num_bytes += MOMENTS * weights.trained + held.get("masters", 0)
-    return num_bytes
+        num_bytes += moment_bytes(config, weights.trained) + held.get("masters", 0)
+    parked = lever_bytes(config, model, how, layout) if how.cuda else 0
+    return num_bytes + max(1, facts.num_processes) * parked
+
+
+def lever_bytes(config: Config, model: ModelSizes, how: Training, layout: Layout) -> int:
+    """What a process keeps in the machine's memory for `offload_optimizer` and its kin."""
+    weights = weights_of(model, how)
+    held = held_parts(config, model, how, weights, layout)
+    held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
+    away = parts_away(config, layout, "rollout")
+    return sum(num_bytes for name, num_bytes in held.items() if name in away)
+
+
+def step_parts(
+    config: Config, model: ModelSizes, how: Training, held: Mapping[str, int], layout: Layout
+) -> dict[str, int]:
+    """What a step holds: the gradients, and of state that is offloaded some layers at a time."""
+    weights = weights_of(model, how)
+    parts = {"gradients": layout.on_gpu(FLOAT * weights.trained, "gradients")}
+    state = sum(held.get(name, 0) for name in optimizer_parts(layout))
+    share = group_share(config, model, full=how.full)
+    return parts | ({"optimizer state of some layers": round(share * state)} if share else {})
 
 
 def annotation_parts(model: ModelSizes, size: PassSize, how: Training) -> dict[str, int]:

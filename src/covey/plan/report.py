@@ -16,6 +16,7 @@ from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
 from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
+from covey.plan.levers import OFFLOADS
 from covey.plan.memory import MemoryPlan, memory_plan, reward_model_bytes
 from covey.plan.pace import pace
 from covey.plan.reasons import REASONS
@@ -127,7 +128,8 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
     """The machine that is planned, and what of a whole model's states one of its GPUs holds."""
     layout = facts.layout
     if layout.is_here:
-        return []
+        is_parked = facts.cuda and any(getattr(config, name) for name in OFFLOADS)
+        return [f"{size(plan.host_bytes)} wait in CPU memory"] if is_parked else []
     gpus = counted(layout.num_gpus, "GPU")
     lines = [f"{gpus} of {size(layout.gpu_bytes)} ({layout.gpu_bytes / 2**30:.4g} GiB); {layout.in_words()}"]
     lines += [*_forecast_alone(config, layout), *_engine(facts)]

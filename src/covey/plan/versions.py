@@ -60,7 +60,7 @@ TRIED: Mapping[str, Known] = {
         source="sampling alone on a CPU, outside covey, which does not use it",
         date="2026-11",
     ),
-    # The first that multiplies 4-bit weights of two axes as they are given.
+    # The first that multiplies 4-bit weights of two axes as they are given, and steps on a CPU.
     "bitsandbytes": Known(oldest="0.50", newest="0.50.2", source=_SUITE, date="2026-11"),
     # The first whose backward pass over thousands of packed rows does not overflow (its pull request 1500).
     "flash-attn": Known(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import Hollow, hollow_policy, rows_of_source, sharded_policy
 from covey.learner.sharding.partitions import Partitioned, PartitionedReference
 from covey.learner.sharding.reference import ShardedReference
-from covey.learner.sharding.units import Sharded, sharding_over
+from covey.learner.sharding.units import Sharded, Sharding, sharding_over
 from covey.models.live import LiveModel, take_weights
 from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy, prepare_policy
 from covey.models.lora import load_adapter
@@ -100,7 +100,7 @@ def _whole(
         )
     choose_liger(policy, config.use_liger_kernel)
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
-    optimizer = settings.optimizer(config)
+    optimizer = settings.optimizer(config, facts.layout)
     frozen = _reference(first, config, device) if has_copy else None
     pace = settings.reference_pace(config, policy) if reference else None
     moving = None if pace is None else MovingReference(policy, frozen, **pace, dtype=dtype)
@@ -175,19 +175,21 @@ class _Starts:
 def _fsdp2(
     config: Config, facts: Facts, device: torch.device, dtype: torch.dtype, starts: _Starts
 ) -> Backend:
-    def split(found: Hollow, source: Path | nn.Module) -> Sharded:
-        return sharded_policy(found, source, sharding, dtype, trust_remote_code=config.trust_remote_code)
+    def split(found: Hollow, source: Path | nn.Module, how: Sharding) -> Sharded:
+        return sharded_policy(found, source, how, dtype, trust_remote_code=config.trust_remote_code)
 
     sharding = sharding_over(facts.layout, device)
-    still = None if starts.still is None else split(starts.still, starts.still_source)
-    sharded = split(starts.policy, starts.source)
+    # FSDP itself keeps the shards of a reference in CPU memory, and copies a layer at a time.
+    parked = replace(sharding, offload=sharding.offload or config.offload_reference)
+    still = None if starts.still is None else split(starts.still, starts.still_source, parked)
+    sharded = split(starts.policy, starts.source, sharding)
     moving = None if starts.pace is None else ShardedReference(sharded, **starts.pace)
     if starts.new_values:
         sharded.refill(starts.sampler.values)
     return FSDP2Backend(
         sharded,
         starts.sampler.policy,
-        settings.optimizer(config),
+        settings.optimizer(config, facts.layout),
         compute_dtype=dtype,
         reduces_each=reduces_each(config, facts),
         reference=still,
@@ -198,7 +200,7 @@ def _fsdp2(
 def _zero3(
     config: Config, facts: Facts, device: torch.device, dtype: torch.dtype, starts: _Starts
 ) -> Backend:
-    optimizer, own = settings.optimizer(config), engine_settings(config, facts)
+    optimizer, own = settings.optimizer(config, facts.layout), engine_settings(config, facts)
 
     def split(found: Hollow, source: Path | nn.Module, optimizer: OptimizerConfig | None) -> Partitioned:
         with rows_of_source(found, source, trust_remote_code=config.trust_remote_code) as read:

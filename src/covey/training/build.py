@@ -26,6 +26,7 @@ from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
 from covey.plan.check_steps import step_refusals
 from covey.plan.facts import Facts
+from covey.plan.memory import memory_plan
 from covey.plan.report import report_json
 from covey.rewards.registry import build
 from covey.rollout.publisher import Publisher
@@ -49,6 +50,7 @@ from covey.training.facts import Survey, model_dir
 from covey.training.failure import writing
 from covey.training.guards import Guards
 from covey.training.job import Job
+from covey.training.memory import PhaseMemory
 from covey.training.process import own_device
 from covey.training.recorder import Recorder
 from covey.training.saving import SavePlan, Saver
@@ -123,6 +125,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
             saved_step=-1 if resume is None else progress.step,
         ),
         recorder=recorder,
+        memory=PhaseMemory(device, memory_plan(config, facts)),
     )
 
 

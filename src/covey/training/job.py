@@ -28,7 +28,8 @@ from covey.rollout.records import records_of
 from covey.training.evaluate import Best, EvalTimes, Evaluator
 from covey.training.guards import Guards
 from covey.training.limits import Limits, Signals
-from covey.training.measure import peak_memory_gib, rollout_metrics, step_metrics, with_users
+from covey.training.measure import rollout_metrics, step_metrics, with_users
+from covey.training.memory import PhaseMemory
 from covey.training.objective import Objective
 from covey.training.recorder import Recorder
 from covey.training.saving import Saver
@@ -66,6 +67,7 @@ class Job:
     rules: Rules
     saver: Saver
     recorder: Recorder
+    memory: PhaseMemory
     signals: Signals = field(default_factory=Signals)
     ended_by: str = ""
     _has_reported_fallback: bool = False
@@ -82,6 +84,7 @@ class Job:
     def begin(self) -> None:
         """Evaluate before the first step where that is asked for."""
         self.comm.activity.step = self.progress.step
+        self.memory.begin()
         if self.evaluator is not None and self.eval_times.on_start and not self.progress.step:
             metrics = self._evaluate()
             self.rules.check(StepRecord(step=0, rollout=-1, pass_index=0, metrics=metrics))
@@ -97,6 +100,7 @@ class Job:
         try:
             collected = self.source.next(self.progress.rollout)
             self.engine.rest()
+            self.memory.end("rollout")
             return collected
         except Stopped:
             self._agree_to_end()
@@ -104,6 +108,7 @@ class Job:
 
     def start_rollout(self, collected: Collected, rows: list[TrainSample]) -> None:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
+        self.memory.end("annotate")
         self.guards.check_rollout(collected, rows, self.progress.step)
         metrics = rollout_metrics(collected, rows, self.progress.step)
         self._report([*self.watch.check(collected.sampled, self.progress.step), *self._new_fallbacks()])
@@ -154,6 +159,7 @@ class Job:
 
     def finish_step(self, batch: Batch, result: StepResult) -> None:
         """Everything that follows an optimizer step, in this order."""
+        self.memory.end("update")
         is_fresh = self.buffer.done == 0
         scheduled = self._scheduled_values()
         self._count(batch, result)
@@ -161,6 +167,7 @@ class Job:
         self._agree_to_end()
         seconds = time.perf_counter() - self._step_began
         stop = self._guard_stop(batch, result, is_fresh=is_fresh)
+        self._compare_forecast()
         # A step that a guard stops is recorded, and not evaluated first.
         evaluated, is_best = ({}, False) if stop is not None else self._evaluate_if_due()
         self._record(self._step_record(batch, result, seconds, {**scheduled, **evaluated}), result.skipped)
@@ -169,6 +176,15 @@ class Job:
             raise stop
         self._save_if_due(is_best=is_best)
         self._begin_next_step()
+
+    def _compare_forecast(self) -> None:
+        """After the first step put on record how far the forecast of the memory was off."""
+        found = self.memory.compare(self.progress.step)
+        if found is None:
+            return
+        numbers = {"measured_bytes": found.measured_bytes, "forecast_bytes": found.forecast_bytes}
+        self.recorder.event("memory_forecast", step=self.progress.step, **numbers)
+        self._report([] if found.finding is None else [found.finding])
 
     def _scheduled_values(self) -> dict[str, Metric]:
         """The options that change over the run, as the step just taken had them."""
@@ -219,6 +235,7 @@ class Job:
 
     def _begin_next_step(self) -> None:
         self._step_began = time.perf_counter()
+        self.memory.begin()
         if self.progress.step % _COLLECT_EVERY == 0:
             gc.collect()
 
@@ -242,7 +259,7 @@ class Job:
             "num_tokens": Metric(value=self.progress.num_tokens),
             "time/step_s": Metric(value=seconds),
             "throughput/tokens_per_s": Metric(value=tokens / seconds),
-            "memory/peak_gib": Metric(value=peak_memory_gib(self.backend.policy.device)),
+            **self.memory.step_metrics(),
             **evaluated,
         }
         if self.backend.moving is not None and self.backend.moving.moves:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from statistics import fmean, stdev
-
-import torch
 
 from covey.health.completions import completion_metrics
 from covey.rollout.collect import Collected
@@ -139,15 +135,6 @@ def _differs(scores: Sequence[Score]) -> bool:
     for part in (p for s in scores if s.steps is not None for p in s.parts):
         steps.setdefault(part.name, set()).update(part.steps or ())
     return len(outcomes - {None}) > 1 or any(len(numbers) > 1 for numbers in steps.values())
-
-
-def peak_memory_gib(device: torch.device) -> float:
-    """The most memory that this process has held: of its GPU where it has one, else of the machine."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    # Kilobytes, but bytes on macOS.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def _mean(values: Sequence[float]) -> Metric:

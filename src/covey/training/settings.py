@@ -18,11 +18,13 @@ from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.start import reference_adapter
 from covey.data.text import TextCodec
+from covey.learner.offload import Offload
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.schedule import Schedule
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
+from covey.plan.layout import Layout
 from covey.plan.shape import tokens_per_pass
 from covey.training.evaluate import EvalTimes
 from covey.training.limits import Limits
@@ -259,11 +261,19 @@ def _has_entropy_term(config: Config) -> bool:
     return bool(config.entropy_coef or config.entropy_coef_end or config.use_adaptive_entropy)
 
 
-def optimizer(config: Config) -> OptimizerConfig:
-    """AdamW's settings."""
+def optimizer(config: Config, layout: Layout) -> OptimizerConfig:
+    """AdamW's settings; shards that lie in CPU memory are not moved there again."""
+    is_there = layout.fsdp and layout.offload == "params"
     return OptimizerConfig(
         betas=(config.adam_beta1, config.adam_beta2),
         epsilon=config.adam_epsilon,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
+        kind=config.optim,
+        offload=Offload(
+            optimizer=config.offload_optimizer and not is_there,
+            model=config.offload_model and not is_there,
+            reference=config.offload_reference,
+            groups=config.move_model_batches,
+        ),
     )

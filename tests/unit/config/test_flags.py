@@ -160,11 +160,11 @@ def test_ways_to_split_a_model_have_what_to_type_instead(words: str, instead: st
     "words",
     [
         "--dataloader_num_workers 4",
-        "--offload_model false",
-        "--no_offload_model",
+        "--torch_compile false",
+        "--no_push_to_hub",
         "--padding_free",
         "--gc_collect_after_offload true",
-        "--optim adamw_torch",
+        "--ddp_backend nccl",
         "--top_k -1",
     ],
 )

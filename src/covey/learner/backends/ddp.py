@@ -51,6 +51,7 @@ class DDPBackend(SingleBackend):
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; gradients are reduced over ranks while the `last` backward runs."""
+        self._let_reference_go()
         quiet: AbstractContextManager[None] = nullcontext() if last else self._wrapped.no_sync()
         with quiet:
             stats = self._wrapped(micro)

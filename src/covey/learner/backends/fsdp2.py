@@ -21,6 +21,7 @@ from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
 from covey.learner.backends.writers import adapter_writer, model_writer
 from covey.learner.fingerprints import whole_checksums
+from covey.learner.offload import Parked
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
@@ -62,6 +63,11 @@ class FSDP2Backend:
         mesh = sharded.sharding.mesh
         self._trained, self._across = trained, Shards(mesh.get_group(mesh.ndim - 1))
         self.masters = Masters(list(trained), shards, shards, config, self._across)
+        self._offload = config.offload
+        self._shards = Parked(self._all_shards)
+        if moving is not None and config.offload.reference:
+            moving.parked = Parked(moving.own_tensors)
+            moving.parked.leave()
         self._room = Room(
             sampler, sharded.sharding.device, computing_dtypes(sharded.parameters, compute_dtype)
         )
@@ -80,6 +86,13 @@ class FSDP2Backend:
             self.sampler.requires_grad_(False)
             whole = dict(self.sampler.named_parameters())
             self._sharded.refill({name: whole[name] for name in own})
+
+    def _all_shards(self) -> list[Tensor]:
+        """This rank's rows of the policy and of its reference, but for what is in CPU memory in any case."""
+        own = list(self._sharded.parameters.values())
+        still = [] if self._reference is None else list(self._reference.parameters.values())
+        moving = [] if self.moving is None or self._offload.reference else self.moving.own_tensors()
+        return [*map(local, own), *(local(p) for p in still if not self._offload.reference), *moving]
 
     def use_layout(self, probed: Policy) -> None:
         """As probed; but each pass computes its own prompts, since one that did not would run its layers less
@@ -162,9 +175,19 @@ class FSDP2Backend:
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
-        """The sampler with whole weights as they compute, gathered a layer at a time."""
-        with self._room.held(self._sharded.whole()), merged(self.sampler):
+        """The sampler with whole weights as they compute, gathered a layer at a time; the shards are in CPU
+        memory meanwhile where that was asked for."""
+        with self._room.held(self._sharded.whole()), self._rest_away(), merged(self.sampler):
             yield self.sampler
+
+    @contextmanager
+    def _rest_away(self) -> Iterator[None]:
+        if not self._offload.model:
+            yield
+            return
+        self._sharded.let_go()
+        with self.masters.away(), self._shards.away():
+            yield
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Gathered a layer at a time; with an adapter, all of them before the first."""
@@ -173,7 +196,8 @@ class FSDP2Backend:
                 for name, weight in plain_weights(self.sampler):
                     yield name, weight if dtype is None else weight.to(dtype)
             return
-        for name, weight in self._sharded.whole():
+        held = self.sampler.named_parameters() if self._room.is_held else self._sharded.whole()
+        for name, weight in held:
             yield name.removeprefix("model."), weight if dtype is None else weight.to(dtype)
 
     def frozen(self) -> Mapping[str, Tensor]:

@@ -15,6 +15,7 @@ from covey.checkpoint.pieces import Piece, SavedPieces, share_of
 from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
 from covey.learner.backends.writers import adapter_writer, model_writer
 from covey.learner.fingerprints import checksum, frozen_tensors
+from covey.learner.offload import Parked, own_memory
 from covey.learner.optimizer import Across, Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
@@ -50,6 +51,23 @@ class SingleBackend:
         self.reference = reference
         self.moving = moving
         self.masters = Masters.of(policy, config, compute_dtype, adapter_parameters(policy), across)
+        self._offload = config.offload
+        self._parked_reference = self._parkable_reference()
+
+    def _parkable_reference(self) -> Parked:
+        """The tensors of the reference, if there are any beside the policy's; away if they are to be."""
+        reference, moving = self.reference, self.moving
+        if not (self._offload.reference or self._offload.model):
+            return Parked()
+        own = [] if reference is None else list(reference.parameters())
+        if moving is None:
+            own_memory(own)
+        parked = Parked(lambda: [*own, *([] if moving is None else moving.own_tensors())])
+        if moving is not None:
+            moving.parked = parked
+        if self._offload.reference:
+            parked.leave()
+        return parked
 
     def use_layout(self, probed: Policy) -> None:
         """The policy was probed itself."""
@@ -68,8 +86,13 @@ class SingleBackend:
     @contextmanager
     def _model_of(self, which: Annotation) -> Iterator[Policy]:
         if which != "reference":
+            self._let_reference_go()
             yield self.policy
-        elif self.moving is not None:
+            return
+        if self._parked_reference.is_away:
+            # It stays until something else is computed: a rollout is annotated in several calls.
+            self._parked_reference.come()
+        if self.moving is not None:
             with self.moving.view() as reference:
                 yield reference
         elif self.policy.adapter is not None:
@@ -79,8 +102,13 @@ class SingleBackend:
             assert self.reference is not None, "nothing asked for a reference when the run was built"
             yield self.reference
 
+    def _let_reference_go(self) -> None:
+        if self._offload.reference and not self._parked_reference.is_away:
+            self._parked_reference.leave(is_changed=False)
+
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; gradients add up in float32."""
+        self._let_reference_go()
         stats = self.policy(micro)
         output = loss(stats, micro)
         with self.masters.absorbing():
@@ -120,14 +148,27 @@ class SingleBackend:
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
-        """The policy itself, in evaluation mode, its adapter merged where that is exact."""
+        """The policy itself, in evaluation mode, its adapter merged where that is exact; what no rollout
+        needs is in CPU memory where that was asked for."""
         training = self.policy.training
         self.policy.eval()
         try:
-            with merged(self.policy):
+            with self._rest_away(), merged(self.policy):
                 yield self.policy
         finally:
             self.policy.train(training)
+
+    @contextmanager
+    def _rest_away(self) -> Iterator[None]:
+        self._let_reference_go()
+        if not self._offload.model:
+            yield
+            return
+        with self.masters.away(), self._parked_reference.away():
+            if self.policy.device.type == "cuda":
+                # The memory goes to the cache of a rollout, whose blocks have other sizes.
+                torch.cuda.empty_cache()
+            yield
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Weights under transformers' names, adapters merged, in `dtype` (None: as held)."""
@@ -136,7 +177,8 @@ class SingleBackend:
 
     def frozen(self) -> Mapping[str, Tensor]:
         """Frozen tensors of the policy, and a reference that does not move."""
-        return frozen_tensors(self.policy, None if self.moving is not None else self.reference)
+        found = frozen_tensors(self.policy, None if self.moving is not None else self.reference)
+        return {name: self._parked_reference.look(tensor) for name, tensor in found.items()}
 
     def trained(self) -> Mapping[str, Tensor]:
         """The trained parameters, as they compute."""

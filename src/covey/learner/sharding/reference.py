@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.learner.offload import Parked
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.units import Sharded, local
 from covey.models.policy import Policy
@@ -23,6 +24,7 @@ class ShardedReference(MovingReference):
         self._trained = {n: local(p) for n, p in sharded.parameters.items() if p.requires_grad}
         self._float32 = {n: t.clone() for n, t in self._trained.items()}
         self._computing = {}
+        self.parked = Parked()
 
     @contextmanager
     def view(self) -> Iterator[Policy]:
@@ -34,7 +36,7 @@ class ShardedReference(MovingReference):
         try:
             with torch.no_grad():
                 for name, rows in self._trained.items():
-                    rows.copy_(self._float32[name])
+                    rows.copy_(self.parked.look(self._float32[name]))
             yield self._policy
         finally:
             self._settle()
@@ -52,7 +54,7 @@ class ShardedReference(MovingReference):
 
     def pieces(self, rank: int, world: int) -> Iterable[Piece]:
         """The rows of this rank."""
-        return self._sharded.pieces(self._float32)
+        return self._sharded.pieces(self.state())
 
     def load_pieces(self, saved: SavedPieces) -> None:
         """The rows of this rank."""

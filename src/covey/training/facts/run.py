@@ -72,6 +72,7 @@ def run_facts(config: Config, num_processes: int) -> Facts:
             *_missing_bitsandbytes(config),
             *_missing_deepspeed(config),
             *([("launcher", "ray")] if ray and importlib.util.find_spec("ray") is None else ()),
+            *_missing_optimizer(config),
         ),
         ray=ray,
     )
@@ -156,6 +157,12 @@ def _missing_deepspeed(config: Config) -> list[tuple[str, str]]:
     """(option, distribution) of DeepSpeed, where it is asked for and not there; zero0 needs none."""
     is_asked = config.deepspeed is not None and config.deepspeed.lower() != "zero0"
     return [("deepspeed", "deepspeed")] if is_asked and importlib.util.find_spec("deepspeed") is None else []
+
+
+def _missing_optimizer(config: Config) -> list[tuple[str, str]]:
+    is_asked = config.optim == "adamw_8bit"
+    is_there = not is_asked or importlib.util.find_spec("bitsandbytes") is not None
+    return [] if is_there else [("optim", "bitsandbytes")]
 
 
 def _missing_kernels(config: Config) -> list[tuple[str, str]]:

@@ -1,0 +1,62 @@
+"""Part 5, its last lines: what offload_optimizer leaves on the device, what it costs, and its bits."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from covey.learner.backends.single import SingleBackend
+from covey.learner.fingerprints import checksum
+from covey.learner.offload import NO_OFFLOAD, Offload
+from covey.learner.optimizer import OptimizerConfig
+from covey.models.policy import Policy
+from on_gpu.lines import Found, Lines
+from on_gpu.machine import Shape, device, forget_peak, peak_bytes, random_model, wait
+
+_STEPS = 3
+
+
+def offload_lines(lines: Lines, shape: Shape, config: OptimizerConfig) -> None:
+    """Write a line for steps with all state on the device, and one for state in CPU memory."""
+    sums: dict[str, list[int]] = {}
+    for name, offload in (
+        ("state on the device", NO_OFFLOAD),
+        ("state in CPU memory", Offload(optimizer=True)),
+    ):
+        lines.case(
+            f"{shape.name} {name}",
+            lambda: _steps(shape, replace(config, offload=offload), lambda s: sums.update({name: s})),  # noqa: B023
+            needs_s=8,
+        )
+        gc.collect()
+    if len(sums) == 2:
+        is_same = len(set(map(tuple, sums.values()))) == 1
+        why = "" if is_same else "the weights differ"
+        lines.case(f"{shape.name} bits", lambda: Found(figures={"same": is_same}, passed=is_same, why=why))
+
+
+def _steps(shape: Shape, config: OptimizerConfig, tell: Callable[[list[int]], None]) -> Found:
+    """Optimizer steps on drawn gradients, the bytes that are held between them, and their seconds."""
+    forget_peak()
+    policy = Policy(random_model(shape, torch.float32)).train()
+    backend = SingleBackend(policy, config, compute_dtype=torch.bfloat16)
+    masters, seconds = backend.masters, []
+    for seed in range(_STEPS):
+        torch.manual_seed(seed)
+        for parameter in masters.params:
+            parameter.grad = torch.randn_like(parameter)
+        masters.absorb()
+        forget_peak()
+        wait()
+        began = time.perf_counter()
+        backend.step(1e-6)
+        wait()
+        seconds.append(time.perf_counter() - began)
+    peak = peak_bytes()
+    held = torch.cuda.memory_allocated() if device().type == "cuda" else 0
+    tell([checksum(p) for p in policy.parameters()])
+    return Found(figures={"step_s": min(seconds), "held_gb": held / 1e9, "peak_gb": peak / 1e9})

@@ -1,0 +1,141 @@
+"""Tensors that wait in CPU memory while nothing on the device needs them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """What lies in CPU memory, and when.
+
+    optimizer  the moments, and masters that are not the weights themselves: but while a step uses them
+    model      what a rollout does not need of these and of the reference: during rollouts
+    reference  the reference: but while it annotates
+    groups     groups of layers in which masters and moments come to a step, and what a rollout does not need
+               comes back; None: each layer is one
+    """
+
+    optimizer: bool = False
+    model: bool = False
+    reference: bool = False
+    groups: int | None = None
+
+
+NO_OFFLOAD = Offload()
+"""Everything stays on the device."""
+
+
+class Parked:
+    """Tensors that can leave their device for CPU memory and come back, bit for bit.
+
+    A tensor stays the object that it is, and so do all views of it: the storage behind them is emptied, and
+    filled again in other memory. While they are away nothing may read them but by `look`.
+    """
+
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]] = tuple) -> None:
+        self._tensors = tensors
+        self._copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
+        self._is_changed = False
+        self.is_away = False
+
+    @torch.no_grad()
+    def leave(self, *, is_changed: bool = True) -> None:
+        """Let go of the tensors' memory; what `is_changed`, or has no copy in CPU memory yet, is copied
+        before."""
+        assert not self.is_away, "the tensors are away"
+        found = {t.untyped_storage()._cdata: t for t in self._tensors()}
+        self._copies = {key: copy for key, copy in self._copies.items() if key in found}
+        on_gpu = any(t.is_cuda for t in found.values())
+        for key, tensor in found.items():
+            storage = tensor.untyped_storage()
+            if key not in self._copies:
+                copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu)
+                self._copies[key] = storage, copy
+            elif not (is_changed or self._is_changed):
+                continue
+            self._copies[key][1].copy_(_as_bytes(storage), non_blocking=True)
+        if on_gpu:
+            # The copies are read by the CPU from now on.
+            torch.cuda.synchronize()
+        for storage, _ in self._copies.values():
+            storage.resize_(0)
+        self.is_away, self._is_changed = True, False
+
+    @torch.no_grad()
+    def come(self) -> None:
+        """Put the tensors on their device again."""
+        for storage, copy in self._copies.values():
+            storage.resize_(copy.numel())
+            _as_bytes(storage).copy_(copy, non_blocking=True)
+        self.is_away = False
+
+    @contextmanager
+    def here(self, *, is_changed: bool = True) -> Iterator[None]:
+        """Within it the tensors are on their device; those that are away leave again after it."""
+        was_away = self.is_away
+        if was_away:
+            self.come()
+        self._is_changed = self._is_changed or is_changed
+        try:
+            yield
+        finally:
+            if was_away:
+                self.leave(is_changed=False)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Within it the tensors are away; nothing changes them meanwhile."""
+        was_away = self.is_away
+        if not was_away:
+            self.leave()
+        try:
+            yield
+        finally:
+            if not was_away:
+                self.come()
+
+    def look(self, tensor: Tensor) -> Tensor:
+        """A tensor to be read where it lies now: itself, or its copy in CPU memory."""
+        found = self._copies.get(tensor.untyped_storage()._cdata) if self.is_away else None
+        if found is None:
+            return tensor.detach()
+        own = torch.empty(0, dtype=tensor.dtype)
+        return own.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _as_bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+
+
+def own_memory(parameters: Iterable[nn.Parameter]) -> None:
+    """Copy parameters that lie in a file mapped into memory, or in an array of numpy's: such memory cannot be
+    let go of."""
+    for parameter in parameters:
+        if not parameter.untyped_storage().resizable():
+            parameter.data = parameter.data.clone()
+
+
+def layer_groups(names: Sequence[str], num_groups: int | None) -> list[list[int]]:
+    """The places of tensors in groups that are moved together, in their order.
+
+    The layers of a model make `num_groups` groups, as equal as can be, or one each; what belongs to no layer,
+    such as an embedding or a head, is a group of its own.
+    """
+    layers = sorted({int(found[1]) for name in names if (found := _LAYER.search(name))})
+    size = -(-len(layers) // num_groups) if num_groups else 1
+    group_of_layer = {layer: number // max(1, size) for number, layer in enumerate(layers)}
+    groups: dict[object, list[int]] = {}
+    for place, name in enumerate(names):
+        found = _LAYER.search(name)
+        key = name if found is None else group_of_layer[int(found[1])]
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())

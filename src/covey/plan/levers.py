@@ -1,0 +1,87 @@
+"""What offloading and 8-bit moments change in the memory of a run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from covey.options.schema import Config
+from covey.plan.activations import FLOAT
+from covey.plan.facts import ModelSizes
+from covey.plan.layout import Layout
+
+OFFLOADS = ("offload_optimizer", "offload_model", "offload_reference")
+"""The options that move tensors to CPU memory."""
+
+MOMENTS = 2 * FLOAT
+"""Bytes of AdamW's moments, for each trained weight."""
+
+# Of 8 bits each, with a float32 scale for every 256 of either.
+_MOMENTS_8BIT = 2 + 2 * FLOAT / 256
+
+REFERENCE = ("reference", "reference in float32", "reference adapter")
+"""The parts of a reference, as the forecast names them."""
+
+
+def moment_bytes(config: Config, num_weights: int) -> int:
+    """Return what AdamW's moments take of so many trained weights."""
+    each = _MOMENTS_8BIT if config.optim == "adamw_8bit" else MOMENTS
+    return math.ceil(each * num_weights)
+
+
+def optimizer_parts(layout: Layout) -> tuple[str, ...]:
+    """The parts that wait for a step; the masters of FSDP are what it computes with."""
+    return ("moments",) if layout.fsdp else ("moments", "masters")
+
+
+def parts_away(config: Config, layout: Layout, phase: str) -> frozenset[str]:
+    """Return the parts that lie in CPU memory during a phase."""
+    away: set[str] = set()
+    if config.offload_optimizer:
+        away.update(optimizer_parts(layout))
+    if config.offload_reference and phase != "annotate":
+        away.update(REFERENCE)
+    if config.offload_model and phase == "rollout":
+        away.update(optimizer_parts(layout), REFERENCE)
+        if layout.fsdp or layout.engine != "own":
+            # The engine has weights of its own.
+            away.update(("weights", "masters", "adapters"))
+    return frozenset(away)
+
+
+def by_deepspeed(config: Config, layout: Layout) -> bool:
+    """Return whether DeepSpeed holds the state of a run, and not covey."""
+    return bool(config.deepspeed) or (layout.zero_stage > 0 and not layout.fsdp)
+
+
+def lever_edits(config: Config, layout: Layout) -> list[tuple[str, dict[str, Any]]]:
+    """Return what a run could still offload or hold in 8 bits, each as words and options, the least costly
+    first. Where DeepSpeed holds its state these are its own."""
+    if by_deepspeed(config, layout):
+        return []
+    found: list[tuple[str, dict[str, Any]]] = []
+    if layout.offload != "params":
+        found += [
+            ("the reference in CPU memory but while it annotates", {"offload_reference": True}),
+            ("what no rollout needs in CPU memory during rollouts", {"offload_model": True}),
+            ("the optimizer's state in CPU memory but for each step", {"offload_optimizer": True}),
+        ]
+    if not layout.fsdp:
+        found.append(("moments of 8 bits, which round", {"optim": "adamw_8bit"}))
+    return [
+        (words, edits) for words, edits in found if any(getattr(config, n) != v for n, v in edits.items())
+    ]
+
+
+def group_share(config: Config, model: ModelSizes, *, full: bool) -> float:
+    """Return the largest share of the trained weights that is stepped at a time: the embedding, or a group of
+    layers."""
+    if not config.offload_optimizer:
+        return 0.0
+    groups = min(config.move_model_batches or model.layers, model.layers)
+    of_layers = math.ceil(model.layers / groups) / model.layers
+    if not full:
+        return of_layers
+    ends = model.vocabulary * model.hidden
+    layers = model.parameters - ends * (1 if model.tied else 2)
+    return max(ends, of_layers * layers) / model.parameters
