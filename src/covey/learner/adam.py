@@ -57,19 +57,19 @@ class Adam:
         states = self._optimizer.state.values()
         return [state[key] for state in states for key in _LARGE if key in state]
 
-    def state(self, master: nn.Parameter) -> dict[str, Tensor]:
+    def state(self, master: Tensor) -> dict[str, Tensor]:
         """What is kept of a master, by name; nothing before its first step."""
         found: Mapping[str, Any] = self._optimizer.state.get(master, {})
         return {key: torch.as_tensor(value) for key, value in found.items() if key not in _TABLES}
 
-    def load(self, master: nn.Parameter, saved: Mapping[str, Tensor]) -> None:
+    def load(self, master: Tensor, moments: Mapping[str, Tensor]) -> None:
         """Go on with what `state` gave; CheckpointError where that was of the other kind."""
         is_torch = isinstance(self._optimizer, torch.optim.AdamW)
-        if is_torch == ("state1" in saved):
+        if is_torch == ("state1" in moments):
             words = ("adamw_torch, of 32 bits", "adamw_8bit, of 8 bits")
             ours, theirs = words if is_torch else words[::-1]
             raise CheckpointError(f"the moments of the checkpoint are by optim {theirs}, and here {ours}")
-        held: dict[str, Any] = {key: value.to(master.device, copy=True) for key, value in saved.items()}
+        held: dict[str, Any] = {key: value.to(master.device, copy=True) for key, value in moments.items()}
         if "state1" in held:
             held["step"] = int(held["step"])
         if "absmax1" in held:
