@@ -138,6 +138,16 @@ def test_beside_what_holds_the_state(options: dict[str, Any], layout: Layout, co
         assert problem.option not in options or problem.fixes[0].edits
 
 
+def test_what_deepspeed_holds_is_not_moved_by_covey() -> None:
+    from covey.training.settings import optimizer
+
+    levers = {"offload_optimizer": True, "offload_model": True, "offload_reference": True}
+    moved = optimizer(config(**levers), SHARDED).offload
+    assert moved.optimizer and moved.model and moved.reference
+    held = optimizer(config(**levers), replace(ZERO, offload="optimizer")).offload
+    assert not (held.optimizer or held.model or held.reference)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -208,13 +208,11 @@ class _Whole:
     """Whole masters with their names, as a reference that moves reads them."""
 
     def __init__(self, engine: ZeroEngine) -> None:
-        self.names = list(engine.masters)
         self._engine = engine
 
-    @property
-    def masters(self) -> Iterator[Tensor]:
+    def each(self) -> Iterator[tuple[str, Tensor]]:
         """One after the other. Collective."""
-        return (self._engine.fragments.whole(n, m.detach()) for n, m in self._engine.masters.items())
+        return ((n, self._engine.fragments.whole(n, m.detach())) for n, m in self._engine.masters.items())
 
 
 class Zero3Backend(_ZeroBackend):

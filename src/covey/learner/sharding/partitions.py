@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.learner.offload import Parked
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import ReadRows
 from covey.learner.sharding.units import decoder_layers
@@ -69,6 +70,7 @@ class PartitionedReference(MovingReference):
         self._every, self._alpha = every, alpha
         self._float32 = {n: m.detach().clone() for n, m in partitioned.engine.masters.items()}
         self._computing = {}
+        self.parked = Parked()
 
     @contextmanager
     def view(self) -> Iterator[Policy]:
