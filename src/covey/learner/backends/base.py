@@ -121,7 +121,7 @@ class Backend(Protocol):
 
     def pieces(self) -> Iterable[Piece]:
         """This rank's share of optimizer state and masters; those of all ranks are enough for an exact resume
-        together with the saved model. No collective."""
+        together with the saved model. Collective where shares of rows are not what a rank holds."""
         ...
 
     def load_pieces(self, saved: SavedPieces) -> None:
