@@ -15,16 +15,18 @@ from covey.learner.backends.base import Backend
 class Kind:
     """A backend as a user selects it: `options` are typed, and `worlds` are the numbers of processes.
 
-    `is_variant`: near to one that is here, or to the oracle, so `make test` takes few cells of it. `unknown`
-    are the guards that cannot see their fault on it, each with the reason, `nonsense` the planted faults that
-    it cannot have, and `named` those that another code names on it. `trained` gives the tensors whose `.grad`
-    the optimizer reads, and `moments` what it has of AdamW's.
+    `is_variant`: near to one that is here, or to the oracle, so `make test` takes few cells of it, or leaves
+    it to `make contract` where it `is_long`. `unknown` are the guards that cannot see their fault on it, each
+    with the reason, `nonsense` the planted faults that it cannot have, and `named` those that another code
+    names on it. `trained` gives the tensors whose `.grad` the optimizer reads, and `moments` what it has of
+    AdamW's.
     """
 
     name: str
     worlds: tuple[int, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     is_variant: bool = False
+    is_long: bool = False
     unknown: Mapping[str, str] = field(default_factory=dict)
     nonsense: Mapping[str, str] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
@@ -58,7 +60,7 @@ _ON_ONE = dict.fromkeys(
 
 def _fsdp2(name: str, *, is_variant: bool = True, **more: Any) -> Kind:
     """A model that is split over processes; `more` are options, and fields of the entry."""
-    fields = {field: more.pop(field) for field in ("worlds", "nonsense") if field in more}
+    fields = {field: more.pop(field) for field in ("worlds", "nonsense", "is_long") if field in more}
     return Kind(
         name=name,
         options={"fsdp": "full_shard", **more},
@@ -103,23 +105,24 @@ KINDS = (
     ),
     Kind(name="ddp", worlds=(2,), trained=_masters, moments=_moments),
     _fsdp2("fsdp2", is_variant=False),
-    _fsdp2("fsdp2 offloaded", fsdp_offload=True),
+    _fsdp2("fsdp2 offloaded", fsdp_offload=True, is_long=True),
     _fsdp2("fsdp2 on one", worlds=(1,), nonsense=_ON_ONE),
-    _zero("zero1", "zero1"),
+    _zero("zero1", "zero1", is_long=True),
     _zero("zero2", "zero2"),
-    _zero("zero2 offloaded", "zero2_offload"),
+    _zero("zero2 offloaded", "zero2_offload", is_long=True),
     _zero("zero3", "zero3", is_variant=False),
     _zero("zero3 offloaded", "zero3_offload"),
-    _zero("zero3 on one", "zero3", worlds=(1,), nonsense=_ON_ONE),
+    _zero("zero3 on one", "zero3", worlds=(1,), nonsense=_ON_ONE, is_long=True),
     Kind(
         name="ddp, state in CPU memory",
         worlds=(2,),
         options={"offload_optimizer": True, "offload_reference": True},
         is_variant=True,
+        is_long=True,
         trained=_masters,
         moments=_moments,
     ),
-    _fsdp2("fsdp2, state in CPU memory", offload_optimizer=True, offload_reference=True),
+    _fsdp2("fsdp2, state in CPU memory", offload_optimizer=True, offload_reference=True, is_long=True),
 )
 """Every backend, in the order of the tables."""
 
