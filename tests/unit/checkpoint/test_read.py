@@ -98,7 +98,7 @@ def test_a_directory_without_manifest_is_no_checkpoint(make_checkpoint: Make, tm
 
 def test_a_renamed_step_and_a_foreign_format_are_refused(make_checkpoint: Make, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(40)
-    with pytest.raises(CheckpointError, match="is of step 40"):
+    with pytest.raises(CheckpointError, match="of step 40"):
         verify(checkpoint.rename(tmp_path / "checkpoint-41"))
     best = (tmp_path / "checkpoint-41").rename(tmp_path / "best")
     assert verify(best).step == 40
