@@ -77,12 +77,12 @@ def _fsdp2(name: str, *, is_variant: bool = True, **more: Any) -> Kind:
     )
 
 
-def _zero(name: str, word: str, *, is_variant: bool = True, **more: Any) -> Kind:
+def _zero(name: str, word: str, **more: Any) -> Kind:
     """DeepSpeed by one of its presets."""
     return Kind(
         name=name,
         options={"deepspeed": word},
-        is_variant=is_variant,
+        is_variant=True,
         trained=_masters,
         moments=_moments_of_zero,
         unknown={
@@ -110,8 +110,8 @@ KINDS = (
     _zero("zero1", "zero1", is_long=True),
     _zero("zero2", "zero2"),
     _zero("zero2 offloaded", "zero2_offload", is_long=True),
-    _zero("zero3", "zero3", is_variant=False),
-    _zero("zero3 offloaded", "zero3_offload"),
+    _zero("zero3", "zero3"),
+    _zero("zero3 offloaded", "zero3_offload", is_long=True),
     _zero("zero3 on one", "zero3", worlds=(1,), nonsense=_ON_ONE, is_long=True),
     Kind(
         name="ddp, state in CPU memory",
