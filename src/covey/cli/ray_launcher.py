@@ -301,8 +301,8 @@ def _no_actor(actor: Actor, error: ActorGone) -> Problem:
 
 
 def _no_folder(rank: Rank, folder: str) -> Problem:
-    seen = f"{rank.host} has no folder {folder}, where this command was typed."
-    share = Fix(text="share the folder, the data and output_dir between the machines, under the same paths")
+    seen = f"The machine {rank.host} has no directory {folder}, in which this command was started."
+    share = Fix(text="put the working directory, the data and output_dir on a disk that all machines share")
     return unusable(seen, "", share)
 
 

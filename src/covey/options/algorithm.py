@@ -114,7 +114,7 @@ class AlgorithmOptions(Options):
         2.0,
         "Exponent of vespo's weight where the advantage is 0 or above.",
         ge=0,
-        why="It is an exponent in VESPO's token weight; a negative one would invert the weight.",
+        why="With a negative exponent, the least likely completions would get the largest weights.",
         trl="2",
         read_if=only_with("loss_type", "vespo"),
     )
@@ -130,7 +130,7 @@ class AlgorithmOptions(Options):
         3.0,
         "Exponent of vespo's weight elsewhere.",
         ge=0,
-        why="It is an exponent in VESPO's token weight; a negative one would invert the weight.",
+        why="With a negative exponent, the least likely completions would get the largest weights.",
         trl="3",
         read_if=only_with("loss_type", "vespo"),
     )
@@ -362,7 +362,7 @@ class AlgorithmOptions(Options):
         2.0,
         "Bound of that ratio.",
         gt=0,
-        why="It limits a ratio of two probabilities, and such a ratio is never below 0.",
+        why="It is compared with a ratio of two probabilities, which is never negative.",
         swift="2",
         read_if=only_if_set("rollout_importance_sampling_mode"),
     )
@@ -377,7 +377,7 @@ class AlgorithmOptions(Options):
         3.0,
         "Upper bound of TRL's ratio.",
         gt=0,
-        why="It limits a ratio of two probabilities, and such a ratio is never below 0.",
+        why="It is compared with a ratio of two probabilities, which is never negative.",
         trl="3",
         names=("vllm_importance_sampling_cap",),
         read_if=only_if_set("vllm_importance_sampling_mode"),
@@ -386,7 +386,7 @@ class AlgorithmOptions(Options):
         None,
         "Lower bound of TRL's ratio.",
         ge=0,
-        why="It limits a ratio of two probabilities, and such a ratio is never below 0.",
+        why="It is compared with a ratio of two probabilities, which is never negative.",
         trl="not set",
         read_if=only_if_set("vllm_importance_sampling_mode"),
     )

@@ -181,7 +181,7 @@ class RewardOptions(Options):
         -1.0,
         "What repetition gives a completion that is nothing but repeats; below 0.",
         lt=0,
-        why="It is a penalty, so it has to be below 0; a value above 0 would reward repetition.",
+        why="A completion that only repeats itself gets this reward; at 0 it would not be penalized.",
         trl="-1",
         swift="-1",
     )

@@ -208,7 +208,8 @@ def _told(environment: Mapping[str, str], name: str) -> tuple[str, str]:
 
 def _one_machine(environment: Mapping[str, str]) -> Fix:
     names = [n for n in ("NNODES", f"{_OF_TORCHRUN}NNODES") if environment.get(n, "").strip()]
-    return Fix(text=f"for one machine: `unset {' '.join([*names, *_set_beside(environment)])}`")
+    variables = " ".join([*names, *_set_beside(environment)])
+    return Fix(text=f"to train on this machine only: `unset {variables}`, then the same command")
 
 
 def _all_machines(count: int) -> Fix:
@@ -257,7 +258,7 @@ def _incomplete(world: int, missing: list[str], environment: Mapping[str, str]) 
         cause if "LOCAL_RANK" in missing else "",
         alone,
         Fix(text=f"for several processes on this machine: the same, and then {_TORCHRUN}"),
-        Fix(text="for several machines: docs/clusters.md has the lines"),
+        Fix(text="for several machines: docs/clusters.md has the commands (torchrun, Slurm, Kubernetes)"),
     )
 
 

@@ -79,7 +79,7 @@ def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
     seen = "modules_to_save trains whole modules in bfloat16 beside an adapter in float32, with DeepSpeed."
     cause = "DeepSpeed trains in one dtype."
     in_float32 = Fix(text="compute in float32", edits={"torch_dtype": "float32"})
-    fixes = (in_float32, Fix(text="leave out --modules_to_save"))
+    fixes = (in_float32, Fix(text="train the LoRA matrices only: leave out --modules_to_save"))
     return [problem("E115", "modules_to_save", seen, cause, *fixes)]
 
 

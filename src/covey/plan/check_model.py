@@ -281,7 +281,7 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
         if option == "target_modules":
             fixes.append(Fix(text="every linear layer", edits={"target_modules": ["all-linear"]}))
         else:
-            fixes.append(Fix(text="train adapters alone: leave out --modules_to_save"))
+            fixes.append(Fix(text="train the LoRA matrices only: leave out --modules_to_save"))
         problems.append(
             problem(
                 "E317",

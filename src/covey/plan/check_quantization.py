@@ -111,8 +111,8 @@ def _of_run(config: Config, facts: Facts) -> Iterator[Problem]:
             name,
             f"quant_bits is {config.quant_bits}, and {what} splits the model over the processes.",
             "Packed weights need so little memory that each process holds all of them.",
-            Fix(text=f"the whole model in each process: leave out --{name}"),
-            Fix(text="split unpacked weights: leave out --quant_bits"),
+            Fix(text=f"keep the whole packed model in each process: leave out --{name}"),
+            Fix(text="split a model that is not quantized: leave out --quant_bits"),
         )
 
 

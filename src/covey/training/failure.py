@@ -225,7 +225,7 @@ def stack_path(output_dir: Path, rank: int) -> Path:
 
 def _go_on(output_dir: Path | None) -> Fix:
     if output_dir is None:
-        return Fix(text="start the run again with the same command; it had not written anything yet")
+        return Fix(text="run the same command again; this run had not saved anything yet")
     newest = newest_checkpoint(output_dir)
     text = (
         "no checkpoint was saved yet: this starts at step 0" if newest is None else f"goes on from {newest}"

@@ -30,7 +30,8 @@ _EVERY_S = 1.0
 # A thread that was not there for so long was stopped itself.
 _ASLEEP_S = 5.0
 _ANSWER_S = 5.0
-_FIRST_WORD_S = 20.0
+# For so long a rank that is refused waits for the others to come, to tell them; then the store may go.
+_FIRST_WORD_S = 45.0
 
 
 class Failed(NamedTuple):

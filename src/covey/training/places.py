@@ -89,7 +89,8 @@ def split_over_machines(of_ranks: list[dict[str, str]], num_shards: int) -> list
             f"{first} to {first + len(group) - 1} are on {hosts}."
         )
         alike = Fix(
-            text="the same number of processes on each machine, ranks in its order: srun --distribution=block"
+            text="give each machine the same number of processes, and number them machine by machine: srun "
+            "--distribution=block"
         )
         all_of_them = Fix(text="split over all processes", edits={"fsdp": "full_shard"})
         return [problem("E370", "fsdp", seen, "", alike, all_of_them)]

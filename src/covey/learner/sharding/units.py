@@ -220,7 +220,7 @@ def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
                 seen,
                 cause,
                 Fix(text="compute in float32", edits={"torch_dtype": "float32"}),
-                Fix(text="leave out --modules_to_save"),
+                Fix(text="train the LoRA matrices only: leave out --modules_to_save"),
             )
         ]
     )
