@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import torch
 
+from covey.checksums import checksum
 from covey.learner.backends.single import SingleBackend
-from covey.learner.fingerprints import checksum
 from covey.learner.offload import NO_OFFLOAD, Offload
 from covey.learner.optimizer import OptimizerConfig
 from covey.models.policy import Policy

@@ -23,7 +23,7 @@ REPOSITORY = ROOT.parent.parent
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
     ("types", "chinese", "meeting"),
-    ("errors", "codes", "exits", "activity", "environment", "weight_files", "options"),
+    ("errors", "codes", "exits", "activity", "environment", "weight_files", "checksums", "options"),
     ("comm", "config"),
     ("plan", "algorithm", "kernels", "token_streams"),
     ("models", "data", "rewards", "quickstart"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from covey.learner.fingerprints import checksum
+from covey.checksums import checksum
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from covey.checksums import is_finite
 from covey.comm import Comm
 from covey.health.words import broken
-from covey.learner.fingerprints import is_finite
 from covey.types import Fix
 
 # A step looks at one tensor in so many, so that the whole model is looked at every so many steps.

@@ -1,4 +1,4 @@
-"""What can be said of a tensor without keeping it: a sum of its bits, and whether it is finite."""
+"""Checksums of the tensors that a backend holds, whole or in parts."""
 
 from __future__ import annotations
 
@@ -7,25 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from covey.checksums import MODULUS, checksum
 from covey.learner.optimizer import Across
 from covey.models.policy import Policy
 from covey.models.quantized import bytes_of, is_packed
-
-MODULUS = 1 << 50
-"""Checksums stay below it: those of shards are added up in integers of 64 bits, and compared in float64."""
-# Numbers that are looked at together: what is made of them, in 8 bytes each, may be four times their size.
-_PIECE = 1 << 20
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def checksum(tensor: Tensor) -> int:
-    """Sum of a tensor's bit patterns; equal tensors have equal ones on every machine."""
-    bits = _BITS[tensor.element_size()]
-    # Added up where the tensor is: what is kept of each part would stand between their memory.
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for piece in _pieces(tensor):
-        total += piece.view(bits).sum(dtype=torch.int64)
-    return int(total) % MODULUS
 
 
 def whole_checksums(tensors: Mapping[str, Tensor], across: Across) -> list[int]:
@@ -34,19 +19,6 @@ def whole_checksums(tensors: Mapping[str, Tensor], across: Across) -> list[int]:
         return []
     sums = torch.tensor([checksum(t) for t in tensors.values()], dtype=torch.int64)
     return [value % MODULUS for value in across.sum(sums).tolist()]
-
-
-def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The numbers of a tensor, a part at a time."""
-    return tensor.detach().contiguous().view(-1).split(_PIECE)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether every number of a tensor is finite."""
-    found = torch.ones((), dtype=torch.bool, device=tensor.device)
-    for piece in _pieces(tensor):
-        found &= torch.isfinite(piece).all()
-    return bool(found)
 
 
 def frozen_tensors(policy: Policy, reference: Policy | None) -> dict[str, Tensor]:

@@ -18,10 +18,11 @@ NamedWeights = Iterator[tuple[str, "Tensor"]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What an engine can do; `noise_keys` says that the same key draws the same completion whatever its
-    batch."""
+    batch, `holds_weights` that it samples from a copy of the weights, which is as old as the last publish."""
 
     logprobs: bool
     noise_keys: bool
+    holds_weights: bool = False
 
 
 class Engine(Protocol):

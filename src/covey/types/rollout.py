@@ -123,11 +123,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """An engine's confirmation that it serves `version`; fingerprints are empty where weights are shared, not
-    copied."""
+    """An engine's confirmation that it serves `version`; `fingerprints` are the checksums of the tensors that
+    it holds, read back from it by name, and empty where weights are shared, not copied."""
 
     version: int
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    fingerprints: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from covey.checksums import checksum
 from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.health.weights import WeightWatch
-from covey.learner.fingerprints import checksum
 from support.owners import Held
 
 

@@ -14,9 +14,10 @@ import torch
 import transformers
 from bitsandbytes.functional import dequantize_4bit
 
+from covey.checksums import checksum
 from covey.config.quantization import Quantization, adapter_quantization
 from covey.learner.backends.single import SingleBackend
-from covey.learner.fingerprints import checksum, frozen_tensors
+from covey.learner.fingerprints import frozen_tensors
 from covey.learner.optimizer import OptimizerConfig
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import choose_stream, load_adapted, load_policy, save_policy

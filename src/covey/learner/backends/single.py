@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from covey.algorithm.losses import LossOutput
 from covey.checkpoint.model_files import ModelFiles
 from covey.checkpoint.pieces import Piece, SavedPieces, share_of
+from covey.checksums import checksum
 from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
 from covey.learner.backends.writers import adapter_writer, model_writer
-from covey.learner.fingerprints import checksum, frozen_tensors
+from covey.learner.fingerprints import frozen_tensors
 from covey.learner.offload import Parked, own_memory
 from covey.learner.optimizer import Across, Masters, OptimizerConfig
 from covey.learner.reference import MovingReference

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from covey.algorithm.losses import LossOutput
 from covey.checkpoint.model_files import ModelFiles
 from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.checksums import checksum
 from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
 from covey.learner.backends.deepspeed import Settings, ZeroEngine
 from covey.learner.backends.writers import adapter_writer, model_writer
-from covey.learner.fingerprints import checksum, frozen_tensors, whole_checksums
+from covey.learner.fingerprints import frozen_tensors, whole_checksums
 from covey.learner.optimizer import Masters, NonFiniteGradient, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
