@@ -11,6 +11,26 @@ import pytest
 import torch
 
 
+class _NamesFailures:
+    """Prints each failure as it comes: a run that is ended at its time limit has named what failed."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.ensure_newline()
+            seen = report.longreprtext[-3000:]
+            self._terminal.write_line(f"FAILED {report.nodeid} ({report.when})\n{seen}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_NamesFailures(terminal))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> None:
     torch.set_num_threads(1)

@@ -279,8 +279,8 @@ def test_a_checkpoint_is_an_adapter_that_says_how_its_base_was_packed(bases, tmp
         bases("llama"), dtype=FP32, quantization_config=transformers.BitsAndBytesConfig.from_dict(words)
     )
     for layer in theirs.modules():
-        # Where the CPU multiplies in bfloat16, bitsandbytes 0.50 sorts the bytes anew for a model that is only
-        # sampled from, and fails where a layer has inputs that are no multiple of 64.
+        # Where the CPU multiplies in bfloat16, bitsandbytes 0.50 sorts the bytes of a model in evaluation
+        # mode anew, and fails where a layer's inputs are no multiple of 64.
         layer.support_avx512bf16_for_cpu = False
     theirs = PeftModel.from_pretrained(theirs, str(tmp_path / "adapter")).eval()
     tokens = torch.tensor([rows()[0].token_ids])
