@@ -71,6 +71,8 @@ def gaps(actual: Left, expected: Left, cell: Cell) -> list[Gap]:
 
 # What bfloat16 does to a single logprob: the least that is allowed of a mean over tokens.
 LOW = 1e-2
+# The most that is allowed of a norm, so that one that is zeroed or doubled fails however far gradients part.
+MOST = 0.5
 
 
 def widened(found: Sequence[Gap], rounded: Mapping[str, float]) -> list[Gap]:
@@ -80,11 +82,13 @@ def widened(found: Sequence[Gap], rounded: Mapping[str, float]) -> list[Gap]:
     says nothing beside how far all have moved.
     """
     first, later = rounded["gradient"], rounded["gradient of steps 2 to 5"]
-    known = {**rounded, "logged norm of the first gradient": first, "metric grad_norm": later}
+    norms = {"logged norm of the first gradient": first, "metric grad_norm": later}
 
     def bound(gap: Gap) -> float:
+        if gap.what in norms:
+            return min(MOST, SLACK * norms[gap.what])
         least = LOW if gap.what == "loss" or gap.what.startswith("metric") else gap.bound
-        return max(least, SLACK * known.get(gap.what, 0.0)) if gap.bound else 0.0
+        return max(least, SLACK * rounded.get(gap.what, 0.0)) if gap.bound else 0.0
 
     return [replace(gap, bound=bound(gap)) for gap in found if not gap.what.startswith("weight after")]
 
