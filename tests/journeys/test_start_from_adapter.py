@@ -129,7 +129,9 @@ def test_the_kl_at_step_0_is_that_of_the_reference(
         found[Path(name).name] = metric(run, "kl")
         assert metric(run, "reference/last_sync") == [None] * 3
     assert found["start"][0] == 0.0
-    assert 0.0 < found["start"][1] < found["start"][2]
+    assert min(found["start"][1:]) > 0.0
+    # Logprobs in bfloat16 are off by up to 1 %, and a KL of some 1e-5 by its own size.
+    assert dtype == "bfloat16" or found["start"][1] < found["start"][2]
     assert found[adapter.name] == found["start"]
     rel = 1e-4 if dtype == "float32" else 0.1
     assert found["base"][0] == pytest.approx(kl_by_hand(model, adapter, replay), rel=rel)
