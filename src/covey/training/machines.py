@@ -121,6 +121,10 @@ class Machines:
             time.sleep(0.05)
         self.mirror()
 
+    def has_refused(self) -> bool:
+        """Whether a rank of another machine has raised an error."""
+        return bool(self.raised) or any(self.place.has(rank, RAISED) for rank in self.elsewhere)
+
     def mirror(self) -> None:
         """Leave on this machine what the others have said."""
         for rank, code in [*self.raised.items()]:

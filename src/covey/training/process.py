@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from covey.activity import Activity, Stopped
 from covey.comm import Comm, GroupComm, LocalComm
-from covey.errors import ConfigError
+from covey.errors import ConfigError, OtherRankFailed
 from covey.plan.check_launch import num_ranks
 from covey.plan.problem import problem
 from covey.training.limits import Signals
@@ -104,7 +104,8 @@ def ranks(
 
 
 def _make_process_group(world: int, machines: Machines | None) -> Met:
-    """Make the process group; ConfigError (E375) where the processes do not find each other."""
+    """Make the process group; ConfigError (E375) where the processes do not find each other, OtherRankFailed
+    where one of another machine has ended with an error of its own."""
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     rank = os.environ["RANK"]
     words = f"covey: rank {rank} of {world} waits for the other ranks at {where}\n"
@@ -122,6 +123,8 @@ def _make_process_group(world: int, machines: Machines | None) -> Met:
         )
         return met
     except (dist.DistError, NotThere, ValueError) as error:
+        if machines is not None and machines.has_refused():
+            raise OtherRankFailed("another rank has ended with an error before all had met") from error
         seen = f"Rank {rank} of {world} could not join the others at {where}: {str(error).splitlines()[0]}."
         again = Fix(text="start all ranks together: `torchrun --nproc_per_node N -m covey train ...`")
         raise ConfigError([problem("E375", "MASTER_ADDR", seen, "", again)]) from error

@@ -189,15 +189,19 @@ class Together:
         """End all processes for an error that nothing foresaw; its finding, where this is the only one."""
         if self.place is not None:
             _ignore_signals()
+        is_of_another = failure.is_of_another(error)
+        if is_of_another and self._raised_elsewhere() is not None:
+            # It says itself why it ended.
+            self._end_after_another()
         where = failure.Where(self.rank, self.world, self.activity, self.output_dir, self._host())
         finding = self.explain(error) or failure.failed(error, where)
-        if self.output_dir is None:
+        if self.output_dir is None and not is_of_another:
             # There is no file for it yet.
             sys.stderr.write("".join(traceback.format_exception(error)))
-        else:
+        elif self.output_dir is not None:
             with contextlib.suppress(OSError):
                 failure.write_stack(self.output_dir, self.rank, error)
-        if self.place is not None and failure.is_of_another(error):
+        if self.place is not None and is_of_another:
             # Another process is the cause; the thread finds out which, and ends this one.
             self._lost_contact = True
             time.sleep(2 * (_GONE_S if self.machines is None else _LOST_S) + 2 * _POLL_S)
