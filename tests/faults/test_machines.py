@@ -81,8 +81,8 @@ def test_two_machines_are_one_run(nodes: tuple[Machine, Machine], tmp_path: Path
     [
         ("kill", "update", "1", "F133", 15.0),
         # Rank 0 keeps the lock, and its machine torchrun's store.
-        ("kill", "rollout", "0", "F133", 15.0),
-        ("raise", "reward", "1", "F131", 15.0),
+        pytest.param("kill", "rollout", "0", "F133", 15.0, marks=pytest.mark.slow),
+        pytest.param("raise", "reward", "1", "F131", 15.0, marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_on_one_machine_ends_both(
@@ -105,6 +105,7 @@ def test_a_fault_on_one_machine_ends_both(
     assert [e["code"] for e in events if e["kind"] == "finding" and e["code"] == name] == [name]
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_stopped(nodes: tuple[Machine, Machine], tmp_path: Path) -> None:
     """Its only rank cannot be ended from another machine; it ends as soon as it goes on."""
     (tmp_path / "mine.py").write_text(REWARD)
@@ -145,7 +146,7 @@ def stopped_children(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("rank", ["1", "0"])
+@pytest.mark.parametrize("rank", [pytest.param("1", marks=pytest.mark.slow), "0"])
 def test_what_one_machine_alone_is_refused(nodes: tuple[Machine, Machine], tmp_path: Path, rank: str) -> None:
     """Before weights load: the other machine, which waits for it, ends too, with the same exit code."""
     codes, texts, ended = over_two(nodes, tmp_path, "data", "", rank)

@@ -67,7 +67,9 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize(("launcher", "rank"), [("covey", "1"), ("torchrun", "0")])
+@pytest.mark.parametrize(
+    ("launcher", "rank"), [("covey", "1"), pytest.param("torchrun", "0", marks=pytest.mark.slow)]
+)
 def test_a_killed_rank_is_started_again(launcher: str, rank: str, undisturbed: Path, tmp_path: Path) -> None:
     done = started(tmp_path / "it", *LAUNCHERS[launcher], rank=rank)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -87,7 +87,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "it"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "deepspeed", "srun"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "torchrun",
+        "deepspeed",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("accelerate", "srun")),
+    ],
+)
 def test_every_launcher_starts_the_same_run(launcher: str, expected: Path, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "d.jsonl", rows(12))
     run(tmp_path, commands_of(launcher, flags(options("it"))))
