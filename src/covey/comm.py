@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import torch
@@ -12,8 +13,8 @@ import torch.distributed as dist
 
 from covey.activity import PHASES, Activity, ranks_word
 from covey.codes import CODES
-from covey.errors import GuardStop
-from covey.types import Finding, Fix
+from covey.errors import GuardStop, OtherRankFailed, RunFailed
+from covey.types import Finding, Fix, Severity
 
 
 class Comm(Protocol):
@@ -125,6 +126,45 @@ class GroupComm:
             parts = [torch.zeros_like(padded) for _ in range(self.world)]
             dist.all_gather(parts, padded)
         return [json.loads(p[:n].numpy().tobytes().decode()) for p, n in zip(parts, lengths, strict=True)]
+
+
+def raise_on_all_ranks(comm: Comm, error: Exception | None) -> None:
+    """Raise on every rank what one of them failed with (None: this one did not). Collective.
+
+    A stop of a guard comes first, then a run that cannot go on: all ranks raise the same finding. Any other
+    error is raised on its own rank, and OtherRankFailed on the others.
+    """
+    if comm.world == 1:
+        if error is not None:
+            raise error
+        return
+    every = enumerate(comm.gather_json(None if error is None else _told(error)))
+    failed = sorted(((rank, told) for rank, told in every if told is not None), key=lambda f: f[1]["order"])
+    if not failed:
+        return
+    rank, told = failed[0]
+    if told["finding"] is not None:
+        finding = _finding(told["finding"])
+        stop = GuardStop(finding) if told["order"] == 0 else RunFailed(finding, told["exit_code"])
+        raise stop from error
+    raise error or OtherRankFailed(f"rank {rank} failed: {told['words']}")
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """What the other ranks are told of an error."""
+    words = f"{type(error).__name__}: {error}"
+    found: dict[str, Any] = {"order": 2, "finding": None, "exit_code": 1, "words": words}
+    if isinstance(error, GuardStop | RunFailed):
+        order = 0 if isinstance(error, GuardStop) else 1
+        found |= {"order": order, "finding": asdict(error.finding)}
+    if isinstance(error, RunFailed):
+        found["exit_code"] = error.exit_code
+    return found
+
+
+def _finding(values: dict[str, Any]) -> Finding:
+    fixes = tuple(Fix(**fix) for fix in values["fixes"])
+    return Finding(**{**values, "fixes": fixes, "severity": Severity(values["severity"])})
 
 
 def check_plans(plans: Sequence[Sequence[int]]) -> None:

@@ -49,7 +49,8 @@ class Mutant:
 
     `code` holds several where one command has several faults. `says` is what the message has to hold.
     `is_read`: the fault is in what is read before the run. `is_resumed`: the run is stopped after two steps
-    and the fault is in the one that goes on with it. `hangs`: the watchdog is to end it.
+    and the fault is in the one that goes on with it. `hangs`: the watchdog is to end it. `is_everywhere`: it
+    is planted in every rank, and is what it is in the last one.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Mutant:
     is_read: bool = False
     is_resumed: bool = False
     hangs: bool = False
+    is_everywhere: bool = False
 
     @property
     def is_refused(self) -> bool:
@@ -113,7 +115,7 @@ def run_with(mutant: Mutant, surveys: Surveys, output: Path, comm: Comm | None =
     found = None if is_new else surveys.of(options, comm.world)
     started = time.perf_counter()
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        if comm.rank == comm.world - 1:
+        if mutant.is_everywhere or comm.rank == comm.world - 1:
             mutant.plant(patch)
         if found is None:
             resolved = from_dict(options, comm.world)

@@ -17,13 +17,19 @@ if __name__ == "__main__":
 
 from covey.meeting import EXIT_FILE
 from covey.training.process import ranks
-from mutants import faults_ranks, stories
+from mutants import faults_publish, faults_ranks, stories
 from mutants.harness import Mutant, Seen, Surveys, run_with, warned
 from support.processes import run_in_processes
 
 # Seconds after which two processes that say nothing are ended.
 _LIMIT_S = 240
-_ALL = {m.name: m for m in (*faults_ranks.MUTANTS, *faults_ranks.HEALTHY, *stories.RANKS)}
+_ALL = {
+    m.name: m
+    for m in (
+        *(*faults_ranks.MUTANTS, *faults_ranks.HEALTHY, *stories.RANKS),
+        *(*faults_publish.RANKS, *faults_publish.HEALTHY_RANKS),
+    )
+}
 
 
 def seen_in_two(mutants: Sequence[Mutant], work: Path) -> dict[str, Seen]:

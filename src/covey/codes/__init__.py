@@ -13,6 +13,7 @@ from covey.codes.configuration import CONFIGURATION
 from covey.codes.directory import DIRECTORY
 from covey.codes.findings import FINDINGS
 from covey.codes.inputs import INPUTS
+from covey.codes.publishing import PUBLISHING
 from covey.codes.rewards import REWARDS
 from covey.codes.rows import ROWS
 from covey.codes.signs import HANGS, SIGNS
@@ -30,7 +31,10 @@ class Code:
 
 
 TABLE = sorted(
-    (*CONFIGURATION, *INPUTS, *WARNINGS, *START, *REWARDS, *ROWS, *FINDINGS, *SIGNS, *HANGS, *DIRECTORY),
+    (
+        *(*CONFIGURATION, *INPUTS, *WARNINGS, *START, *REWARDS, *ROWS),
+        *(*FINDINGS, *PUBLISHING, *SIGNS, *HANGS, *DIRECTORY),
+    ),
     key=lambda entry: ("EWF".index(entry[0][0]), entry[0]),
 )
 

@@ -125,6 +125,12 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
         "The model has stopped reading its prompts; nothing about the task can be learned from such "
         "completions.",
     ),
+    (
+        "F225",
+        "Engine and learner are far apart",
+        "Tokens were drawn from another distribution than the one whose gradient is taken. Weights correct "
+        "for it, and then a few tokens count for all others; without them the gradient is biased.",
+    ),
 )
 
 HANGS: tuple[tuple[str, str, str], ...] = (

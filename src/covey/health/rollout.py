@@ -61,6 +61,14 @@ def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fa
         _check_repeats(groups, facts.step)
 
 
+def refuse_other_versions(groups: Sequence[ScoredGroup], version: int) -> None:
+    """Raise GuardStop (F114) where an evaluation of `version` holds tokens of another one."""
+    versions = {v for g in groups for t in g.group.trajectories for s in t.segments for v in s.versions}
+    if versions - {version}:
+        seen = f"an evaluation was sampled by policy version {min(versions)}, the policy is at {version}"
+        raise broken("F114", version, seen, "The engine did not get the weights of the last optimizer step.")
+
+
 def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
     for number, scored in enumerate(groups):
         group = scored.group

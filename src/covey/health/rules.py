@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from covey.codes import CODES
-from covey.health import breakdown, collapse, movement
+from covey.health import breakdown, collapse, movement, sampling
 from covey.health.history import History
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
@@ -59,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     Rule(code="F222", check=breakdown.fell, streak=_LASTING),
     Rule(code="F223", check=breakdown.length_is_paid, streak=_LASTING),
     Rule(code="F224", check=breakdown.one_answer, streak=_LASTING),
+    Rule(code="F225", check=sampling.low_sample_size, streak=int(limit("ess_values"))),
 )
 
 

@@ -96,6 +96,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "stopped_window": _t(100, "chosen"),
     "stopped_window_log": _t(50, "chosen, for logs that leave out steps"),
     "stopped_share": _t(0.95, "chosen: of the window's values without signal or movement"),
+    "ess_low": _t(0.5, "chosen: half of the tokens count for nothing"),
+    "ess_values": _t(3, "as kl_values"),
     "dead_gradient_values": _t(3, "chosen; ms-swift#5571 has it from the first step on"),
     "dead_kl_values": _t(20, "chosen; ms-swift#4348 and #3558 have it throughout"),
 }

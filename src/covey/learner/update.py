@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covey.activity import Activity
+from covey.algorithm.agreement import NUM_SUMS, agreement_metrics, agreement_sums
 from covey.algorithm.contrast import Contrast
 from covey.algorithm.correction import derived_metrics
 from covey.algorithm.losses import SEQUENCE_MEANS, LossConfig, LossInputs, LossOutput, policy_loss
@@ -27,7 +28,7 @@ from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, Tok
 class _Sums:
     """Sums over the trained tokens of a step on this rank. What they are of is kept on the device, and added
     up when the step is over. `gradients` are samples of the gradient, before the first pass and behind
-    each."""
+    each. `pairs` are the logprobs of the engine and the learner, but for stale rows."""
 
     values: dict[str, list[Tensor]] = field(default_factory=dict)
     tokens: int = 0
@@ -35,11 +36,17 @@ class _Sums:
     has_signal: Sequence[bool] = ()
     gradients: list[Tensor] = field(default_factory=list)
     gaps: list[Tensor] = field(default_factory=list)
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, inputs: LossInputs, output: LossOutput, is_stale_S: Tensor | None) -> None:
         logprob_N, old_N = inputs.logprob_N.detach(), inputs.old_logprob_N
         assert inputs.entropy_N is not None and inputs.sampler_logprob_N is not None
-        gap_N = (logprob_N if old_N is None else old_N) - inputs.sampler_logprob_N
+        learner_N, engine_N = logprob_N if old_N is None else old_N, inputs.sampler_logprob_N
+        gap_N = learner_N - engine_N
+        if is_stale_S is not None:
+            is_new_N = ~is_stale_S[inputs.sequence_N]
+            learner_N, engine_N = learner_N[is_new_N], engine_N[is_new_N]
+        self.pairs.append((engine_N, learner_N))
         found = {
             "loss": output.loss.detach(),
             "entropy": inputs.entropy_N.detach(),
@@ -70,6 +77,14 @@ class _Sums:
         sample_MX = torch.stack(self.gradients)
         has_changed = (sample_MX[1:] != sample_MX[:-1]).any(dim=1).tolist()
         return sum(asked and not changed for asked, changed in zip(self.has_signal, has_changed, strict=True))
+
+    def agreement(self) -> tuple[list[float], float]:
+        """The sums of `agreement_sums` on this rank, and the largest gap between engine and learner; -1
+        without a token."""
+        engine_N, learner_N = (torch.cat(parts) for parts in zip(*self.pairs, strict=True))
+        if not engine_N.numel():
+            return [0.0] * NUM_SUMS, -1.0
+        return agreement_sums(engine_N, learner_N).tolist(), float((engine_N - learner_N).abs().max())
 
     def totals(self) -> dict[str, float]:
         """The sums over all micro-batches."""
@@ -153,8 +168,10 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     """
     local = sums.totals()
     names = sorted(local)
-    values = [*(local[n] for n in names), float(sums.tokens), float(sums.sequences)]
-    evidence, (*totals, tokens, sequences) = _with_evidence(sums, values, comm)
+    own, furthest = sums.agreement()
+    values = [*own, *(local[n] for n in names), float(sums.tokens), float(sums.sequences)]
+    (silent, gap, apart), found = _with_evidence(sums, furthest, values, comm)
+    agreement, (*totals, tokens, sequences) = found[:NUM_SUMS], found[NUM_SUMS:]
     counts = {name: int(sequences if name in SEQUENCE_MEANS else tokens) for name in names}
     means = {
         name: total / counts[name] if counts[name] else None
@@ -163,25 +180,35 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     metrics = {
         n: Metric(value=v, count=counts.get(n, int(tokens))) for n, v in derived_metrics(means).items()
     }
+    compared = agreement_metrics(agreement, apart)
+    metrics |= {n: Metric(value=v, count=int(agreement[0])) for n, v in compared.items()}
     metrics["loss"] = Metric(value=totals[names.index("loss")], count=int(tokens))
     metrics.setdefault("kl", Metric(value=None, count=0))
-    return metrics, *evidence
+    return metrics, silent, gap
 
 
 def _with_evidence(
-    sums: _Sums, values: Sequence[float], comm: Comm
-) -> tuple[tuple[int, float | None], list[float]]:
-    """The sums over ranks of the silent passes and of `values`, and the largest gap.
+    sums: _Sums, furthest: float, values: Sequence[float], comm: Comm
+) -> tuple[tuple[int, float | None, float | None], list[float]]:
+    """The sums over ranks of the silent passes and of `values`, and the largest gaps to the old logprobs and
+    to the engine's.
 
     A maximum in a sum: every rank has an entry of its own, which holds 0 on all others.
     """
-    gaps = [0.0] * comm.world
+    world = comm.world
+    gaps = [0.0] * (2 * world)
     gaps[comm.rank] = float(torch.stack(sums.gaps).max()) if sums.gaps else -1.0
+    gaps[world + comm.rank] = furthest
     silent, *found = comm.sum([float(sums.silent), *gaps, *values])
+    largest = _largest(found[:world]), _largest(found[world : 2 * world])
+    return (int(silent), *largest), found[2 * world :]
+
+
+def _largest(gaps: Sequence[float]) -> float | None:
+    """The largest of the gaps of all ranks; -1 stands for none."""
     # Python's max drops a NaN that does not come first.
-    gaps = found[: comm.world]
     largest = math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps)
-    return (int(silent), None if largest < 0.0 else largest), found[comm.world :]
+    return None if largest < 0.0 else largest
 
 
 def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:

@@ -188,6 +188,18 @@ def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
         yield plain_name(name), weight
 
 
+def tied_names(policy: Policy) -> dict[str, str]:
+    """The names that `plain_weights` leaves out because their tensor has one already:
+    `{"lm_head.weight": "model.embed_tokens.weight"}`."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, parameter in policy.model.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            found[plain_name(name)] = first[id(parameter)]
+        first.setdefault(id(parameter), plain_name(name))
+    return found
+
+
 def plain_name(name: str) -> str:
     """The name that a parameter beside an adapter has in a model without one."""
     for part in (f".modules_to_save.{_NAME}.", ".original_module.", ".base_layer."):

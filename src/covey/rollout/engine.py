@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from covey.types import Completion, GenerationRequest, Receipt
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 NamedWeights = Iterator[tuple[str, "Tensor"]]
@@ -18,11 +20,17 @@ NamedWeights = Iterator[tuple[str, "Tensor"]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What an engine can do; `noise_keys` says that the same key draws the same completion whatever its
-    batch, `holds_weights` that it samples from a copy of the weights, which is as old as the last publish."""
+    batch, `holds_weights` that it samples from a copy of the weights, which is as old as the last publish.
+
+    `dtype` is that of the copy (None: as the learner computes). `is_shared` says that all ranks sample from
+    one copy: the first rank publishes to it, and `publish` of the others sends nothing.
+    """
 
     logprobs: bool
     noise_keys: bool
     holds_weights: bool = False
+    is_shared: bool = False
+    dtype: torch.dtype | None = None
 
 
 class Engine(Protocol):
@@ -31,6 +39,12 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> Capabilities: ...
+
+    @property
+    def members(self) -> Mapping[str, Engine]:
+        """The engines that requests are dealt out to, by name, each of which can be asked for itself; empty
+        where it samples itself."""
+        ...
 
     @property
     def given_up(self) -> str:
@@ -53,7 +67,8 @@ class Engine(Protocol):
         """Serve these weights as `version` from now on; every sampled token carries it.
 
         `named_weights` gives tensors under transformers' names, gathered one by one as they are asked for; an
-        engine on the learner's own weights asks for none.
+        engine on the learner's own weights asks for none. The receipt says what it holds then: for an engine
+        with members, what each of them does.
         """
         ...
 
@@ -61,3 +76,7 @@ class Engine(Protocol):
         """Called when a rollout or an evaluation is over: an engine that is built to rest frees its memory
         for what follows."""
         ...
+
+
+NO_MEMBERS: Mapping[str, Engine] = MappingProxyType({})
+"""The members of an engine that samples itself."""

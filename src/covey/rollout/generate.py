@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from covey.models.policy import Policy
-from covey.rollout.engine import Capabilities, NamedWeights
+from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights
 from covey.rollout.noise import row_key, sample, token_table
 from covey.types import Completion, Finish, GenerationRequest, Receipt
 
@@ -48,6 +48,7 @@ class GenerateEngine:
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
     given_up = ""
+    members = NO_MEMBERS
 
     def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
         self._policy = policy

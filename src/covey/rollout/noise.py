@@ -111,15 +111,39 @@ def sample(
         token_R1 = (logprob_RV + noise_RV).max(dim=1, keepdim=True).indices
         return token_R1[:, 0], logprob_RV.gather(1, token_R1)[:, 0]
     mass_RB = _block_masses(scaled_RV)
-    block_noise_RB = gumbel(key_R ^ _BLOCK_KEY, position_R, table_V[: mass_RB.shape[1]])
-    block_R1 = (mass_RB + block_noise_RB).argmax(dim=1, keepdim=True)
-    token_RC = block_R1 * _BLOCK + torch.arange(_BLOCK, device=block_R1.device)
+    block_RB = _block_scores(mass_RB, key_R, position_R, table_V)
+    token_RC, score_RC = _token_scores(scaled_RV, block_RB.argmax(dim=1), key_R, position_R, table_V)
+    token_R1 = token_RC.gather(1, score_RC.argmax(dim=1, keepdim=True))
+    return token_R1[:, 0], scaled_RV.gather(1, token_R1)[:, 0] - mass_RB.logsumexp(dim=1)
+
+
+def draws(logprob_RV: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens (R,) that `sample` draws from these logprobs, and by how much (R,): logprobs that are all
+    wrong by less than half of it give the same token."""
+    if logprob_RV.shape[1] <= _BLOCK:
+        best = (logprob_RV + gumbel(key_R, position_R, table_V)).topk(2, dim=1)
+        return best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
+    blocks = _block_scores(_block_masses(logprob_RV), key_R, position_R, table_V).topk(2, dim=1)
+    token_RC, score_RC = _token_scores(logprob_RV, blocks.indices[:, 0], key_R, position_R, table_V)
+    best = score_RC.topk(2, dim=1)
+    margin_R = torch.minimum(blocks.values[:, 0] - blocks.values[:, 1], best.values[:, 0] - best.values[:, 1])
+    return token_RC.gather(1, best.indices[:, :1])[:, 0], margin_R
+
+
+def _block_scores(mass_RB: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor) -> Tensor:
+    """What the blocks of the vocabulary are drawn by (R, B): the largest wins."""
+    return mass_RB + gumbel(key_R ^ _BLOCK_KEY, position_R, table_V[: mass_RB.shape[1]])
+
+
+def _token_scores(
+    scaled_RV: Tensor, block_R: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The tokens of one block for each row, and what they are drawn by (R, C): the largest wins."""
+    token_RC = block_R[:, None] * _BLOCK + torch.arange(_BLOCK, device=block_R.device)
     is_token_RC = token_RC < scaled_RV.shape[1]
     token_RC = token_RC * is_token_RC
     score_RC = scaled_RV.gather(1, token_RC) + gumbel(key_R, position_R, table_V[token_RC])
-    place_R1 = score_RC.masked_fill_(~is_token_RC, float("-inf")).argmax(dim=1, keepdim=True)
-    token_R1 = token_RC.gather(1, place_R1)
-    return token_R1[:, 0], scaled_RV.gather(1, token_R1)[:, 0] - mass_RB.logsumexp(dim=1)
+    return token_RC, score_RC.masked_fill_(~is_token_RC, float("-inf"))
 
 
 def _block_masses(scaled_RV: Tensor) -> Tensor:

@@ -1,12 +1,25 @@
-"""What stands between the weights of a run and the engine that samples from them."""
+"""What stands between the weights of a run and the engine that samples from them.
+
+An engine that holds a copy is sent the weights of a version, says what it holds then, and samples the canary,
+before anything is sampled from it. What fails on one rank is raised on all of them, so none waits for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
+from covey.comm import Comm, raise_on_all_ranks
+from covey.rollout.canary import Canary, Comparison, sample_canary
 from covey.rollout.engine import Engine, NamedWeights
+from covey.rollout.receipts import Sent, check_canary, check_receipt, check_sampled_by
+from covey.types import Completion
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Owner(Protocol):
@@ -16,22 +29,164 @@ class Owner(Protocol):
         """Whole weights for an engine of this process, for a time. Collective."""
         ...
 
-    def weights(self) -> NamedWeights:
+    def weights(self, dtype: torch.dtype | None = None) -> NamedWeights:
         """Whole weights, one at a time. Collective."""
         ...
 
 
-class Publisher:
-    """Has an engine sample from the weights of a version, and gives it them where it is behind."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A publish that was checked: seconds with its checks, bytes sent, and the digest of all fingerprints.
 
-    def __init__(self, owner: Owner, engine: Engine) -> None:
-        self._owner, self._engine = owner, engine
+    `canary_gap` is the largest |logprob - learner's| over the canary and all engines; None without one.
+    """
+
+    version: int
+    digest: str
+    num_tensors: int
+    num_bytes: int
+    seconds: float
+    canary_s: float
+    canary_gap: float | None
+
+
+class Publisher:
+    """Has an engine sample from the weights of a version, and gives it them where it is behind.
+
+    `tied` are names of the model beside those of its weights: `{"lm_head.weight": "model.embed…weight"}`. An
+    engine may hold such a tensor under both.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        engine: Engine,
+        comm: Comm,
+        *,
+        canary: Canary | None = None,
+        tied: Mapping[str, str] | None = None,
+    ) -> None:
+        self._owner, self._engine, self._comm = owner, engine, comm
+        self._canary, self._tied = canary, dict(tied or {})
         self._version: int | None = None
+        self._before: Sent | None = None
+        self.last: Published | None = None
+        """What was published last."""
+        self._published: list[Published] = []
 
     @contextmanager
     def serve(self, version: int) -> Iterator[Engine]:
-        """The engine, whose every token carries `version`; no step may be taken within. Collective."""
+        """The engine, whose every token carries `version`; no step may be taken within. Collective.
+
+        Raises GuardStop on every rank where the engine does not hold the weights or does not sample from
+        them: F150 to F155.
+        """
+        if self._engine.capabilities.holds_weights:
+            if self._version != version:
+                self._publish(version)
+            yield self._engine
+            return
         with self._owner.rollout_view():
             if self._version != version:
                 self._version = self._engine.publish(self._owner.weights(), version).version
             yield self._engine
+
+    def taken(self) -> list[Published]:
+        """What was published since the last call."""
+        found, self._published = self._published, []
+        return found
+
+    def _publish(self, version: int) -> None:
+        activity, phase = self._comm.activity, self._comm.activity.moment.phase
+        activity.enter("publish")
+        started = time.perf_counter()
+        self._version = None
+        sent = self._send(version)
+        sampled_from = time.perf_counter()
+        gap = None if self._canary is None else self._run_canary(self._canary, version)
+        ended = time.perf_counter()
+        self._version, self._before = version, sent
+        self.last = Published(
+            version=version,
+            digest=sent.digest,
+            num_tensors=len(sent.fingerprints),
+            num_bytes=sent.num_bytes,
+            seconds=ended - started,
+            canary_s=ended - sampled_from,
+            canary_gap=gap,
+        )
+        self._published.append(self.last)
+        activity.enter(phase)
+
+    def _send(self, version: int) -> Sent:
+        """Every rank gathers each tensor, and the engine takes it; then its receipt is held to what was
+        sent."""
+        engine, sent = self._engine, Sent(version=version)
+        weights = self._counted(self._owner.weights(engine.capabilities.dtype), sent)
+
+        def send() -> None:
+            try:
+                receipt = engine.publish(weights, version)
+            finally:
+                # What the engine has not asked for: the other ranks gather it, too.
+                for _ in weights:
+                    pass
+            for name, own in (receipt.members or {"": receipt}).items() if self._is_sender else ():
+                check_receipt(self._who(name), own, sent, self._before, self._tied)
+
+        self._on_all_ranks(send)
+        return sent
+
+    @property
+    def _is_sender(self) -> bool:
+        """Whether this rank's engine is given the weights."""
+        return self._comm.rank == 0 or not self._engine.capabilities.is_shared
+
+    def _counted(self, weights: NamedWeights, sent: Sent) -> NamedWeights:
+        for name, weight in weights:
+            if self._is_sender:
+                sent.add(name, weight)
+            self._comm.activity.advance()
+            yield name, weight
+
+    def _who(self, member: str) -> str:
+        """An engine in words, by the name that it has among others."""
+        if member:
+            return f"server {member}"
+        is_alone = self._comm.world == 1 or self._engine.capabilities.is_shared
+        return "the engine" if is_alone else f"the engine of rank {self._comm.rank}"
+
+    def _run_canary(self, canary: Canary, version: int) -> float:
+        """Sample the canary from every engine, and hold it to the learner; returns the largest gap."""
+        sampled: dict[str, list[Completion]] = {}
+
+        def sample() -> None:
+            engines = self._engine.members or {"": self._engine}
+            for name, engine in engines.items() if self._is_sender else ():
+                sampled[name] = sample_canary(engine, canary.requests)
+                check_sampled_by(self._who(name), {v for c in sampled[name] for v in c.versions}, version)
+
+        self._on_all_ranks(sample)
+        comparison = Comparison(canary, list(sampled.values()))
+        gaps = [0.0]
+
+        def judge() -> None:
+            has_keys, bound = self._engine.capabilities.noise_keys, canary.bound
+            for name, completions in sampled.items():
+                found = comparison.of(completions, has_keys=has_keys, bound=bound.value)
+                check_canary(self._who(name), found, bound, version)
+                gaps.append(found.gap)
+
+        self._on_all_ranks(judge)
+        (gap,) = self._comm.max([max(gaps)])
+        canary.bound.learn(gap)
+        return gap
+
+    def _on_all_ranks(self, act: Callable[[], None]) -> None:
+        """What fails on one rank is raised on all of them; `act` holds no collective."""
+        failure: Exception | None = None
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know
+            failure = error
+        raise_on_all_ranks(self._comm, failure)

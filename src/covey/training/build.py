@@ -29,7 +29,6 @@ from covey.plan.facts import Facts
 from covey.plan.memory import memory_plan
 from covey.plan.report import report_json
 from covey.rewards.registry import build
-from covey.rollout.publisher import Publisher
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.owner import Lock
@@ -41,6 +40,7 @@ from covey.training.build_source import (
     evaluator_for,
     longest_prompt_of,
     prompt_supply,
+    publisher_for,
     selecting_groups,
     source_for,
     total_steps_of,
@@ -79,7 +79,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     backend = backend_for(config, facts, device, comm, reference=needs.reference, live=found.live)
     policy = backend.policy
     engine = sampling_engine(config, facts, backend)
-    publisher = Publisher(backend, engine)
+    publisher = publisher_for(config, found, backend, engine, comm)
     supply = prompt_supply(config, found, plan)
     progress, buffer = Progress(upcoming(supply), may_differ=is_reordered(config, facts)), RolloutBuffer()
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
@@ -99,6 +99,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     return Job(
         source=source,
         engine=engine,
+        publisher=publisher,
         backend=backend,
         scoring=scoring,
         objective=objective,

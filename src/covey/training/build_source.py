@@ -8,10 +8,15 @@ from pathlib import Path
 from covey.comm import Comm
 from covey.data.order import Order
 from covey.data.pass_rates import levels
+from covey.learner.backends.base import Backend
+from covey.learner.canary import learners_view
+from covey.models.lora import tied_names
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.rewards.registry import metric_names
+from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.collect import CollectPlan
+from covey.rollout.engine import Engine
 from covey.rollout.publisher import Publisher
 from covey.training import settings
 from covey.training.evaluate import EvalPrompts, Evaluator
@@ -44,6 +49,21 @@ def prompt_supply(config: Config, found: Survey, plan: BatchPlan) -> TableSupply
         levels=levels(config.curriculum, found.prompts.entries),
     )
     return TableSupply(prompts=found.prompts, order=order)
+
+
+def publisher_for(config: Config, found: Survey, backend: Backend, engine: Engine, comm: Comm) -> Publisher:
+    """What gives an engine the weights of a backend, with a canary where the engine holds a copy of them."""
+    if not engine.capabilities.holds_weights:
+        return Publisher(backend, engine, comm)
+    assert found.codec is not None
+    vocab = min(backend.sampler.vocab, found.codec.tokenizer.get_vocab_size())
+    own = settings.compute_dtype(config, backend.policy.device)
+    canary = Canary(
+        requests=canary_requests(vocab),
+        view=learners_view(backend, comm.activity.advance),
+        bound=Bound(own, engine.capabilities.dtype or own),
+    )
+    return Publisher(backend, engine, comm, canary=canary, tied=tied_names(backend.sampler))
 
 
 def source_for(

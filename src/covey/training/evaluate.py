@@ -12,6 +12,7 @@ from covey.checkpoint.registry import State
 from covey.comm import Comm
 from covey.data.text import TextCodec
 from covey.health.rewards import refuse_no_numbers
+from covey.health.rollout import refuse_other_versions
 from covey.plan.check_eval import pass_sizes
 from covey.rollout.collect import CollectPlan, Scorer, collect
 from covey.rollout.publisher import Publisher
@@ -84,6 +85,7 @@ class Evaluator:
         with self.publisher.serve(self.comm.activity.step) as engine:
             groups = collect(taken, engine, self.score, self.codec, plan, self.comm).groups
         refuse_no_numbers(groups, self.comm.activity.step)
+        refuse_other_versions(groups, self.comm.activity.step)
         return groups
 
 

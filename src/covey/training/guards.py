@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from covey.algorithm.losses import LossType
 from covey.batching.pack import PackPlan, step_slices
-from covey.comm import Comm
+from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import GuardStop
 from covey.health.batch import check_batches, planned_loss
 from covey.health.invariants import StepFacts, check_step
@@ -18,7 +18,7 @@ from covey.health.weights import WeightWatch
 from covey.health.words import broken
 from covey.plan.check_steps import StepRefusal
 from covey.rollout.collect import Collected
-from covey.types import Batch, Finding, Fix, Severity, StepResult, TrainSample
+from covey.types import Batch, StepResult, TrainSample
 
 # Mean |logprob - sampler's logprob| that rounding explains. bfloat16: slime's gate of 0.1 between engines.
 _GAP_FLOAT32 = 0.01
@@ -142,20 +142,9 @@ class Guards:
 
     def _on_all_ranks(self, check: Callable[[], None]) -> None:
         """What one rank finds stops all of them; the first rank's finding is everyone's."""
-        found: dict[str, Any] | None = None
+        found: GuardStop | None = None
         try:
             check()
         except GuardStop as stop:
-            if self.comm.world == 1:
-                raise
-            found = asdict(stop.finding)
-        if self.comm.world == 1:
-            return
-        every = [f for f in self.comm.gather_json(found) if f is not None]
-        if every:
-            raise GuardStop(_finding(every[0]))
-
-
-def _finding(values: dict[str, Any]) -> Finding:
-    fixes = tuple(Fix(**fix) for fix in values["fixes"])
-    return Finding(**{**values, "fixes": fixes, "severity": Severity(values["severity"])})
+            found = stop
+        raise_on_all_ranks(self.comm, found)

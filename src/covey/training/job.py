@@ -24,11 +24,12 @@ from covey.learner.schedule import Schedule
 from covey.plan.words import coded, sentence
 from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
+from covey.rollout.publisher import Publisher
 from covey.rollout.records import records_of
 from covey.training.evaluate import Best, EvalTimes, Evaluator
 from covey.training.guards import Guards
 from covey.training.limits import Limits, Signals
-from covey.training.measure import rollout_metrics, step_metrics, with_users
+from covey.training.measure import publish_metrics, rollout_metrics, step_metrics, with_users
 from covey.training.memory import PhaseMemory
 from covey.training.objective import Objective
 from covey.training.recorder import Recorder
@@ -49,6 +50,7 @@ class Job:
 
     source: Source
     engine: Engine
+    publisher: Publisher
     backend: Backend
     scoring: Scoring
     objective: Objective
@@ -110,12 +112,31 @@ class Job:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         self.memory.end("annotate")
         self.guards.check_rollout(collected, rows, self.progress.step)
-        metrics = rollout_metrics(collected, rows, self.progress.step)
+        self._record_published()
+        metrics = {
+            **rollout_metrics(collected, rows, self.progress.step),
+            **({} if collected.is_replayed else publish_metrics(self.publisher.last)),
+        }
         self._report([*self.watch.check(collected.sampled, self.progress.step), *self._new_fallbacks()])
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
         records = partial(_records, collected, rows)
         self.recorder.rollout(self.progress.rollout, records, step=self.progress.step)
         self._record_selection(collected)
+
+    def _record_published(self) -> None:
+        """Write which weights the engine was given since the last call, and that it holds them."""
+        for found in self.publisher.taken():
+            self.recorder.event(
+                "published",
+                step=self.progress.step,
+                version=found.version,
+                digest=found.digest,
+                tensors=found.num_tensors,
+                bytes=found.num_bytes,
+                seconds=found.seconds,
+                canary_s=found.canary_s,
+                canary_gap=found.canary_gap,
+            )
 
     def _new_fallbacks(self) -> list[Finding]:
         """What the engine of some rank does more slowly from now on, the first time. Collective."""
@@ -291,6 +312,7 @@ class Job:
     def _evaluate(self) -> dict[str, Metric]:
         assert self.evaluator is not None
         metrics = dict(self.evaluator.run().metrics)
+        self._record_published()
         self.engine.rest()
         shown = [n for n in metrics if n.endswith(("reward", "/mean")) or "pass@" in n]
         shown = [n for n in shown if "tasks/" not in n or n.endswith("reward")]

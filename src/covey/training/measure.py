@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 
 from covey.health.completions import completion_metrics
 from covey.rollout.collect import Collected
+from covey.rollout.publisher import Published
 from covey.telemetry.files import RESERVED
 from covey.types import Finish, Metric, Score, ScoredGroup, StepResult, TrainSample, Trajectory
 
@@ -36,6 +37,18 @@ def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: 
         "time/rollout_s": Metric(value=collected.rollout_s),
         "time/reward_s": Metric(value=collected.reward_s),
         **_selection_metrics(collected, version),
+    }
+
+
+def publish_metrics(last: Published | None) -> dict[str, Metric]:
+    """What it took to give the engine the weights that sampled; nothing where it samples from the
+    learner's."""
+    if last is None:
+        return {}
+    return {
+        "time/publish_s": Metric(value=last.seconds),
+        "publish/bytes": Metric(value=last.num_bytes),
+        "publish/canary_gap": Metric(value=last.canary_gap),
     }
 
 

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from covey.comm import LocalComm
 from covey.config.adapters import ADAPTER_CONFIG
 from covey.config.evaluation import has_own_output, is_checkpoint
@@ -69,7 +71,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     engine = engine_for(config, found.facts, policy)
     evaluator = Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
-        publisher=Publisher(_Still(policy), engine),
+        publisher=Publisher(_Still(policy), engine, LocalComm()),
         score=Scoring(found.rewards, reward_weights(config), Progress(), None),
         codec=found.codec,
         plan=CollectPlan(
@@ -98,9 +100,9 @@ class _Still:
         """The policy with its adapter merged."""
         return merged(self._policy)
 
-    def weights(self) -> NamedWeights:
+    def weights(self, dtype: torch.dtype | None = None) -> NamedWeights:
         """Under transformers' names."""
-        return plain_weights(self._policy)
+        return ((n, w if dtype is None else w.to(dtype)) for n, w in plain_weights(self._policy))
 
 
 def _output_dir(resolved: Resolved, directory: Path) -> Path:

@@ -124,10 +124,14 @@ class Completion:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """An engine's confirmation that it serves `version`; `fingerprints` are the checksums of the tensors that
-    it holds, read back from it by name, and empty where weights are shared, not copied."""
+    it holds, read back from it by name, and empty where weights are shared, not copied.
+
+    An engine made of several gives one receipt for each, by name, in `members`.
+    """
 
     version: int
     fingerprints: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, Receipt] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

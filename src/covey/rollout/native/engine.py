@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covey.kernels.protocol import Kernels
 from covey.models.policy import Policy
-from covey.rollout.engine import Capabilities, NamedWeights
+from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights
 from covey.rollout.native.branches import Branches
 from covey.rollout.native.cache import KVCache
 from covey.rollout.native.caches import Caches
@@ -36,6 +36,7 @@ class NativeEngine:
     until the next rollout; where `rests`, `rest` lets them go."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
+    members = NO_MEMBERS
 
     def __init__(
         self,

@@ -1,0 +1,31 @@
+"""A sign of engine and learner that are far apart (F225)."""
+
+from __future__ import annotations
+
+from covey.health.history import History
+from covey.health.sign import Sign
+from covey.health.thresholds import limit
+from covey.types import Fix
+
+_CORRECTED, _PLAIN = "rollout_correction/ess", "sampling/ess"
+
+
+def low_sample_size(h: History) -> Sign | None:
+    """F225: the effective sample size of the weights between engine and learner is a small share of the
+    tokens."""
+    value = h.value(_CORRECTED, _PLAIN)
+    if value is None or value >= limit("ess_low"):
+        return None
+    is_corrected = h.value(_CORRECTED) is not None
+    gap = h.value("sampling/sampling_logp_difference/mean")
+    apart = "" if gap is None else f"; logprobs are {gap:.3g} apart on average"
+    fixes = [Fix(text="have the engine compute in the dtype of the run")]
+    if not is_corrected:
+        text = "weigh the tokens by it, cut where weights grow large"
+        fixes.append(Fix(text=text, edits={"rollout_importance_sampling_mode": "token_truncate"}))
+    return Sign(
+        seen=f"the weights between engine and learner leave {value:.0%} of the tokens' sample size{apart}",
+        cause="The engine rounds otherwise than the learner, or filters what it draws from.",
+        fixes=tuple(fixes),
+        badness=limit("ess_low") / max(value, 1e-6),
+    )

@@ -1,0 +1,100 @@
+"""The learner's side of the canary: what it says of the tokens that an engine sampled, on any backend.
+
+Axes: N sampled tokens, R of them with the whole vocabulary in their place, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from covey.batching.pack import PackPlan, build_micros
+from covey.learner.backends.base import Backend
+from covey.rollout.canary import LearnersView, Sampled, View
+from covey.types import AnnotatedSample, Completion, GenerationRequest, MicroBatch, Sample, TrainSample
+
+# Numbers of whole rows of the vocabulary, which bound what they take: 40 bytes each.
+_CELLS = 1 << 20
+
+
+def learners_view(backend: Backend, advance: Callable[[], None]) -> View:
+    """What asks the learner of a backend, by the forward passes that train, in evaluation mode.
+
+    One pass on every rank, whatever it was given, for the sampled tokens and for the whole vocabulary in
+    place of the first of them. Collective.
+    """
+
+    def view(sampled: Sequence[Sampled]) -> LearnersView:
+        policy, vocab = backend.policy, backend.sampler.vocab
+        micro = _micro(sampled, backend)
+        is_training = policy.training
+        policy.eval()
+        try:
+            logprob_X = backend.annotate([_with_vocabulary(micro, vocab)], "old", advance).float().cpu()
+        finally:
+            policy.train(is_training)
+        num = int(micro.target_N.shape[0])
+        return LearnersView(logprob_N=logprob_X[:num], logprob_RV=logprob_X[num:].view(-1, vocab))
+
+    return view
+
+
+def _micro(sampled: Sequence[Sampled], backend: Backend) -> MicroBatch:
+    """One forward pass over all completions, each with a prompt of its own."""
+    rows = [
+        TrainSample(
+            annotated=AnnotatedSample(sample=_sample(number, *pair)),
+            advantage=0.0,
+            loss_mask=(True,) * len(pair[1].token_ids),
+        )
+        for number, pair in enumerate(sampled)
+    ]
+    plan = PackPlan(
+        rank=0,
+        world=1,
+        completions_per_rank=len(rows),
+        num_iterations=1,
+        max_tokens=sum(len(row.annotated.sample.token_ids) for row in rows),
+        max_completion_length=max(len(row.loss_mask) for row in rows),
+        stream=backend.policy.stream,
+        device=backend.policy.device,
+    )
+    (micro,) = build_micros([rows], plan)
+    return micro
+
+
+def _sample(number: int, request: GenerationRequest, completion: Completion) -> Sample:
+    prompt, own = request.prompt_token_ids, completion.token_ids
+    return Sample(
+        group=number,
+        sibling=0,
+        token_ids=(*prompt, *own),
+        prompt_length=len(prompt),
+        is_trained=(False,) * len(prompt) + (True,) * len(own),
+        sampler_logprobs=completion.logprobs,
+        versions=completion.versions,
+        temperature=request.sampling.temperature,
+        finish=completion.finish,
+    )
+
+
+def _with_vocabulary(micro: MicroBatch, vocab: int) -> MicroBatch:
+    """The same pass with every token of the vocabulary behind its own targets, in place of the first ones."""
+    num = min(int(micro.target_N.shape[0]), max(1, _CELLS // vocab))
+
+    def extended(values_N: Tensor) -> Tensor:
+        return torch.cat([values_N, values_N[:num].repeat_interleave(vocab)])
+
+    every_V = torch.arange(vocab, device=micro.target_N.device)
+    return replace(
+        micro,
+        context_N=extended(micro.context_N),
+        target_N=torch.cat([micro.target_N, every_V.repeat(num)]),
+        sequence_N=extended(micro.sequence_N),
+        temperature_N=extended(micro.temperature_N),
+        sampler_logprob_N=extended(micro.sampler_logprob_N),
+        advantage_N=extended(micro.advantage_N),
+    )

@@ -1,0 +1,192 @@
+"""What was sent to an engine, and what the engine says that it holds: both must name the same tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from covey.checksums import checksum
+from covey.codes import CODES
+from covey.errors import GuardStop
+from covey.rollout.canary import Bound, Outcome
+from covey.types import Finding, Fix, Receipt
+
+_NAMED = 3
+_AGAIN = Fix(text="start the engine anew, then go on with --resume_from_checkpoint latest")
+_SAME_DTYPE = Fix(text="have the engine load the model in the dtype that the run computes in")
+_ONE_RUN = Fix(text="give each run servers of its own, then go on with --resume_from_checkpoint latest")
+
+
+@dataclass(slots=True, kw_only=True)
+class Sent:
+    """The tensors of a version as they were sent: their checksums by name, and their bytes in all."""
+
+    version: int
+    fingerprints: dict[str, int] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def add(self, name: str, weight: Tensor) -> None:
+        """Take a tensor in."""
+        self.fingerprints[name] = checksum(weight)
+        self.num_bytes += weight.numel() * weight.element_size()
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits that stand for all names and checksums."""
+        lines = "".join(f"{name} {self.fingerprints[name]}\n" for name in sorted(self.fingerprints))
+        return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
+
+
+def check_receipt(
+    engine: str, receipt: Receipt, sent: Sent, before: Sent | None, tied: Mapping[str, str]
+) -> None:
+    """Hold the receipt of one engine to what was sent.
+
+    `before` is what was sent the last time, and `tied` further names of the model's tensors. Raises GuardStop
+    where the engine serves another version (F150), one that this run has not published (F155), or holds other
+    tensors (F151).
+    """
+    if receipt.version != sent.version:
+        _refuse_version(engine, receipt.version, sent.version, before)
+    there, expected = receipt.fingerprints, sent.fingerprints
+    names: dict[str, tuple[str, ...]] = {name: (name,) for name in expected}
+    for alias, name in tied.items():
+        if name in expected:
+            names[name] = (*names[name], alias)
+    missing = [name for name, own in names.items() if not any(n in there for n in own)]
+    known = {own: name for name, every in names.items() for own in every}
+    extra = sorted(there.keys() - known.keys())
+    differing = [n for n in sorted(there.keys() & known.keys()) if there[n] != expected[known[n]]]
+    if not (missing or extra or differing):
+        return
+    parts = [
+        f"{what}: {_listed([_with_tie(n, known.get(n, n)) for n in found])}"
+        for what, found in (
+            ("missing", missing),
+            ("held though not sent", extra),
+            ("held with other bits", differing),
+        )
+        if found
+    ]
+    old = [n for n in differing if before is not None and there[n] == before.fingerprints.get(known[n])]
+    cause, fix = _cause(missing, extra, differing, old, before, names)
+    raise _stop(
+        "F151",
+        engine,
+        sent.version,
+        f"{len(expected)} tensors were sent; {'; '.join(parts)}",
+        cause,
+        fix,
+    )
+
+
+def _cause(
+    missing: Sequence[str],
+    extra: Sequence[str],
+    differing: Sequence[str],
+    old: Sequence[str],
+    before: Sent | None,
+    names: Mapping[str, Sequence[str]],
+) -> tuple[str, Fix]:
+    if old and before is not None:
+        rest = "" if len(old) == len(differing) else f" of {len(differing)}"
+        return (
+            f"{len(old)}{rest} are still those of version {before.version}: they were not replaced.",
+            _AGAIN,
+        )
+    if differing and len(differing) >= len(names):
+        return "The engine holds another dtype than was sent, or the weights of another model.", _SAME_DTYPE
+    if differing:
+        return (
+            "They are of no version of this run: they were rounded on the way, or another run publishes to "
+            "the same engine.",
+            _ONE_RUN,
+        )
+    if missing:
+        return "They were lost on the way, or the engine has no place for them.", _AGAIN
+    return "The engine serves another model.", _AGAIN
+
+
+def _refuse_version(engine: str, served: int, version: int, before: Sent | None) -> None:
+    if before is None or served in (before.version, -1):
+        was = "no version" if served < 0 else f"version {served}"
+        raise _stop(
+            "F150", engine, version, f"it serves {was}", "It took the weights and goes on as before.", _AGAIN
+        )
+    raise _stop(
+        "F155",
+        engine,
+        version,
+        f"it serves version {served}, which this run has not just published",
+        "Another run publishes to the same engine.",
+        _ONE_RUN,
+    )
+
+
+def check_sampled_by(engine: str, versions: set[int], version: int) -> None:
+    """Raise GuardStop (F154) where the canary was sampled by another version than was just published."""
+    others = sorted(versions - {version})
+    if others:
+        was = ", ".join("none" if v < 0 else str(v) for v in others)
+        raise _stop(
+            "F154",
+            engine,
+            version,
+            f"it confirmed the weights, and right after sampled by version {was}",
+            "Its process was started again with the weights that it began with.",
+            Fix(text="see in the engine's log why it ended, then go on with --resume_from_checkpoint latest"),
+        )
+
+
+def check_canary(engine: str, found: Outcome, bound: Bound, version: int) -> None:
+    """Raise GuardStop where an engine's logprobs (F152) or tokens (F153) are not the learner's."""
+    if not found.gap <= bound.value:
+        explained = (
+            f"rounding explains {bound.value:.2g}, learned at the first publish"
+            if bound.is_learned
+            else f"no rounding explains more than {bound.value:g}"
+        )
+        raise _stop(
+            "F152",
+            engine,
+            version,
+            f"its logprobs of the canary are up to {found.gap:.3g} away from the learner's (token {found.at} "
+            f"of {found.num_tokens}); {explained}",
+            "It holds the right tensors and computes with others: a head that is tied to the embedding or "
+            "packed beforehand, an adapter that is not applied, or a prefix cache of former weights.",
+            _AGAIN,
+        )
+    if found.wrong_token:
+        raise _stop(
+            "F153",
+            engine,
+            version,
+            f"{found.wrong_token}; its logprobs are the learner's",
+            "It draws with another seed, noise or order of the vocabulary, or filters what may be drawn.",
+            _AGAIN,
+        )
+
+
+def _stop(code: str, engine: str, version: int, seen: str, cause: str, *fixes: Fix) -> GuardStop:
+    return GuardStop(
+        Finding(
+            code=code,
+            seen=f"publish of version {version} to {engine}: {seen}",
+            why=CODES[code].why,
+            cause=cause,
+            fixes=fixes,
+            step=version,
+        )
+    )
+
+
+def _with_tie(name: str, sent_as: str) -> str:
+    return name if name == sent_as else f"{name} (tied to {sent_as})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
