@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from mutants import faults, faults_inputs, faults_ranks, faults_selection, stories
+from mutants import faults, faults_inputs, faults_publish, faults_ranks, faults_selection, stories
 from mutants.harness import Mutant, Seen, Surveys, run_with
 from mutants.ranks import seen_in_two
 
@@ -42,7 +42,9 @@ GROUPS: Sequence[tuple[str, Callable[[Sequence[Mutant], Path], Found], Sequence[
     ("one process", in_one, faults.MUTANTS),
     ("replayed groups", in_one, faults_selection.MUTANTS),
     ("what a run is given", in_one, faults_inputs.MUTANTS),
+    ("a publish", in_one, faults_publish.MUTANTS),
     ("one of two processes", in_two, faults_ranks.MUTANTS),
+    ("a publish of one of two processes", in_two, faults_publish.RANKS),
     ("the five stories", in_one, stories.MUTANTS),
     ("the five stories, one of two processes", in_two, stories.RANKS),
 )

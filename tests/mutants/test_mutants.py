@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,14 @@ from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.plan.checks import refuse_faults
 from covey.types import Problem
-from mutants import faults, faults_inputs, faults_selection, stories
+from mutants import faults, faults_inputs, faults_publish, faults_selection, stories
 from mutants.harness import BASE, Mutant, Surveys, nothing, run_with
 
 MUTANTS = (
     *faults.MUTANTS,
     *faults_selection.MUTANTS,
     *faults_inputs.MUTANTS,
+    *faults_publish.MUTANTS,
     *stories.MUTANTS,
 )
 # The runs in which the fault is planted; where the options are the fault there is none without it.
@@ -45,6 +47,23 @@ def test_a_planted_fault_is_named(mutant: Mutant, surveys: Surveys, tmp_path: Pa
 @pytest.mark.parametrize("healthy", HEALTHY.values(), ids=HEALTHY.keys())
 def test_the_same_run_without_a_fault_is_silent(healthy: Mutant, surveys: Surveys, tmp_path: Path) -> None:
     assert run_with(healthy, surveys, tmp_path / "run").code is None
+
+
+@pytest.mark.parametrize("healthy", faults_publish.HEALTHY, ids=lambda m: m.name)
+def test_an_engine_with_weights_of_its_own_is_silent(
+    healthy: Mutant, surveys: Surveys, tmp_path: Path
+) -> None:
+    """It publishes once a rollout, and says each time that the engine holds the weights."""
+    assert run_with(healthy, surveys, tmp_path / "run").code is None
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    published = [event for event in map(json.loads, lines) if event["kind"] == "published"]
+    num_steps = 1 if "steps_per_generation" not in healthy.options else 2
+    assert [event["version"] for event in published] == list(range(0, 3, num_steps))
+    assert len({event["digest"] for event in published}) == len(published)
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert metrics["publish/bytes"] == published[-1]["bytes"] > 1e6
+    assert metrics["publish/canary_gap"] == published[-1]["canary_gap"]
+    assert 0 < metrics["time/publish_s"] < metrics["time/step_s"]
 
 
 @pytest.mark.parametrize("mutant", TYPED, ids=lambda m: m.name)

@@ -81,9 +81,9 @@ class _Sums:
     def agreement(self) -> tuple[list[float], float]:
         """The sums of `agreement_sums` on this rank, and the largest gap between engine and learner; -1
         without a token."""
-        engine_N, learner_N = (torch.cat(parts) for parts in zip(*self.pairs, strict=True))
-        if not engine_N.numel():
+        if not any(engine_N.numel() for engine_N, _ in self.pairs):
             return [0.0] * NUM_SUMS, -1.0
+        engine_N, learner_N = (torch.cat(parts) for parts in zip(*self.pairs, strict=True))
         return agreement_sums(engine_N, learner_N).tolist(), float((engine_N - learner_N).abs().max())
 
     def totals(self) -> dict[str, float]:

@@ -23,13 +23,15 @@ class Capabilities:
     batch, `holds_weights` that it samples from a copy of the weights, which is as old as the last publish.
 
     `dtype` is that of the copy (None: as the learner computes). `is_shared` says that all ranks sample from
-    one copy: the first rank publishes to it, and `publish` of the others sends nothing.
+    one copy: the first rank publishes to it, and `publish` of the others sends nothing. `forgets`: the copy
+    is gone after `rest`, so that the same version has to be published again.
     """
 
     logprobs: bool
     noise_keys: bool
     holds_weights: bool = False
     is_shared: bool = False
+    forgets: bool = False
     dtype: torch.dtype | None = None
 
 

@@ -91,6 +91,13 @@ class Publisher:
                 self._version = self._engine.publish(self._owner.weights(), version).version
             yield self._engine
 
+    def rest(self) -> None:
+        """Called when a rollout or an evaluation is over, as `Engine.rest`: what forgets its weights then is
+        behind."""
+        self._engine.rest()
+        if self._engine.capabilities.forgets:
+            self._version = None
+
     def taken(self) -> list[Published]:
         """What was published since the last call."""
         found, self._published = self._published, []

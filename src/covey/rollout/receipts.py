@@ -56,20 +56,21 @@ def check_receipt(
     for alias, name in tied.items():
         if name in expected:
             names[name] = (*names[name], alias)
-    missing = [name for name, own in names.items() if not any(n in there for n in own)]
+    found = {*there, *receipt.unread}
+    missing = [name for name, own in names.items() if found.isdisjoint(own)]
     known = {own: name for name, every in names.items() for own in every}
-    extra = sorted(there.keys() - known.keys())
+    extra = sorted(found - known.keys())
     differing = [n for n in sorted(there.keys() & known.keys()) if there[n] != expected[known[n]]]
     if not (missing or extra or differing):
         return
     parts = [
-        f"{what}: {_listed([_with_tie(n, known.get(n, n)) for n in found])}"
-        for what, found in (
+        f"{what}: {_listed([_with_tie(n, known.get(n, n)) for n in own])}"
+        for what, own in (
             ("missing", missing),
             ("held though not sent", extra),
             ("held with other bits", differing),
         )
-        if found
+        if own
     ]
     old = [n for n in differing if before is not None and there[n] == before.fingerprints.get(known[n])]
     cause, fix = _cause(missing, extra, differing, old, before, names)
@@ -92,11 +93,11 @@ def _cause(
     names: Mapping[str, Sequence[str]],
 ) -> tuple[str, Fix]:
     if old and before is not None:
-        rest = "" if len(old) == len(differing) else f" of {len(differing)}"
-        return (
-            f"{len(old)}{rest} are still those of version {before.version}: they were not replaced.",
-            _AGAIN,
-        )
+        if len(old) < len(differing):
+            kept = f"{len(old)} of {len(differing)} are still those of version {before.version}"
+        else:
+            kept = f"{len(old)} are still those of version {before.version}"
+        return f"{kept}: they were not replaced.", _AGAIN
     if differing and len(differing) >= len(names):
         return "The engine holds another dtype than was sent, or the weights of another model.", _SAME_DTYPE
     if differing:

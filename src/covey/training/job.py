@@ -101,7 +101,7 @@ class Job:
         begun."""
         try:
             collected = self.source.next(self.progress.rollout)
-            self.engine.rest()
+            self.publisher.rest()
             self.memory.end("rollout")
             return collected
         except Stopped:
@@ -313,7 +313,7 @@ class Job:
         assert self.evaluator is not None
         metrics = dict(self.evaluator.run().metrics)
         self._record_published()
-        self.engine.rest()
+        self.publisher.rest()
         shown = [n for n in metrics if n.endswith(("reward", "/mean")) or "pass@" in n]
         shown = [n for n in shown if "tasks/" not in n or n.endswith("reward")]
         values = ", ".join(f"{n} {metrics[n].value:.4g}" for n in shown if metrics[n].value is not None)

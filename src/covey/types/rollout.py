@@ -124,13 +124,15 @@ class Completion:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """An engine's confirmation that it serves `version`; `fingerprints` are the checksums of the tensors that
-    it holds, read back from it by name, and empty where weights are shared, not copied.
+    it holds, read back from it by name, and empty where weights are shared, not copied. `unread` names
+    tensors that it holds in a form which cannot be read back: its logprobs alone vouch for those.
 
     An engine made of several gives one receipt for each, by name, in `members`.
     """
 
     version: int
     fingerprints: Mapping[str, int] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     members: Mapping[str, Receipt] = field(default_factory=dict)
 
 

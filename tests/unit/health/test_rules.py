@@ -208,6 +208,7 @@ ALTHOUGH: list[tuple[str, dict[str, Curve | float]]] = [
     ("F207", {"rewards/accuracy/mean": after(20, 0.02, 0.3)}),
     ("F209", {"kl": after(2, 3.0, 0.0)}),
     ("F224", {"completions/most_common_ratio": after(20, 0.97, 0.1)}),
+    ("F225", {"sampling/ess": after(20, 0.3, 0.99)}),
 ]
 
 

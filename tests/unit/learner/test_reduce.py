@@ -31,7 +31,14 @@ class _OfTwo(LocalComm):
         raise AssertionError("a second collective")
 
 
-def sums(loss: float, entropy: float, tokens: int, silent: Sequence[bool], gaps: Sequence[float]) -> _Sums:
+Pairs = Sequence[tuple[list[float], list[float]]]
+# Logprobs of engine and learner, a part of them on each rank.
+PAIRS: Pairs = [([-1.0], [-1.0]), ([], []), ([-3.0, -2.0], [-2.0, -3.0])]
+
+
+def sums(
+    loss: float, entropy: float, tokens: int, silent: Sequence[bool], gaps: Sequence[float], pairs: Pairs
+) -> _Sums:
     """Of as many passes with signal as `silent` says, and one without that changes nothing."""
     moved = torch.tensor([0, *(not s for s in silent), 0]).cumsum(0)
     values = {"loss": loss, "entropy": entropy, "kl": 0.5}
@@ -41,6 +48,7 @@ def sums(loss: float, entropy: float, tokens: int, silent: Sequence[bool], gaps:
         has_signal=[*(True for _ in silent), False],
         gradients=[torch.tensor([1.0, float(m)]) for m in moved],
         gaps=[torch.tensor(g, dtype=torch.float64) for g in gaps],
+        pairs=[(torch.tensor(engine), torch.tensor(learner)) for engine, learner in pairs],
     )
 
 
@@ -55,8 +63,8 @@ def sums(loss: float, entropy: float, tokens: int, silent: Sequence[bool], gaps:
     ],
 )
 def test_two_ranks_in_one_collective(gaps: tuple[list[float], list[float]], largest: float | None) -> None:
-    ours = sums(0.25, 3.0, 10, [True, False, True], gaps[0])
-    theirs = sums(-1.0, 5.0, 22, [True], gaps[1])
+    ours = sums(0.25, 3.0, 10, [True, False, True], gaps[0], PAIRS[:2])
+    theirs = sums(-1.0, 5.0, 22, [True], gaps[1], PAIRS[2:])
     first, last = _OfTwo(0), _OfTwo(1)
     _reduce(ours, first)
     _reduce(theirs, last)
@@ -72,9 +80,13 @@ def test_two_ranks_in_one_collective(gaps: tuple[list[float], list[float]], larg
         "loss": (-0.75, 32),
         "entropy": (8.0 / 32, 32),
         "kl": (1.0 / 32, 32),
+        "sampling/logprob_slope": (pytest.approx(0.5), 3),
+        "sampling/logprob_intercept": (pytest.approx(-1.0), 3),
+        "sampling/logprob_max_gap": (1.0, 3),
+        "sampling/ess": (pytest.approx(0.652900, abs=1e-6), 3),
     }
 
 
 def test_one_process_and_a_rank_without_a_pass() -> None:
-    metrics, silent, gap = _reduce(sums(0.5, 1.0, 4, [], [0.25]), LocalComm())
+    metrics, silent, gap = _reduce(sums(0.5, 1.0, 4, [], [0.25], [([], [])]), LocalComm())
     assert (silent, gap, metrics["entropy"].value) == (0, 0.25, 0.25)
