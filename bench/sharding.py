@@ -40,7 +40,7 @@ def main() -> None:
     """Run all of them, or those named on the command line, and print the tables."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        _write_model(work / "model")
+        write_model(work / "model")
         rows = [{"prompt": f"What is {n}+{n + 3}?"} for n in range(64)]
         (work / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
         (work / "rewards.py").write_text(
@@ -50,7 +50,7 @@ def main() -> None:
     _print(found)
 
 
-def _write_model(target: Path) -> None:
+def write_model(target: Path) -> None:
     """The sizes of a Qwen 2 of 125 M parameters, with the built-in tokenizer."""
     import torch
     import transformers

@@ -132,6 +132,11 @@ def run_with(mutant: Mutant, surveys: Surveys, output: Path, comm: Comm | None =
     return warned(output, time.perf_counter() - started)
 
 
+def train_quietly(options: Mapping[str, Any], found: Survey) -> None:
+    """A run in this process."""
+    _run(options, found, LocalComm())
+
+
 def _run(options: Mapping[str, Any], found: Survey, comm: Comm, *, hangs: bool = False) -> None:
     """What `covey train` does, without its words on the terminal."""
     resolved = from_dict(options, comm.world)
