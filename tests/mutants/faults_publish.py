@@ -259,6 +259,7 @@ RANKS: Sequence[Mutant] = (
     _of_ranks("its engine loses a tensor, sharded", "F151", 1, _LosesATensor, _ONE, **_FSDP),
     _of_ranks("its engine hides its head", "F152", 1, _HidesItsHead, "away from the learner's"),
     _of_ranks("its engine hides its head, sharded", "F152", 1, _HidesItsHead, "away from", **_FSDP),
+    _of_ranks("its engine hides its head, ZeRO-3", "F152", 1, _HidesItsHead, deepspeed="zero3"),
     _of_ranks("its engine drops the adapter, sharded", "F152", 1, _DropsTheAdapter, **{**LORA, **_FSDP}),
     _of_ranks("its publish breaks off, sharded", "F114", 1, _Fails, "breaks off", **_FSDP),
 )
@@ -267,5 +268,7 @@ HEALTHY_RANKS: Sequence[Mutant] = (
     _of_ranks("engines of their own", "", 0, CopyEngine),
     _of_ranks("engines of their own, sharded", "", 0, CopyEngine, **_FSDP),
     _of_ranks("engines of their own, sharded, LoRA", "", 0, CopyEngine, **{**LORA, **_FSDP}),
+    _of_ranks("engines of their own, ZeRO-2", "", 0, CopyEngine, deepspeed="zero2"),
+    _of_ranks("engines of their own, ZeRO-3", "", 0, CopyEngine, deepspeed="zero3"),
     _of_ranks("engines of their own, sharded, bfloat16", "", 0, CopyEngine, **{**_BF16, **_FSDP}),
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import timeit
+from typing import Any
 
 import pytest
 
 from covey.activity import PHASES, Activity, moment_words
-from covey.comm import LocalComm, check_plans
-from covey.errors import GuardStop
+from covey.comm import LocalComm, check_plans, raise_on_all_ranks
+from covey.errors import GuardStop, OtherRankFailed, RunFailed
+from covey.types import Finding, Fix
 
 
 def test_equal_plans_pass() -> None:
@@ -66,3 +70,57 @@ def test_saying_where_one_is_costs_next_to_nothing() -> None:
     activity = Activity()
     assert min(timeit.repeat(lambda: activity.enter("update"), number=1000, repeat=20)) / 1000 < 5e-6
     assert min(timeit.repeat(lambda: activity.advance(1, 2), number=1000, repeat=20)) / 1000 < 5e-6
+
+
+class _First(LocalComm):
+    """The first of two ranks, beside one that says this; through JSON as on a wire."""
+
+    world = 2
+
+    def __init__(self, other: Any = None) -> None:
+        super().__init__()
+        self.other, self.own = other, None
+
+    def gather_json(self, value: Any) -> list[Any]:
+        self.own = json.loads(json.dumps(value))
+        return [self.own, self.other]
+
+
+def _of(error: Exception | None) -> Any:
+    """What a rank says of what it failed with."""
+    comm = _First()
+    with contextlib.suppress(Exception):
+        raise_on_all_ranks(comm, error)
+    return comm.own
+
+
+FINDING = Finding(code="F114", seen="s", why="w", cause="c", fixes=(Fix(text="t", edits={"a": 1}),), step=3)
+
+
+def test_no_rank_raises_where_none_failed() -> None:
+    raise_on_all_ranks(_First(), None)
+    raise_on_all_ranks(LocalComm(), None)
+
+
+def test_one_process_raises_its_own_error() -> None:
+    error = KeyError("x")
+    with pytest.raises(KeyError) as raised:
+        raise_on_all_ranks(LocalComm(), error)
+    assert raised.value is error
+
+
+def test_every_rank_raises_the_same_finding() -> None:
+    for own in (None, OSError("mine"), RunFailed(FINDING, 7)):
+        with pytest.raises(GuardStop) as stop:
+            raise_on_all_ranks(_First(_of(GuardStop(FINDING))), own)
+        assert stop.value.finding == FINDING
+    with pytest.raises(RunFailed) as failed:
+        raise_on_all_ranks(_First(_of(RunFailed(FINDING, 7))), None)
+    assert (failed.value.finding, failed.value.exit_code) == (FINDING, 7)
+
+
+def test_what_is_no_finding_is_raised_where_it_was() -> None:
+    with pytest.raises(OtherRankFailed, match="rank 1 failed: OSError: the disk"):
+        raise_on_all_ranks(_First(_of(OSError("the disk"))), None)
+    with pytest.raises(OSError, match="mine"):
+        raise_on_all_ranks(_First(_of(OSError("the disk"))), OSError("mine"))
