@@ -12,7 +12,9 @@ _CORRECTED, _PLAIN = "rollout_correction/ess", "sampling/ess"
 
 def low_sample_size(h: History) -> Sign | None:
     """F225: the effective sample size of the weights between engine and learner is a small share of the
-    tokens."""
+    tokens. A replayed rollout was sampled by another policy, and says nothing of the engine."""
+    if h.options.get("replay_rollouts"):
+        return None
     value = h.value(_CORRECTED, _PLAIN)
     if value is None or value >= limit("ess_low"):
         return None
