@@ -60,12 +60,12 @@ def leave(code: int) -> int:
     if path is None:
         return code
     if is_first_here():
-        _write(path, code)
+        write_code(path, code)
         return 0 if code in _AGREED else code
     if has_spoken:
-        _write(path, code)
+        write_code(path, code)
         return code
-    return 0 if code in _AGREED and (code == 0 or first_has_ended()) else code
+    return 0 if code in _AGREED and (code == 0 or _first_has_ended(path)) else code
 
 
 def leave_stuck(*, leads: bool, all_leave: bool) -> NoReturn:
@@ -73,7 +73,7 @@ def leave_stuck(*, leads: bool, all_leave: bool) -> NoReturn:
 
     Where not every rank leaves by itself, torchrun has to see a failure, for it ends the others then.
     """
-    # Every machine has one that launched its processes; `leads` is the first rank of all.
+    # For the launching process of this machine; `leads` holds on one machine alone.
     leave_code(GUARDED)
     end_now(GUARDED, leads=leads, all_leave=all_leave, may_restart=True)
 
@@ -83,7 +83,7 @@ def leave_code(code: int) -> None:
     path = exit_file()
     if path is not None:
         with contextlib.suppress(OSError):
-            _write(path, code)
+            write_code(path, code)
 
 
 def end_now(code: int, *, leads: bool, all_leave: bool, may_restart: bool = False) -> NoReturn:
@@ -111,11 +111,10 @@ def speaks(*, is_of_all: bool) -> bool:
     `is_of_all`: every rank raises it, however long the first one takes to come to it, as it saves before.
     """
     place = meeting()
+    if place is not None and not place.has(place.rank, RAISED):
+        place.put(RAISED)
     if place is None or place.rank == 0:
-        if place is not None:
-            place.put(RAISED)
         return is_first()
-    place.put(RAISED)
     path = exit_file()
     is_launched = path is not None
     began = time.monotonic()
@@ -165,9 +164,8 @@ def _follow(pid: int, start: str, parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def first_has_ended() -> bool:
-    """Return whether rank 0 has left its exit code, or does so within ten seconds."""
-    path = exit_file() or ""
+def _first_has_ended(path: str) -> bool:
+    """Whether the first process has left its exit code, or does so within ten seconds."""
     until = time.monotonic() + _PATIENCE_S
     while not os.path.exists(path):
         if time.monotonic() > until:
@@ -176,7 +174,8 @@ def first_has_ended() -> bool:
     return True
 
 
-def _write(path: str, code: int) -> None:
+def write_code(path: str, code: int) -> None:
+    """Write an exit code to a file as a whole; one that is there already stays."""
     if os.path.exists(path):
         return
     part = f"{path}.{os.getpid()}.part"

@@ -1,8 +1,8 @@
 """Where the processes of a run on one machine leave each other small files: that one is there, that it has
-something to say, that it has failed. What other machines have to say is left there too, by one of them.
+raised an error, that it has failed. One of them also writes there what the other machines say.
 
-They are there from the start of a process on, before it has imported torch and joined any group, so a process
-that is killed or stopped is seen whatever the others wait in.
+A process comes as it starts, before it imports torch and joins any group, so one that is killed or stopped is
+seen whatever the others wait in.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 EXIT_FILE = "COVEY_EXIT_FILE"
-"""The environment variable with the file that rank 0 writes its exit code to."""
+"""The environment variable with the file that the first process of a machine writes its exit code to."""
 
 RAISED, SPOKE = "raised", "spoke"
-"""What a rank leaves that ends by an error which it can name, and one that has said it."""
+"""What a rank leaves that has raised an error (its exit code, where known), and one that has printed it."""
 
 State = Literal["here", "stopped", "gone", "away"]
 
@@ -69,7 +69,7 @@ class Meeting:
             os.replace(part, self._path(self.rank, what))
 
     def put_for(self, rank: int, what: str, words: str) -> None:
-        """Leave a file of a rank on another machine, as that machine has told of it."""
+        """Leave a file of a rank on another machine, which has told of it."""
         Meeting(self.directory, rank, self.world).put(what, words)
 
     def word(self, rank: int, what: str) -> str:
@@ -146,14 +146,14 @@ def meeting() -> Meeting | None:
 
 
 class EarlierRun(NamedTuple):
-    """The run of processes that torchrun has started before these: its directory, and what ended it."""
+    """The run of the processes that torchrun had started before these: its directory, and what ended it."""
 
     output_dir: str
     failed: str
 
 
 def remember_run(output_dir: Path, failed: str = "") -> None:
-    """Leave word of this run for processes that torchrun starts in the place of these."""
+    """Leave the name of this run for processes that torchrun starts in the place of these."""
     if is_last_start():
         return
     path = _run_file()
@@ -178,7 +178,7 @@ def earlier_run() -> EarlierRun | None:
 
 
 def forget_run() -> None:
-    """Take that word away: nothing is started again."""
+    """Remove that name: processes that are started after these begin a run of their own."""
     if "TORCHELASTIC_RESTART_COUNT" in os.environ:
         with contextlib.suppress(OSError):
             _run_file().unlink(missing_ok=True)

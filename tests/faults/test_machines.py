@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from covey.checkpoint.read import verify
+from covey.cli.listening import processes_below
+from covey.meeting import is_stopped
 from faults import rank_run
 from faults.test_ranks import REWARD, WORDS, assert_same_tensors, run
 from support.machines import Machine, torchrun, two_machines, wait_for
@@ -29,20 +33,20 @@ def nodes() -> Iterator[tuple[Machine, Machine]]:
         yield both
 
 
-def over_two(
-    nodes: tuple[Machine, Machine], folder: Path, *fault: str, words: tuple[str, ...] = ()
-) -> tuple[list[int], list[str], list[float]]:
-    """The run of tests/faults/test_ranks.py with a rank on each machine, which torchrun starts."""
+def start_two(
+    nodes: tuple[Machine, Machine], folder: Path, *fault: str
+) -> tuple[list[subprocess.Popen[bytes]], list[Path]]:
+    """The run of tests/faults/test_ranks.py with a rank on each machine, which torchrun starts, and the files
+    of what each says."""
     (folder / "mine.py").write_text(REWARD)
-    planted = fault or ("none", "none", "0")
     said = [folder / f"said-{number}" for number in range(2)]
-    script = (rank_run.__file__, *planted, "train", *WORDS, *words)
+    script = (rank_run.__file__, *fault, "train", *WORDS)
     path = {"PYTHONPATH": str(Path(rank_run.__file__).parents[1]), "COVEY_TEST_STOPPED_S": "9"}
     started = [
         node.start(torchrun(number, nodes[0], *script), folder, said[number], path)
         for number, node in enumerate(nodes)
     ]
-    return wait_for(started, said, LIMIT_S)
+    return started, said
 
 
 def codes_said(text: str) -> list[str]:
@@ -77,26 +81,20 @@ def test_two_machines_are_one_run(nodes: tuple[Machine, Machine], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("fault", "phase", "rank", "name", "seconds"),
+    ("fault", "phase", "rank", "name"),
     [
-        ("kill", "update", "1", "F133", 15.0),
+        ("kill", "update", "1", "F133"),
         # Rank 0 keeps the lock, and its machine torchrun's store.
-        pytest.param("kill", "rollout", "0", "F133", 15.0, marks=pytest.mark.slow),
-        pytest.param("raise", "reward", "1", "F131", 15.0, marks=pytest.mark.slow),
+        pytest.param("kill", "rollout", "0", "F133", marks=pytest.mark.slow),
+        pytest.param("raise", "reward", "1", "F131", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_on_one_machine_ends_both(
-    nodes: tuple[Machine, Machine],
-    tmp_path: Path,
-    fault: str,
-    phase: str,
-    rank: str,
-    name: str,
-    seconds: float,
+    nodes: tuple[Machine, Machine], tmp_path: Path, fault: str, phase: str, rank: str, name: str
 ) -> None:
-    codes, texts, ended = over_two(nodes, tmp_path, fault, phase, rank)
+    codes, texts, ended = wait_for(*start_two(nodes, tmp_path, fault, phase, rank), LIMIT_S)
     assert codes == [1, 1], texts
-    assert abs(ended[0] - ended[1]) < seconds
+    assert abs(ended[0] - ended[1]) < 15
     # The message in full once, and who says it names rank and host.
     assert sorted(codes_said(texts[0]) + codes_said(texts[1])) == [name], texts
     words = " ".join("".join(texts).split())
@@ -108,14 +106,7 @@ def test_a_fault_on_one_machine_ends_both(
 @pytest.mark.slow
 def test_a_machine_that_is_stopped(nodes: tuple[Machine, Machine], tmp_path: Path) -> None:
     """Its only rank cannot be ended from another machine; it ends as soon as it goes on."""
-    (tmp_path / "mine.py").write_text(REWARD)
-    said = [tmp_path / f"said-{number}" for number in range(2)]
-    script = (rank_run.__file__, "stop", "rollout", "1", "train", *WORDS)
-    path = {"PYTHONPATH": str(Path(rank_run.__file__).parents[1]), "COVEY_TEST_STOPPED_S": "9"}
-    started = [
-        node.start(torchrun(number, nodes[0], *script), tmp_path, said[number], path)
-        for number, node in enumerate(nodes)
-    ]
+    started, said = start_two(nodes, tmp_path, "stop", "rollout", "1")
     until = time.monotonic() + LIMIT_S
     while started[0].poll() is None and time.monotonic() < until:
         time.sleep(0.1)
@@ -123,33 +114,16 @@ def test_a_machine_that_is_stopped(nodes: tuple[Machine, Machine], tmp_path: Pat
     assert codes_said(said[0].read_text(errors="replace")) == ["F136"], text
     assert "rank 1 on node2 gave no sign" in text
     # The rank on the second machine, a child of its agent, is stopped still.
-    for stopped in stopped_children(started[1].pid):
-        os.kill(stopped, 18)
+    for process in filter(is_stopped, processes_below(started[1].pid)):
+        os.kill(process, signal.SIGCONT)
     codes, texts, _ = wait_for(started, said, 30)
     assert codes[0] != 0 and codes[1] != 0, texts
-
-
-def stopped_children(pid: int) -> list[int]:
-    """The stopped processes among a process's children and theirs."""
-    parents: dict[int, list[tuple[int, str]]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append((int(stat.parent.name), fields[0]))
-    found, waiting = [], [pid]
-    while waiting:
-        for child, state in parents.get(waiting.pop(), []):
-            waiting.append(child)
-            found += [child] if state == "T" else []
-    return found
 
 
 @pytest.mark.parametrize("rank", [pytest.param("1", marks=pytest.mark.slow), "0"])
 def test_what_one_machine_alone_is_refused(nodes: tuple[Machine, Machine], tmp_path: Path, rank: str) -> None:
     """Before weights load: the other machine, which waits for it, ends too, with the same exit code."""
-    codes, texts, ended = over_two(nodes, tmp_path, "data", "", rank)
+    codes, texts, ended = wait_for(*start_two(nodes, tmp_path, "data", "", rank), LIMIT_S)
     assert abs(ended[0] - ended[1]) < 25
     own, other = texts[int(rank)], texts[1 - int(rank)]
     assert codes_said(own) == ["E302"], texts

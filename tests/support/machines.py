@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from covey.plan.launchers import RANK_NAMES
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -53,20 +55,7 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
         for name in names:
             _ip("netns", "add", name)
         ends = [f"cv{os.getpid()}{letter}"[-15:] for letter in "ab"]
-        _ip(
-            "link",
-            "add",
-            ends[0],
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            ends[1],
-            "netns",
-            names[1],
-        )
+        _ip(*f"link add {ends[0]} netns {names[0]} type veth peer name {ends[1]} netns {names[1]}".split())
         for machine, end in zip(found, ends, strict=True):
             _ip("-n", machine.namespace, "addr", "add", f"{machine.address}/24", "dev", end)
             _ip("-n", machine.namespace, "link", "set", end, "up")
@@ -94,44 +83,23 @@ def wait_for(
             time.sleep(0.05)
     finally:
         for process in started:
-            kill_all(process)
+            # torchrun gives each rank a session of its own, and a rank ends with it.
+            process.kill()
+            process.wait()
     return [p.returncode for p in started], [path.read_text(errors="replace") for path in said], ended
-
-
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """End whatever a command has left: torchrun gives each rank a session of its own, and a rank ends with
-    it."""
-    if process.poll() is None:
-        process.kill()
-        process.wait()
 
 
 def torchrun(number: int, first: Machine, *words: str) -> list[str]:
     """The command of an agent that starts one rank, on the machine of this number of two."""
-    own = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
     return [
-        *own,
-        "--node_rank",
-        str(number),
-        "--master_addr",
-        first.address,
-        "--master_port",
-        "29517",
-        *words,
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"),
+        *("--node_rank", str(number), "--master_addr", first.address, "--master_port", "29517", *words),
     ]
 
 
 def plain_environment() -> dict[str, str]:
     """The environment without a word of a launcher or of the tests' own processes."""
-    left_out = (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "NNODES",
-    )
+    left_out = (*RANK_NAMES, "NNODES")
     return {n: v for n, v in os.environ.items() if n not in left_out and not n.startswith("COVEY_")}
 
 

@@ -109,6 +109,14 @@ def test_a_rank_that_raises_alone_speaks_and_leaves_its_code(second: Meeting, tm
     assert exits.leave(2) == 2 and (tmp_path / "exit").read_text() == "2"
 
 
+def test_the_exit_code_that_a_rank_has_raised_with_stays(second: Meeting) -> None:
+    """Other machines are told of it for as long as a rank of this one is there."""
+    mine = Meeting(second.directory, 1, 2)
+    mine.put(RAISED, "2")
+    exits.speaks(is_of_all=False)
+    assert mine.word(1, RAISED) == "2"
+
+
 def test_what_all_raise_waits_for_the_first_as_long_as_it_lives(second: Meeting) -> None:
     """It saves a large model before it comes to it."""
     threading.Timer(0.8, second.put, [RAISED]).start()

@@ -67,10 +67,10 @@ def launch(verb: str, argv: Sequence[str], start: Start) -> int:
         threads = max(1, (os.cpu_count() or 1) // start.num_processes)
         own = {EXIT_FILE: path, OUTPUT_DIR: start.output_dir, LAUNCHER: launcher_words()}
         environment = {**os.environ, **own}
-        # A driver of Ray counts the cores of each machine.
+        # With Ray the cores of each machine are counted there.
         if start.launcher == "torchrun":
             environment.setdefault("OMP_NUM_THREADS", str(threads))
-        # What a cluster says of its pods is not of the ranks, whose numbers torchrun gives.
+        # A cluster may have set them for its pods; torchrun sets them for each rank.
         for name in RANK_NAMES:
             environment.pop(name, None)
         # In a session of its own the child gets each signal once, from here, and not also from the terminal.
@@ -80,26 +80,26 @@ def launch(verb: str, argv: Sequence[str], start: Start) -> int:
         while start.machines.count > 1 and child.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_POLL_S)
-            stopped.look()
+            stopped.check()
         child.wait()
         return exit_code(path, child.returncode, {CODES[number] for number in passed_on.received})
 
 
 @dataclass(slots=True)
 class _StoppedRanks:
-    """The ranks of this machine, of which none can end the others where all of them are stopped.
+    """The ranks of this machine: where all of them are stopped, none is left that could end them.
 
-    The other machines end the run then, for they get no sign from here; this one ends its ranks.
+    The other machines end the run then, as they get no sign from here.
     """
 
     directory: Path
     _looked_at: float = 0.0
     _stopped_for: float = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """End the ranks once all of them have been stopped for longer than the other machines wait."""
         now = time.monotonic()
-        # Stopped itself, with a job that a scheduler suspends, this process has not seen what they did.
+        # This process may have been stopped too, by a scheduler that suspends the job; that time is left out.
         passed = min(now - self._looked_at, 2 * _POLL_S)
         self._looked_at = now
         pids = self._pids()

@@ -13,10 +13,7 @@ _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def listening(parent: int) -> dict[str, list[int]]:
-    """Return the ports by address that the processes below `parent` listen on; `*` is every address.
-
-    Nothing elsewhere than on Linux, where nobody can tell.
-    """
+    """Return the ports by address that the processes below `parent` listen on; on Linux alone."""
     sockets = _sockets(processes_below(parent))
     found: dict[str, set[int]] = {}
     for table in _TABLES:
@@ -61,6 +58,6 @@ def _address(text: str) -> str:
     """An address as Linux writes it, in words of four bytes of which the last comes first."""
     raw = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     if not any(raw):
-        return "*"
+        return "all addresses"
     name = socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
     return name.removeprefix("::ffff:")

@@ -1,7 +1,7 @@
 """The actors of a run, in a Ray that is there or in one that is started for it.
 
-This module alone imports Ray. All that goes to an actor and comes from it is JSON as bytes; what Ray pickles
-among its own processes is its own.
+This module alone imports Ray. What covey gives to an actor, and what it gets back, is JSON as bytes; Ray
+itself pickles what its own processes tell each other.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,20 +26,21 @@ from covey.cli.ray_rank import RankProcess
 from covey.errors import ConfigError
 from covey.plan.check_ray import too_few, unusable
 from covey.plan.facts import RayFacts
-from covey.types import Fix
+from covey.types import Fix, Problem
 
 # The least that Ray takes; nothing of a run goes through it.
 _STORE_BYTES = 80 << 20
-# The path of a socket has at most 107 letters, of which Ray needs 65.
-_LONGEST_FOLDER = 40
+# The path of a socket has at most 107 letters, of which Ray needs 65 and the name of its folder 15.
+_LONGEST_PARENT = 25
 _POLL_S = 0.2
-_SAID_S = 10.0
+# After so long a wait for GPUs that others hold it is said what is waited for.
+_PATIENCE_S = 10.0
 _ANSWER_S = 120.0
 _END_S = 10.0
 
 
 class ActorGone(Exception):
-    """An actor, or the machine that it was on, is not there any more."""
+    """An actor did not start, or is not there any more."""
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Actor:
     address: str
 
     def ask(self, method: str, **values: Any) -> dict[str, Any]:
-        """Call a method and return its answer; ActorGone where there is nobody to answer."""
+        """Call a method and return its answer; ActorGone where there is none."""
         import ray
 
         try:
@@ -60,8 +61,7 @@ class Actor:
         return dict(json.loads(answer))
 
     def tell(self, method: str, **values: Any) -> None:
-        """Call a method without waiting for its answer; whoever follows the rank finds out where there is
-        nobody."""
+        """Call a method without waiting for its answer; that an actor is gone is found by Following."""
         self._call(method, values)
 
     def _call(self, method: str, values: Mapping[str, Any]) -> Any:
@@ -78,10 +78,11 @@ class Cluster:
     own_address: str
 
     @contextmanager
-    def placed(self, num_ranks: int, wait: Callable[[str], bool]) -> Iterator[list[Actor]]:
+    def placed(self, num_ranks: int, received: Sequence[int]) -> Iterator[list[Actor]]:
         """One actor for each rank, on as few machines as can be; they end with the context.
 
-        `wait` is told what is missing while Ray has not given it yet, and says whether to give up.
+        None where a signal came before Ray had room for them (`received`); ConfigError (E389) where it never
+        has.
         """
         import ray
         from ray.util.placement_group import placement_group, placement_group_table
@@ -94,21 +95,20 @@ class Cluster:
         group = placement_group([bundle] * num_ranks, strategy="PACK")
         actors: list[Actor] = []
         try:
-            if not self._is_given(group, wait):
+            if not self._is_reserved(group, received):
                 yield []
                 return
             nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
             places = placement_group_table(group)["bundles_to_node_id"]
             kind = ray.remote(RankProcess)
             for index in range(num_ranks):
-                strategy = PlacementGroupSchedulingStrategy(group, index)
                 handle = kind.options(  # type: ignore[attr-defined]
                     num_cpus=1,
                     num_gpus=bundle.get("GPU", 0),
                     # One call follows the rank while others give it signals.
                     max_concurrency=4,
                     max_restarts=0,
-                    scheduling_strategy=strategy,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 ).remote()
                 actors.append(Actor(handle, nodes.get(places[index], self.own_address)))
             yield actors
@@ -117,19 +117,19 @@ class Cluster:
             for actor in actors:
                 ray.kill(actor.handle)
 
-    def _is_given(self, group: Any, wait: Callable[[str], bool]) -> bool:
-        """Whether Ray has reserved what the ranks need."""
+    def _is_reserved(self, group: Any, received: Sequence[int]) -> bool:
+        """Wait until Ray has reserved what the ranks need; False where a signal came before."""
         import ray
 
-        began, is_said = time.monotonic(), False
+        until, is_said = time.monotonic() + _PATIENCE_S, False
         while not group.wait(_POLL_S):
-            words = ""
-            if not is_said and time.monotonic() - began > _SAID_S:
+            if received:
+                return False
+            if not is_said and time.monotonic() > until:
+                is_said = True
                 free = int(ray.available_resources().get(self.kind, 0))
                 words = f"Ray has {free} free {self.kind}s; others hold the rest. Ctrl-C ends the wait."
-                is_said = True
-            if wait(words):
-                return False
+                sys.stderr.write(f"covey: {words}\n")
         return True
 
 
@@ -167,13 +167,19 @@ def connected(found: RayFacts, num_ranks: int) -> Iterator[Cluster]:
     ConfigError (E388) where Ray does not let this process in.
     """
     if found.address is None:
-        with _folder() as folder, _started(folder, num_ranks) as cluster:
+        parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < _LONGEST_PARENT else "/tmp"
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="covey-ray-", dir=parent, ignore_cleanup_errors=True
+            ) as folder,
+            _started(folder, num_ranks) as cluster,
+        ):
             yield cluster
         return
     import ray
 
     try:
-        # For one that it finds itself Ray takes the token of this user.
+        # With "auto" Ray takes the token that this user has stored.
         named = os.environ.get("RAY_ADDRESS") or "auto"
         ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -181,7 +187,7 @@ def connected(found: RayFacts, num_ranks: int) -> Iterator[Cluster]:
     try:
         yield _cluster(found.address)
     finally:
-        # It waits for ever for a cluster that is gone.
+        # For a cluster that is gone it waits for ever.
         shutdown = threading.Thread(target=ray.shutdown, daemon=True)
         shutdown.start()
         shutdown.join(_END_S)
@@ -190,7 +196,7 @@ def connected(found: RayFacts, num_ranks: int) -> Iterator[Cluster]:
 @contextmanager
 def _started(folder: str, num_ranks: int) -> Iterator[Cluster]:
     """A Ray on this machine alone, which answers nobody without the token of this run."""
-    # Ray reads them when it is imported; its own processes get them from here.
+    # Ray reads them when it is imported, and its processes inherit them.
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -212,7 +218,7 @@ def _started(folder: str, num_ranks: int) -> Iterator[Cluster]:
             )
         # Ray raises plain exceptions too.
         except Exception as error:
-            raise ConfigError([unusable(f"Ray could not be started: {_first_line(error)}", "")]) from error
+            raise ConfigError([unusable(f"Ray could not be started: {_first_line(error)}")]) from error
         yield _cluster(None)
     finally:
         ray.shutdown()
@@ -236,23 +242,10 @@ def _cluster(address: str | None) -> Cluster:
     return Cluster(address, ray.__version__, kind, ray.util.get_node_ip_address())
 
 
-@contextmanager
-def _folder() -> Iterator[str]:
-    """A folder for the files and sockets of a Ray; it is gone after it."""
-    short = tempfile.gettempdir() if len(tempfile.gettempdir()) < _LONGEST_FOLDER - 15 else "/tmp"
-    folder = tempfile.mkdtemp(prefix="covey-ray-", dir=short)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _refused(address: str, error: Exception) -> Any:
-    versions = Fix(
-        text="Ray and Python have to be of the same versions as in the cluster: `pip install ray==VERSION`"
-    )
+def _refused(address: str, error: Exception) -> Problem:
+    versions = Fix(text="install the cluster's versions of Ray and Python: `pip install ray==VERSION`")
     token = Fix(text="a cluster with a token: put `RAY_AUTH_MODE=token RAY_AUTH_TOKEN=...` in front of covey")
-    return unusable(f"The Ray at {address} refuses: {_first_line(error)}", "", versions, token)
+    return unusable(f"The Ray at {address} refuses: {_first_line(error)}", versions, token)
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,10 +14,10 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from covey.cli import show
@@ -27,28 +27,27 @@ from covey.cli.listening import listening
 from covey.cli.ray_actors import Actor, ActorGone, Cluster, Following, connected
 from covey.cli.ray_rank import own_machine
 from covey.cli.signals import CODES
-from covey.codes import CODES as WORDS
 from covey.errors import ConfigError
-from covey.exits import follow_launcher, leave_code
+from covey.exits import AT_FAULT, follow_launcher, leave_code
 from covey.meeting import EXIT_FILE
 from covey.plan.check_ray import unusable
-from covey.plan.words import wrapped
+from covey.plan.words import coded
 from covey.training import failure
 from covey.training.facts.ray_cluster import find_ray
-from covey.types import Finding, Fix, Problem
+from covey.types import Fix
 
-AT_FAULT = 2
-# torchrun waits as long for those that are to end.
+# After SIGTERM the ranks have as long as torchrun gives them, until SIGKILL.
 _KILL_AFTER_S = 30.0
-# A rank ends soon after its actor, and the others need a moment to find out and to say so.
+# Where an actor has died its rank ends soon, and the other ranks need a moment to find out and to say so.
 _ACTOR_GONE_S = 6.0
-# The second Ctrl-C ends a run without a save; the third one, a process that does not hear.
+# The second Ctrl-C ends a run without a save, and the third one a process that does not react.
 _KILLING_SIGNAL = 3
 
 
 @dataclass(slots=True)
 class Rank:
-    """A rank, its actor, and what the actor says of its machine; `code` is known when it has ended."""
+    """A rank, its actor, and what that says of its machine; `local` is the rank's number there, and `code` is
+    known once it has ended."""
 
     actor: Actor
     machine: str
@@ -61,31 +60,18 @@ class Rank:
     code: int | None = None
 
 
-class _Received:
-    """The signals that this process got; Ray puts a handler of its own in place when it starts."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-
-    def take(self) -> None:
-        """Put the handlers in place."""
-        for number in CODES:
-            signal.signal(number, self._receive)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.numbers.append(number)
-
-
 @dataclass(slots=True)
 class _Run:
-    """A command as it was typed, in how many ranks it runs, and its environment; `failed` is the first rank
-    that has failed."""
+    """A command as it was typed, in how many ranks it runs, and its environment.
+
+    `received` are the signals that this process got, `failed` is the first rank that has failed.
+    """
 
     num_ranks: int
     words: list[str]
     environment: dict[str, str]
     machine: str = field(default_factory=own_machine)
-    received: _Received = field(default_factory=_Received)
+    received: list[int] = field(default_factory=list)
     failed: int | None = None
     ends_others_at: float = 0.0
 
@@ -94,23 +80,23 @@ class _Run:
         """Where rank 0 leaves the exit code of the run."""
         return Path(self.environment[EXIT_FILE])
 
-    def wait(self, missing: str) -> bool:
-        """Say what is missing, and whether to give up."""
-        if missing:
-            sys.stderr.write(f"covey: {missing}\n")
-        return bool(self.received.numbers)
+    def take_signals(self) -> None:
+        """Note each signal that comes, instead of ending."""
+        for number in CODES:
+            signal.signal(number, lambda number, frame: self.received.append(number))
 
 
 def main(words: Sequence[str]) -> int:
     """Run the command and return what a launcher returns: 0 where every rank did."""
     follow_launcher()
     run = _Run(int(words[0]), list(words[1:]), dict(os.environ))
-    run.received.take()
+    run.take_signals()
     try:
         with connected(find_ray(run.environment), run.num_ranks) as cluster:
-            run.received.take()
-            with cluster.placed(run.num_ranks, run.wait) as actors:
-                return _ranks(run, cluster, actors) if actors and not run.received.numbers else 1
+            # Ray has put handlers of its own in place.
+            run.take_signals()
+            with cluster.placed(run.num_ranks, run.received) as actors:
+                return _ranks(run, cluster, actors) if actors and not run.received else 1
     except ConfigError as error:
         show.problems(error.problems, language_of(run.environment))
         leave_code(AT_FAULT)
@@ -120,8 +106,7 @@ def main(words: Sequence[str]) -> int:
 def _ranks(run: _Run, cluster: Cluster, actors: Sequence[Actor]) -> int:
     """Start the ranks and follow them to their end."""
     ranks = _described(run, actors)
-    for line in _opening(cluster, ranks):
-        sys.stdout.write(line + "\n")
+    sys.stdout.write("".join(f"{line}\n" for line in _opening(cluster, ranks)))
     sys.stdout.flush()
     _start(run, ranks)
     _follow(run, ranks)
@@ -137,41 +122,43 @@ def _described(run: _Run, actors: Sequence[Actor]) -> list[Rank]:
     """The ranks in their order: by machine, this one first, and by GPU; ConfigError (E388) where an actor
     does not come up, or has not the folder of the command."""
     folder = os.getcwd()
-    ranks, problems = [], []
+    ranks = []
     for actor in actors:
         try:
             said = actor.ask("describe", folder=folder)
         except ActorGone as error:
-            problems.append(_no_actor(actor, error))
-            continue
-        has_folder = said.pop("has_folder")
+            seen = f"No actor came up on {actor.address}: {error}"
+            install = Fix(text="install the same covey and the same Ray on each machine of the cluster")
+            cause = "covey is not installed in the environment of Ray there."
+            raise ConfigError([unusable(seen, install, cause=cause)]) from error
+        if not said.pop("has_folder"):
+            seen = f"The machine {said['host']} has no directory {folder}, in which this command was started."
+            shared = "put the working directory, the data and output_dir on a disk that all machines share"
+            raise ConfigError([unusable(seen, Fix(text=shared))])
         ranks.append(Rank(actor, **said))
-        if not has_folder:
-            problems.append(_no_folder(ranks[-1], folder))
-    if problems:
-        raise ConfigError(problems[:1])
-    ranks.sort(key=lambda r: (r.machine != run.machine, r.machine, [_number(gpu) for gpu in r.gpus]))
-    seen: dict[str, int] = {}
+    # By length first: GPU 2 comes before GPU 10.
+    ranks.sort(key=lambda r: (r.machine != run.machine, r.machine, [(len(gpu), gpu) for gpu in r.gpus]))
+    count = Counter[str]()
     for rank in ranks:
-        rank.local = seen.get(rank.machine, 0)
-        seen[rank.machine] = rank.local + 1
+        rank.local = count[rank.machine]
+        count[rank.machine] += 1
     return ranks
 
 
 def _start(run: _Run, ranks: Sequence[Rank]) -> None:
     """Start every rank; ConfigError (E388) where a machine cannot."""
-    several = len({rank.machine for rank in ranks}) > 1
-    own = {"MASTER_ADDR": ranks[0].actor.address if several else "127.0.0.1"}
+    is_one = len({rank.machine for rank in ranks}) == 1
+    address = "127.0.0.1" if is_one else ranks[0].actor.address
     for number, rank in enumerate(ranks):
         beside = [other for other in ranks if other.machine == rank.machine]
-        numbers = {
-            "RANK": number,
-            "WORLD_SIZE": len(ranks),
-            "LOCAL_RANK": rank.local,
-            "LOCAL_WORLD_SIZE": len(beside),
-            "MASTER_PORT": ranks[0].port,
+        of_rank = {
+            "RANK": str(number),
+            "WORLD_SIZE": str(len(ranks)),
+            "LOCAL_RANK": str(rank.local),
+            "LOCAL_WORLD_SIZE": str(len(beside)),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(ranks[0].port),
         }
-        of_rank = own | {name: str(value) for name, value in numbers.items()}
         if "OMP_NUM_THREADS" not in run.environment:
             of_rank["OMP_NUM_THREADS"] = str(max(1, rank.cores // len(beside)))
         order = {
@@ -187,7 +174,7 @@ def _start(run: _Run, ranks: Sequence[Rank]) -> None:
         answer = rank.actor.ask("start", **order)
         if "error" in answer:
             seen = f"Rank {number} could not be started on {rank.host}: {answer['error']}."
-            raise ConfigError([unusable(seen, "")])
+            raise ConfigError([unusable(seen)])
         rank.pid = answer["pid"]
 
 
@@ -199,10 +186,9 @@ def _follow(run: _Run, ranks: Sequence[Rank]) -> None:
     while any(rank.code is None for rank in ranks):
         for number, news in following.news():
             _take(run, ranks, number, news)
-        for received in run.received.numbers[passed_on:]:
+        for received in run.received[passed_on:]:
             passed_on += 1
-            kills = passed_on >= _KILLING_SIGNAL
-            _signal(ranks, signal.SIGKILL if kills else received)
+            _signal(ranks, signal.SIGKILL if passed_on >= _KILLING_SIGNAL else received)
         now = time.monotonic()
         if run.failed is not None and now > run.ends_others_at:
             _signal(ranks, signal.SIGKILL if is_told else signal.SIGTERM)
@@ -210,8 +196,8 @@ def _follow(run: _Run, ranks: Sequence[Rank]) -> None:
 
 
 def _take(run: _Run, ranks: Sequence[Rank], number: int, news: Mapping[str, Any] | None) -> None:
-    """Print what a rank wrote; where it has ended, let those on other machines know of the exit code that it
-    has left."""
+    """Print what a rank wrote; where it has ended, take the exit code that it has left to the other
+    machines."""
     rank = ranks[number]
     if news is None:
         rank.code = -signal.SIGKILL
@@ -221,9 +207,8 @@ def _take(run: _Run, ranks: Sequence[Rank], number: int, news: Mapping[str, Any]
             stream.write(text.encode("latin-1"))
             stream.flush()
         rank.code = news["code"]
-        left = news["left"]
-        if left is not None and not run.exit_file.exists():
-            leave_code(left)
+        if news["left"] is not None:
+            leave_code(news["left"])
     if rank.code is None:
         return
     if run.exit_file.exists():
@@ -236,20 +221,16 @@ def _take(run: _Run, ranks: Sequence[Rank], number: int, news: Mapping[str, Any]
 
 
 def _say_gone(run: _Run, ranks: Sequence[Rank]) -> None:
-    """F133, where no rank was left to say that one is gone."""
-    if run.failed is None or run.exit_file.exists() or run.received.numbers:
+    """Say F133 where no rank was left to say that one of them was killed."""
+    if run.failed is None or run.exit_file.exists() or run.received:
         return
     rank = ranks[run.failed]
-    if rank.code is None or rank.code > 0:
+    if (rank.code or 0) > 0:
+        # It has said why itself; one that was killed has a code below 0.
         return
     output_dir = Path(run.environment[OUTPUT_DIR])
-    finding = Finding(
-        code="F133",
-        seen=f"rank {run.failed} (process {rank.pid} on {rank.host}) ended without an error message",
-        why=WORDS["F133"].why,
-        cause="It was killed: because memory ran out (see dmesg there), by hand, or with its machine.",
-        fixes=(Fix(text="go on from the newest checkpoint", edits={"resume_from_checkpoint": "auto"}),),
-    )
+    who = f"rank {run.failed} (process {rank.pid} on {rank.host})"
+    finding = failure.of_others("F133", who, None, output_dir)
     failure.record(finding, output_dir, None)
     show.finding(finding, language_of(run.environment))
     leave_code(1)
@@ -267,11 +248,10 @@ def _elsewhere(run: _Run, ranks: Sequence[Rank]) -> list[Rank]:
 
 
 def _opening(cluster: Cluster, ranks: Sequence[Rank]) -> list[str]:
-    """What is said of Ray before the ranks begin: which one it is, and what it opens to whom."""
+    """What is said before the ranks begin: which Ray it is, and who can reach its ports."""
     hosts = list(dict.fromkeys(rank.host for rank in ranks))
     each = f"{len(ranks)} actors with one {cluster.kind} each on {', '.join(hosts)}"
-    port = ranks[0].port
-    meet = f"The ranks meet at port {port} of {hosts[0]} (torch), which is open on all addresses."
+    meet = f"The ranks meet at port {ranks[0].port} of {hosts[0]} (torch), which is open on all addresses."
     if cluster.address is not None:
         text = (
             f"{cluster.version} at {cluster.address}; {each}. Whoever reaches the ports of a Ray that was "
@@ -283,31 +263,14 @@ def _opening(cluster: Cluster, ranks: Sequence[Rank]) -> list[str]:
             f"answer to the token of this run alone. {meet}"
         )
     text += " Ray pickles among its own processes; covey hands it bytes."
-    return wrapped(f"ray       {text}", " " * 10)[10:].splitlines()
+    return coded("ray", text)
 
 
 def _ports() -> str:
     """The ports of what this process has started, by address."""
-    names = {"*": "all addresses"}
     found = sorted(listening(os.getpid()).items())
-    listed = [f"{', '.join(map(str, ports))} on {names.get(at, at)}" for at, ports in found]
+    listed = [f"{', '.join(map(str, ports))} on {address}" for address, ports in found]
     return "; ".join(listed) or "not known on this system"
-
-
-def _no_actor(actor: Actor, error: ActorGone) -> Problem:
-    seen = f"No actor came up on {actor.address}: {error}"
-    install = Fix(text="install the same covey and the same Ray on each machine of the cluster")
-    return unusable(seen, "covey is not installed there, or in another environment than Ray's.", install)
-
-
-def _no_folder(rank: Rank, folder: str) -> Problem:
-    seen = f"The machine {rank.host} has no directory {folder}, in which this command was started."
-    share = Fix(text="put the working directory, the data and output_dir on a disk that all machines share")
-    return unusable(seen, "", share)
-
-
-def _number(gpu: str) -> tuple[int, str]:
-    return (int(gpu), "") if gpu.isdigit() else (0, gpu)
 
 
 def _terminal_size() -> list[int] | None:
@@ -321,5 +284,5 @@ if __name__ == "__main__":
     returned = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # Ray's own last words wait for ever for a cluster that is gone.
+    # What Ray does at the end of Python waits for ever for a cluster that is gone.
     os._exit(returned)

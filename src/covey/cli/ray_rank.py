@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.exits import LAUNCHER, launcher_words
+from covey.exits import LAUNCHER, launcher_words, write_code
 from covey.meeting import EXIT_FILE
 
-# Each chunk is at most this long, and so many wait to be fetched before the rank itself has to wait.
+# Output is read in chunks of at most this length; a rank waits while so many of them are not fetched yet.
 _CHUNK_BYTES, _MOST_CHUNKS = 1 << 16, 64
 # A call returns after so long without output, so that no call of an actor lasts for ever.
 _CALL_S = 30.0
-# What a rank has started may hold its output open.
+# Output is read for so long after the end of a rank: a process that it has started may hold it open.
 _LAST_WORDS_S = 2.0
 # Above the ports of Ray's workers, below those that Linux gives to outgoing connections.
 _PORTS = (20000, 32000)
@@ -100,16 +100,13 @@ class RankProcess:
 
     def send_signal(self, number: bytes) -> bytes:
         """Send the signal {"number"} to the rank."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.Signals(json.loads(number)["number"]))
+        assert self._process is not None
+        self._process.send_signal(json.loads(number)["number"])
         return _packed()
 
     def leave(self, code: bytes) -> bytes:
-        """Leave {"code"}, the exit code of the run, which a rank on another machine has left there."""
-        if not os.path.exists(self._exit_file):
-            part = f"{self._exit_file}.{os.getpid()}.part"
-            Path(part).write_text(str(json.loads(code)["code"]), encoding="ascii")
-            os.replace(part, self._exit_file)
+        """Leave {"code"} here, the exit code of the run that a rank on another machine has left."""
+        write_code(self._exit_file, json.loads(code)["code"])
         return _packed()
 
     def clean(self, asked: bytes) -> bytes:
@@ -121,14 +118,12 @@ class RankProcess:
         self, command: list[str], environment: Mapping[str, str], folder: str, size: list[int] | None
     ) -> subprocess.Popen[bytes]:
         """The process, and threads that read what it writes."""
-        ends: dict[int, int] = {}
         if size is not None:
             reader, writer = _terminal(size)
-            ends, own = {reader: 1}, {1: writer, 2: writer}
+            readers, writers = {reader: 1}, (writer, writer)
         else:
-            pipes = {number: os.pipe() for number in (1, 2)}
-            ends = {pipe[0]: number for number, pipe in pipes.items()}
-            own = {number: pipe[1] for number, pipe in pipes.items()}
+            (out, out_writer), (err, err_writer) = os.pipe(), os.pipe()
+            readers, writers = {out: 1, err: 2}, (out_writer, err_writer)
         # The threads of an actor have signals blocked, and a process has those blocked that its parent has.
         blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
@@ -137,28 +132,27 @@ class RankProcess:
                 env=environment,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
-                stdout=own[1],
-                stderr=own[2],
+                stdout=writers[0],
+                stderr=writers[1],
                 start_new_session=True,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            for writer in set(own.values()):
+            for writer in set(writers):
                 os.close(writer)
         self._readers = [
-            threading.Thread(target=self._read, args=(end, number), daemon=True)
-            for end, number in ends.items()
+            threading.Thread(target=self._read, args=reader, daemon=True) for reader in readers.items()
         ]
         for thread in self._readers:
             thread.start()
         return process
 
-    def _read(self, end: int, number: int) -> None:
+    def _read(self, reader: int, number: int) -> None:
         # A terminal whose other side is closed is an input/output error.
         with contextlib.suppress(OSError):
-            while chunk := os.read(end, _CHUNK_BYTES):
+            while chunk := os.read(reader, _CHUNK_BYTES):
                 self._said.put((number, chunk))
-        os.close(end)
+        os.close(reader)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
@@ -179,8 +173,8 @@ def _packed(**values: Any) -> bytes:
 
 
 def own_machine() -> str:
-    """What is one for all processes that see each other, and no others: the boot, the name and the numbers
-    of processes of a machine or container."""
+    """What the processes of one machine or container have in common, and no others: its name, its boot and
+    its process namespace."""
     words = [socket.gethostname()]
     with contextlib.suppress(OSError):
         words.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
@@ -190,18 +184,16 @@ def own_machine() -> str:
 
 def _free_port() -> int:
     """A port for the ranks to meet at."""
-    for port in random.SystemRandom().sample(range(*_PORTS), 100):
+    for port in random.sample(range(*_PORTS), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    raise OSError(f"no free port from {_PORTS[0]} to {_PORTS[1]}")
 
 
 def _environment(given: Mapping[str, Any]) -> dict[str, str]:
-    """The environment of the rank: that of the command, where it was typed on this machine; elsewhere that of
-    this machine, with the variables of the libraries that a run rests on."""
+    """The environment of the rank: that of the command where it was typed on this machine; elsewhere that of
+    the actor, with the command's variables for libraries."""
     typed: dict[str, str] = given["environment"]
     if given["is_here"]:
         environment = dict(typed)
@@ -217,7 +209,7 @@ def _environment(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _terminal(size: list[int]) -> tuple[int, int]:
-    """Both sides of a terminal that passes every byte on as it is."""
+    """Both ends of a terminal that passes every byte on as it is."""
     import fcntl
     import pty
     import struct

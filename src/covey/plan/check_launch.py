@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from covey.plan.launchers import DEFAULT_PORT, is_of_slurm
+from covey.plan.launchers import DEFAULT_PORT, is_of_slurm, whole_number
 from covey.plan.problem import problem
 from covey.types import Fix, Problem
 
@@ -55,7 +55,7 @@ def asked_processes(environment: Mapping[str, str]) -> tuple[int | None, list[Pr
     text = environment.get(ASKED_PROCESSES, "").strip()
     if not text:
         return None, []
-    number = _number(text)
+    number = whole_number(text)
     if number is not None and number >= 1:
         return number, []
     seen = f"The environment variable {ASKED_PROCESSES} is {text!r}; it takes a whole number from 1 on."
@@ -71,7 +71,7 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
         return Machines(), []
     # torchrun takes a range, least:most.
     least, _, most = text.rpartition(":")
-    count = _number(most)
+    count = whole_number(most)
     if count is None or count < 1 or least not in ("", most):
         seen = f"The environment variable {name} is {text!r}; it takes the number of machines."
         return Machines(), [problem("E370", name, seen, "", _one_machine(environment))]
@@ -84,7 +84,7 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
     if missing:
         seen = f"The environment variable {name} is {text}, and {_are_not_set(missing)}."
         return Machines(), [problem("E370", name, seen, "", _all_machines(count), _one_machine(environment))]
-    number, port = _number(number_text), _number(port_text or str(DEFAULT_PORT))
+    number, port = whole_number(number_text), whole_number(port_text or str(DEFAULT_PORT))
     if number is None or number >= count:
         rule = f"{name} is {count}, so it goes from 0 to {count - 1}"
         seen = f"The environment variable {number_name} is {number_text!r}; {rule}."
@@ -103,7 +103,7 @@ def command_problems(environment: Mapping[str, str], typed: Mapping[str, object]
 
 def is_launched(environment: Mapping[str, str]) -> bool:
     """Return whether this process is one that a launcher started, with all that it has to know."""
-    return _number(environment.get("WORLD_SIZE", "")) is not None and all(
+    return whole_number(environment.get("WORLD_SIZE", "")) is not None and all(
         environment.get(name) for name in _OF_A_RANK
     )
 
@@ -128,7 +128,7 @@ def _ranks(environment: Mapping[str, str]) -> list[Problem]:
     if typed.get("WORLD_SIZE") in (None, "1"):
         # One process needs no address; what a cluster says of it may stay.
         typed = {name: typed[name] for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in typed}
-    numbers = {name: _number(text) for name, text in typed.items()}
+    numbers = {name: whole_number(text) for name, text in typed.items()}
     for name, number in numbers.items():
         if number is None or number < _LEAST[name]:
             rule = f"it takes a whole number from {_LEAST[name]} on"
@@ -207,9 +207,8 @@ def _told(environment: Mapping[str, str], name: str) -> tuple[str, str]:
 
 
 def _one_machine(environment: Mapping[str, str]) -> Fix:
-    names = [n for n in ("NNODES", f"{_OF_TORCHRUN}NNODES") if environment.get(n, "").strip()]
-    variables = " ".join([*names, *_set_beside(environment)])
-    return Fix(text=f"to train on this machine only: `unset {variables}`, then the same command")
+    unset = _unset(environment, "NNODES", f"{_OF_TORCHRUN}NNODES")
+    return Fix(text=f"to train on this machine only: {unset}, then the same command")
 
 
 def _all_machines(count: int) -> Fix:
@@ -219,18 +218,10 @@ def _all_machines(count: int) -> Fix:
     )
 
 
-def _number(text: str) -> int | None:
-    return int(text) if text.strip().isascii() and text.strip().isdigit() else None
-
-
-def _set_beside(environment: Mapping[str, str]) -> list[str]:
-    """What has to go with WORLD_SIZE for a process of its own."""
-    return [name for name in _OF_A_RANK if "MASTER" not in name and environment.get(name)]
-
-
-def _alone(environment: Mapping[str, str]) -> str:
-    names = ["WORLD_SIZE"] if environment.get("WORLD_SIZE") else []
-    return f"`unset {' '.join([*names, *_set_beside(environment)])}`"
+def _unset(environment: Mapping[str, str], *names: str) -> str:
+    """The command that unsets these variables and those of a rank, as far as they are set."""
+    candidates = (*names, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return f"`unset {' '.join(name for name in candidates if environment.get(name, '').strip())}`"
 
 
 def _wrong(name: str, text: str, rule: str, environment: Mapping[str, str]) -> Problem:
@@ -239,13 +230,14 @@ def _wrong(name: str, text: str, rule: str, environment: Mapping[str, str]) -> P
         name,
         f"The environment variable {name} is {text!r}; {rule}.",
         "",
-        Fix(text=f"for one process: {_alone(environment)}, then the same command"),
+        Fix(text=f"for one process: {_unset(environment, 'WORLD_SIZE')}, then the same command"),
         Fix(text=f"for several processes: {_TORCHRUN}"),
     )
 
 
 def _incomplete(world: int, missing: list[str], environment: Mapping[str, str]) -> Problem:
-    alone = Fix(text=f"for a run in this process alone: {_alone(environment)}, then the same command")
+    unset = _unset(environment, "WORLD_SIZE")
+    alone = Fix(text=f"for a run in this process alone: {unset}, then the same command")
     seen = f"The environment variable WORLD_SIZE is {world}, and {_are_not_set(missing)}."
     if "OMPI_COMM_WORLD_SIZE" in environment and missing == ["MASTER_ADDR"]:
         address = Fix(text="name the machine of rank 0: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ...")

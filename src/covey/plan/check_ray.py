@@ -27,22 +27,20 @@ def ray_problems(config: Config, facts: Facts) -> list[Problem]:
     if not ray.fault:
         return []
     give = Fix(text="give the address that `ray start --head` printed: RAY_ADDRESS=HOST:6379")
-    return [unusable(f"RAY_ADDRESS is {ray.address}: {ray.fault}.", "", give, _OWN)]
+    return [unusable(f"RAY_ADDRESS is {ray.address}: {ray.fault}.", give, _OWN)]
 
 
-def unusable(seen: str, cause: str, *fixes: Fix) -> Problem:
-    """Ray is there, and the run cannot start in it."""
+def unusable(seen: str, *fixes: Fix, cause: str = "") -> Problem:
+    """The problem of a Ray in which the run cannot start."""
     return problem("E388", "launcher", seen, cause, *fixes, _WITHOUT)
 
 
 def too_few(asked: int, there: int, kind: str, address: str) -> Problem:
-    """A cluster that never has as many GPUs or CPUs as the run has ranks."""
-    return problem(
-        "E389",
-        "nproc_per_node",
+    """The problem of a cluster that has fewer GPUs or CPUs than the run has ranks, free or not."""
+    seen = (
         f"nproc_per_node is {asked}, each rank takes one {kind}, and the Ray at {address} has "
-        f"{counted(there, kind)} in all.",
-        "",
-        *((Fix(text="as many ranks as there are", edits={"nproc_per_node": there}),) if there else ()),
-        Fix(text="start Ray on another machine too: `ray start --address=HOST:6379`"),
+        f"{counted(there, kind)} in all."
     )
+    fewer = [Fix(text="as many ranks as there are", edits={"nproc_per_node": there})] if there else []
+    more = Fix(text="start Ray on another machine too: `ray start --address=HOST:6379`")
+    return problem("E389", "nproc_per_node", seen, "", *fewer, more)

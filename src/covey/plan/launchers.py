@@ -38,9 +38,9 @@ def adopted(environment: Mapping[str, str], parent: int) -> dict[str, str]:
 
 def is_of_slurm(environment: Mapping[str, str]) -> bool:
     """Return whether this process is one of several tasks of `srun`."""
-    step = _number(environment.get("SLURM_STEP_ID", ""))
+    step = whole_number(environment.get("SLURM_STEP_ID", ""))
     is_task = step is not None and step < _FIRST_RESERVED_STEP
-    numbers = [_number(environment.get(name, "")) for name in ("SLURM_PROCID", "SLURM_LOCALID")]
+    numbers = [whole_number(environment.get(name, "")) for name in ("SLURM_PROCID", "SLURM_LOCALID")]
     return is_task and None not in numbers and (_slurm_tasks(environment) or 1) > 1
 
 
@@ -62,6 +62,11 @@ def tasks_on(counts: str, node: int) -> int | None:
     return each[node] if node < len(each) else None
 
 
+def whole_number(text: str) -> int | None:
+    """Return the number that a text writes in digits; None of any other text."""
+    return int(text) if text.strip().isascii() and text.strip().isdigit() else None
+
+
 def _of_deepspeed(environment: Mapping[str, str]) -> dict[str, str]:
     size = environment.get("LOCAL_SIZE", "").strip()
     are_set = all(environment.get(name, "").strip() for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
@@ -73,13 +78,13 @@ def _of_deepspeed(environment: Mapping[str, str]) -> dict[str, str]:
 def _of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     if not is_of_slurm(environment):
         return {}
-    node = _number(environment.get("SLURM_NODEID", "")) or 0
+    node = whole_number(environment.get("SLURM_NODEID", "")) or 0
     counts = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
-    local = tasks_on(counts, node) or _number(environment.get("SLURM_NTASKS_PER_NODE", ""))
+    local = tasks_on(counts, node) or whole_number(environment.get("SLURM_NTASKS_PER_NODE", ""))
     tasks = _slurm_tasks(environment)
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    job = _number(environment.get("SLURM_JOB_ID", "")) or 0
-    step = _number(environment.get("SLURM_STEP_ID", "")) or 0
+    job = whole_number(environment.get("SLURM_JOB_ID", "")) or 0
+    step = whole_number(environment.get("SLURM_STEP_ID", "")) or 0
     found = {
         "RANK": environment["SLURM_PROCID"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],
@@ -93,12 +98,12 @@ def _of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _slurm_tasks(environment: Mapping[str, str]) -> int | None:
-    return _number(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", ""))
+    return whole_number(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", ""))
 
 
 def _of_mpi(environment: Mapping[str, str], parent: int) -> dict[str, str]:
     for names in _MPI:
-        numbers = [_number(environment.get(name, "")) for name in names]
+        numbers = [whole_number(environment.get(name, "")) for name in names]
         if None in numbers or (numbers[1] or 1) < 2:
             continue
         rank, world, local_rank, local_world = map(str, numbers)
@@ -117,7 +122,3 @@ def _of_mpi(environment: Mapping[str, str], parent: int) -> dict[str, str]:
 
 def _port(number: int) -> int:
     return _FIRST_PORT + number % _NUM_PORTS
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.strip().isascii() and text.strip().isdigit() else None

@@ -92,7 +92,7 @@ def values_of(config: Config, found: Survey, environment: Mapping[str, str]) -> 
 
 
 def _objects(config: Config) -> dict[str, Any]:
-    """The live objects of a program: each rank has made its own."""
+    """The names of the program's live objects, of which each rank has made its own."""
     named = {"model": [config.model], "dataset": config.dataset, "val_dataset": config.val_dataset}
     live = {name: [text for text in texts if is_live(text)] for name, texts in named.items()}
     return {name: texts for name, texts in live.items() if texts}
@@ -240,7 +240,7 @@ class Difference(NamedTuple):
 
 def disagreement(of_ranks: Sequence[Values]) -> list[Problem]:
     """The problem of ranks that do not have the same, one for everything; nothing where they agree."""
-    differences = [*_differences(of_ranks)]
+    differences = _differences(of_ranks)
     if not differences:
         return []
     seen = ". ".join(d.words[0].upper() + d.words[1:] for d in differences[:_SHOWN])
@@ -250,18 +250,15 @@ def disagreement(of_ranks: Sequence[Values]) -> list[Problem]:
     return [problem("E378", differences[0].name, seen, "", *fixes)]
 
 
-def _differences(of_ranks: Sequence[Values]) -> Iterable[Difference]:
-    """By kind; of other objects alone where there are any, as what is read from them differs too."""
+def _differences(of_ranks: Sequence[Values]) -> list[Difference]:
+    """By kind; where live objects differ, these alone, since what is read from them differs too."""
+    found = []
     for kind in FIXES:
-        are_other_objects = False
-        names = dict.fromkeys(name for values in of_ranks for name in values.get(kind, {}))
-        for name in names:
+        for name in dict.fromkeys(name for values in of_ranks for name in values.get(kind, {})):
             values = [values.get(kind, {}).get(name) for values in of_ranks]
             if any(value != values[0] for value in values):
-                are_other_objects = kind == "object"
-                yield Difference(kind, name, _words(kind, name, values))
-        if are_other_objects:
-            return
+                found.append(Difference(kind, name, _words(kind, name, values)))
+    return [d for d in found if d.kind == "object"] or found
 
 
 def _words(kind: str, name: str, values: Sequence[Any]) -> str:

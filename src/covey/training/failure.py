@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.activity import Activity, moment_words, ranks_word
+from covey.activity import Activity, moment_words
 from covey.codes import CODES
 from covey.errors import CoveyError, OtherRankFailed, RunFailed
 from covey.exits import GUARDED
@@ -23,7 +23,7 @@ from covey.plan.disk import size
 from covey.plan.words import coded, flags, sentence
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Changed, Lock
-from covey.training.machines import Failed, Silent
+from covey.training.machines import Failed
 from covey.types import Finding, Fix
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -118,65 +118,34 @@ def failed(error: BaseException, where: Where) -> Finding:
     )
 
 
-def gone(process: str, activity: Activity, output_dir: Path | None) -> Finding:
-    """F133: a process that is not there any more and said nothing; `process` names it."""
-    return _of_process(
-        "F133",
-        f"{process} ended without an error message in {_during(activity)}",
-        "It was killed: by the system because memory ran out (see dmesg), by a scheduler, or by hand.",
-        activity,
-        output_dir,
-    )
-
-
-def stopped(process: str, seconds: float, activity: Activity, output_dir: Path | None) -> Finding:
-    """F134: a process that is stopped, and that the others wait for."""
-    return _of_process(
-        "F134",
-        f"{process} has been stopped for {seconds:.0f} s in {_during(activity)}, and the others wait for it",
-        "It got SIGSTOP: from a scheduler that suspends jobs, from `kill -STOP`, or Ctrl-Z.",
-        activity,
-        output_dir,
-    )
-
-
-def machine_gone(silent: Silent, activity: Activity, output_dir: Path | None) -> Finding:
-    """F133: the processes of another machine, to which a connection broke."""
-    return _of_process(
-        "F133",
-        f"{ranks_word(silent.ranks)} on {silent.host} ended without an error message in {_during(activity)}; "
-        f"the last sign came {silent.seconds:.0f} s ago",
-        "It was killed: by the system because memory ran out (see dmesg there), by a scheduler, or with its "
-        "machine.",
-        activity,
-        output_dir,
-    )
-
-
-def machine_silent(silent: Silent, activity: Activity, output_dir: Path | None) -> Finding:
-    """F136: another machine that gives no sign, and that this one waits for."""
-    return _of_process(
-        "F136",
-        f"{ranks_word(silent.ranks)} on {silent.host} gave no sign for {silent.seconds:.0f} s in "
-        f"{_during(activity)}, and the others wait for it",
-        "The machine or its network is down, or its processes are stopped.",
-        activity,
-        output_dir,
-    )
-
-
-def _during(activity: Activity) -> str:
-    return moment_words(activity.moment.phase, activity.step)
-
-
-def _of_process(code: str, seen: str, cause: str, activity: Activity, output_dir: Path | None) -> Finding:
+def of_others(
+    code: str, who: str, activity: Activity | None, output_dir: Path | None, seconds: float = 0.0
+) -> Finding:
+    """F133, F134 or F136: other processes of the run, which `who` names, have been killed, are stopped or
+    give no sign, as `code` says, and for how long. `activity` is None where that of the run is not known."""
+    during = "" if activity is None else f" in {moment_words(activity.moment.phase, activity.step)}"
+    waits = f"{during}, and the others wait for it"
+    match code:
+        case "F133":
+            last = f"; the last sign came {seconds:.0f} s ago" if seconds else ""
+            seen = f"{who} ended without an error message{during}{last}"
+            cause = (
+                "It was killed: by the system because memory ran out (see dmesg on its machine), by a "
+                "scheduler, or by hand; or its machine went down."
+            )
+        case "F134":
+            seen = f"{who} has been stopped for {seconds:.0f} s{waits}"
+            cause = "It got SIGSTOP: from a scheduler that suspends jobs, from `kill -STOP`, or Ctrl-Z."
+        case _:
+            seen = f"{who} gave no sign for {seconds:.0f} s{waits}"
+            cause = "The machine or its network is down, or its processes are stopped."
     return Finding(
         code=code,
         seen=seen,
         why=CODES[code].why,
         cause=cause,
         fixes=(_go_on(output_dir),),
-        step=activity.step,
+        step=None if activity is None else activity.step,
     )
 
 
@@ -212,9 +181,8 @@ def say(finding: Finding) -> None:
 
 def say_of_another(failed: Failed) -> None:
     """Print in a line what another machine has said in full."""
-    seen = f": {failed.name} {failed.seen}" if failed.name else ""
-    rest = "" if seen else f" ended the run with exit code {failed.code}"
-    words = f"covey: rank {failed.rank} on {failed.host}{rest or ' ended the run'}{seen}"
+    what = f": {failed.name} {failed.seen}" if failed.name else f" with exit code {failed.code}"
+    words = f"covey: rank {failed.rank} on {failed.host} ended the run{what}"
     os.write(2, f"{words}. The output of that machine says more.\n".encode())
 
 

@@ -1,10 +1,10 @@
 """How the ranks of a run find each other: through the store that torch keeps at the address of rank 0.
 
 Where torchrun has started them its agent keeps the store, through every restart; else rank 0 does. So a
-store may hold what an earlier start left, and agents count their restarts each for itself. Therefore each
-rank says hello with a number that it has drawn. Rank 0 writes down the numbers that it has seen, under a name
-that nobody has used, and every rank that finds its own number there answers. Once all have, they begin, under
-that name.
+store may hold what an earlier start left, and a count of restarts cannot tell the starts apart, since the
+agent of each machine counts its own. Therefore each rank says hello with a random number. Rank 0 writes the
+numbers of all ranks into an invitation with a random name, and each rank that finds its own number there
+answers. Once all have answered they begin, and use the store under that name.
 """
 
 from __future__ import annotations
@@ -55,14 +55,9 @@ def meet(
     cannot be reached. `goes_on` is asked while it waits; where it says no, NotThere is raised.
     """
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    limit = timedelta(seconds=limit_s)
-    server = None
-    if rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        server = dist.TCPStore(
-            address, port, is_master=True, wait_for_workers=False, multi_tenant=True, timeout=limit
-        )
-    client = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+    keeps_store = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    server = _store(environment, limit_s, is_master=True) if keeps_store else None
+    client = _store(environment, limit_s)
     table = _Table(dist.PrefixStore(_PREFIX, client), rank, world, time.monotonic() + limit_s, goes_on)
     own = {"number": secrets.token_hex(8), "host": host, "machine": machine}
     name, hellos = table.invite(own) if rank == 0 else table.accept(own)
@@ -76,11 +71,20 @@ def meet(
 
 
 def store_of_group(met: Met, environment: Mapping[str, str], limit_s: float) -> dist.Store:
-    """Return a store for the process group, which waits in it without stopping who else reads the first."""
-    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    limit = timedelta(seconds=limit_s)
-    client = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
-    return dist.PrefixStore(f"{_PREFIX}/{met.name}/group", client)
+    """Return a store for the process group over a connection of its own: while the group waits in it, others
+    use the first one."""
+    return dist.PrefixStore(f"{_PREFIX}/{met.name}/group", _store(environment, limit_s))
+
+
+def _store(environment: Mapping[str, str], limit_s: float, *, is_master: bool = False) -> dist.TCPStore:
+    return dist.TCPStore(
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        is_master=is_master,
+        wait_for_workers=False,
+        multi_tenant=is_master,
+        timeout=timedelta(seconds=limit_s),
+    )
 
 
 def route_to_others(environment: Mapping[str, str]) -> str | None:

@@ -1,9 +1,9 @@
-"""What the machines of a run say to each other while it goes on: that they are there, that one of their ranks
-has raised or failed, that a signal came.
+"""What the machines of a run tell each other while it goes on: that they are there, that one of their ranks
+has raised an error or failed, that a signal came.
 
-The ranks of one machine leave each other files (`covey.meeting`). One rank of each machine, the lowest, tells
-the other machines what those files say, and the other way round, through the store in which the ranks have
-met. A thread does it, which alone waits for the network.
+The ranks of one machine leave files for each other (`covey.meeting`). The lowest rank of each machine tells
+the other machines what its files say, and writes what they say to files here; it does so through the store in
+which the ranks have met. A thread of its own does it, so that nothing else waits for the network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from covey.meeting import RAISED, Meeting
 
@@ -30,7 +30,8 @@ _EVERY_S = 1.0
 # A thread that was not there for so long was stopped itself.
 _ASLEEP_S = 5.0
 _ANSWER_S = 5.0
-# For so long a rank that is refused waits for the others to come, to tell them; then the store may go.
+# A rank that raises an error before the others have come waits so long for them, to tell them; when rank 0
+# ends, so may the store.
 _FIRST_WORD_S = 45.0
 
 
@@ -66,7 +67,7 @@ class Machines:
     place: Meeting
     host: str = field(default_factory=socket.gethostname)
     met: Met | None = None
-    error: BaseException | None = None
+    error: Exception | None = None
     failed: Failed | None = None
     raised: dict[int, int] = field(default_factory=dict)
     signal: int = 0
@@ -135,7 +136,7 @@ class Machines:
 
     def silent(self) -> list[Silent]:
         """The machines that have given no sign for a second or longer, and have not said that they end."""
-        if not self.ready.is_set() or self.met is None or not self.leads:
+        if not self.ready.is_set() or not self.leads:
             return []
         now, found = time.monotonic(), []
         lost_s = now - self._contact_at
@@ -147,7 +148,7 @@ class Machines:
             else:
                 seconds = now - self._signs[leader][1]
             if seconds >= _EVERY_S and leader not in self._left:
-                found.append(Silent(self.met.hosts[leader], self._ranks_with(leader), seconds))
+                found.append(Silent(self.host_of(leader), self._ranks_with(leader), seconds))
         return found
 
     def host_of(self, rank: int) -> str:
@@ -190,13 +191,13 @@ class Machines:
             if self.met is not None:
                 self._signs = dict.fromkeys(self._leaders(), (-1, now))
             self.ready.set()
-        asleep_at = time.monotonic()
+        awake_at = time.monotonic()
         while not self._stop.is_set():
             now = time.monotonic()
-            if now - asleep_at > _ASLEEP_S:
+            if now - awake_at > _ASLEEP_S:
                 self._contact_at = now
                 self._signs = {leader: (beat, now) for leader, (beat, _) in self._signs.items()}
-            asleep_at = now
+            awake_at = now
             try:
                 self._exchange(self.met)
             except (RuntimeError, OSError):
@@ -207,70 +208,70 @@ class Machines:
             self._wake.clear()
 
     def _exchange(self, met: Met) -> None:
-        while not self._words.empty():
-            word = self._words.get()
+        words = [self._words.get() for _ in range(self._words.qsize())]
+        for word in words:
             if word.text:
                 first = met.store.compare_set("failed", "", word.text).decode()
                 word.is_late = first != word.text
                 if word.is_late:
                     self.failed = Failed(*json.loads(first))
+        if self.leads:
             self._tell(met)
+        for word in words:
             word.is_said.set()
-        if not self.leads:
-            return
-        self._tell(met)
-        if met.store.check(["failed"]):
-            said = Failed(*json.loads(met.store.get("failed")))
-            self.failed = said if said.rank in self.elsewhere else None
-        now = time.monotonic()
-        for leader in self._leaders():
-            if met.store.check([f"machine/{leader}"]):
-                self._hear(leader, json.loads(met.store.get(f"machine/{leader}")), now)
-        self._contact_at = time.monotonic()
+        if self.leads:
+            self._hear(met)
 
     def _tell(self, met: Met) -> None:
-        if not self.leads:
-            return
         self._beat += 1
+        raised = [rank for rank in self._ranks_with(self.place.rank) if self.place.has(rank, RAISED)]
         own = {
             "beat": self._beat,
             "left": self._has_left,
-            "raised": {rank: self.place.word(rank, RAISED) or "1" for rank in self._raised_here()},
+            "raised": {rank: self.place.word(rank, RAISED) or "1" for rank in raised},
             "signal": self.place.read_signal(),
         }
         met.store.set(f"machine/{self.place.rank}", json.dumps(own))
 
-    def _hear(self, leader: int, said: Mapping[str, Any], now: float) -> None:
-        if self._signs[leader][0] != said["beat"]:
-            self._signs[leader] = (said["beat"], now)
-        if said["left"]:
-            self._left.add(leader)
-        self.raised |= {int(rank): int(code) for rank, code in said["raised"].items()}
-        self.signal = self.signal or said["signal"]
-
-    def _raised_here(self) -> list[int]:
-        away = {*self.elsewhere}
-        return [r for r in range(self.place.world) if r not in away and self.place.has(r, RAISED)]
+    def _hear(self, met: Met) -> None:
+        if met.store.check(["failed"]):
+            failed = Failed(*json.loads(met.store.get("failed")))
+            self.failed = failed if failed.rank in self.elsewhere else None
+        now = time.monotonic()
+        for leader in self._leaders():
+            if not met.store.check([f"machine/{leader}"]):
+                continue
+            said = json.loads(met.store.get(f"machine/{leader}"))
+            if self._signs[leader][0] != said["beat"]:
+                self._signs[leader] = (said["beat"], now)
+            if said["left"]:
+                self._left.add(leader)
+            self.raised |= {int(rank): int(code) for rank, code in said["raised"].items()}
+            self.signal = self.signal or said["signal"]
+        self._contact_at = time.monotonic()
 
     def _all_have_raised(self) -> bool:
         return all(any(rank in self.raised for rank in self._ranks_with(of)) for of in self._leaders())
 
     def _leaders(self) -> list[int]:
-        """The ranks that speak for the other machines."""
+        """The leader of each other machine."""
         return [rank for rank in self.elsewhere if self._leader(rank) == rank]
 
     def _leader(self, rank: int) -> int:
+        """The rank that speaks for the machine of a rank: its lowest."""
         assert self.met is not None
         return self.met.machines.index(self.met.machines[rank])
 
-    def _ranks_with(self, leader: int) -> list[int]:
+    def _ranks_with(self, rank: int) -> list[int]:
+        """The ranks on the machine of a rank."""
         assert self.met is not None
-        return [r for r, machine in enumerate(self.met.machines) if machine == self.met.machines[leader]]
+        return [r for r, machine in enumerate(self.met.machines) if machine == self.met.machines[rank]]
 
 
 @dataclass(slots=True)
 class _Word:
-    """What is to be said once, and whether another rank has said it before."""
+    """What the thread is to tell the other machines: that this rank has failed, and whether another one had
+    before it; without a text, that this machine leaves."""
 
     text: str
     is_late: bool = False

@@ -31,8 +31,7 @@ def refuse_places(layout: Layout, comm: Comm, machines: Machines | None) -> None
         return
     machine = "" if machines is None or machines.met is None else machines.met.machines[comm.rank]
     host = "" if machines is None else machines.host
-    own = {"gpu": _gpu(), "host": host, "machine": machine}
-    of_ranks = comm.gather_json(own)
+    of_ranks = comm.gather_json({"gpu": _gpu(), "host": host, "machine": machine})
     if found := [*two_on_one_gpu(of_ranks), *split_over_machines(of_ranks, layout.shard_gpus)]:
         raise ConfigError(found)
 
@@ -42,9 +41,9 @@ def refuse_apart(output_dir: Path, comm: Comm, machines: Machines) -> None:
     path = output_dir / LOCK
     expected = comm.gather_json(_content(path) if comm.rank == 0 else "")[0]
     until = time.monotonic() + _SHOWN_S
-    while (is_seen := _content(path) == expected) is False and time.monotonic() < until:
+    while _content(path) != expected and time.monotonic() < until:
         time.sleep(0.2)
-    blind = [rank for rank, sees in enumerate(comm.gather_json(is_seen)) if not sees]
+    blind = [rank for rank, content in enumerate(comm.gather_json(_content(path))) if content != expected]
     if blind:
         hosts = sorted({machines.host_of(rank) for rank in blind})
         writer = f"rank 0 on {machines.host_of(0)}"
@@ -55,7 +54,7 @@ def refuse_apart(output_dir: Path, comm: Comm, machines: Machines) -> None:
 
 
 def two_on_one_gpu(of_ranks: list[dict[str, str]]) -> list[Problem]:
-    """Return the problem of ranks that compute on one GPU; none where each has its own, or there are none."""
+    """Return the problem of ranks that compute on one GPU; none where each has its own, or on a CPU."""
     by_gpu: dict[tuple[str, str], list[int]] = {}
     for rank, place in enumerate(of_ranks):
         if place["gpu"]:
@@ -75,8 +74,8 @@ def two_on_one_gpu(of_ranks: list[dict[str, str]]) -> list[Problem]:
 
 
 def split_over_machines(of_ranks: list[dict[str, str]], num_shards: int) -> list[Problem]:
-    """Return the problem of neighbours by rank that are on two machines, where the model is split over
-    `num_shards` neighbours that have to be on one; 0 for a model that is split over all ranks or none."""
+    """Return the problem where each `num_shards` successive ranks split the model and have to be on one
+    machine, and some are not; `num_shards` is 0 for a model that is split over all ranks or none."""
     if not num_shards:
         return []
     for first in range(0, len(of_ranks), num_shards):
@@ -107,9 +106,9 @@ def _gpu() -> str:
 
 
 def _content(path: Path) -> str:
-    """Whose lock it is; the time of a file is another one on another machine's clock."""
+    """What a lock says of its owner; empty where it cannot be read."""
     try:
-        # Listed first: a directory that is read anew shows what its cached names do not.
+        # Listed first, so that a network file system looks for new files.
         os.listdir(path.parent)
         return json.dumps(json.loads(path.read_text(encoding="utf-8")), sort_keys=True)
     except (OSError, ValueError):

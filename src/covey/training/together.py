@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from covey.activity import Activity, Stopped
+from covey.activity import Activity, Stopped, ranks_word
 from covey.errors import CheckpointError, ConfigError, GuardStop, RunFailed
 from covey.exits import AT_FAULT, GUARDED, RESTARTED, end_now, leave_code
 from covey.health.watchdog import flush_output
@@ -113,7 +113,7 @@ class Together:
             self._stop.set()
             may_restart = finding.code in RESTARTED
             if self.place.fail_first():
-                if self._is_first_of_all(finding, code):
+                if self.machines is None or self.machines.fail_first(finding.code, finding.seen, code):
                     failure.record(finding, self.output_dir, self.lock)
                     self._remember(finding.code, finding.seen)
                     flush_output()
@@ -126,10 +126,6 @@ class Together:
                 self._close()
                 everyone = True
             end_now(code, leads=True, all_leave=everyone, may_restart=may_restart)
-
-    def _is_first_of_all(self, finding: Finding, code: int) -> bool:
-        """Whether no other machine has failed before."""
-        return self.machines is None or self.machines.fail_first(finding.code, finding.seen, code)
 
     def _say_of_another(self) -> int:
         """Say in a line what another machine has said in full, and leave its exit code here."""
@@ -225,11 +221,10 @@ class Together:
             self._end_after_another()
         self._pass_signal_on(place)
         for rank in self._ranks_in("gone", _GONE_S):
-            self.fail(failure.gone(self._process(rank), self.activity, self.output_dir), 1)
+            self._fail_for("F133", self._process(rank), 1)
         for rank in self._ranks_in("stopped", STOPPED_S):
             if self._idle_s(now) > STOPPED_S:
-                process = self._process(rank)
-                self.fail(failure.stopped(process, STOPPED_S, self.activity, self.output_dir), GUARDED)
+                self._fail_for("F134", self._process(rank), GUARDED, STOPPED_S)
 
     def _listen(self, machines: Machines, now: float) -> None:
         """Hear what other machines say, and end where one of them has ended or is silent."""
@@ -237,11 +232,16 @@ class Together:
         if machines.failed is not None:
             self._end_after_machine(machines.failed)
         for silent in machines.silent():
+            who = f"{ranks_word(silent.ranks)} on {silent.host}"
             if self._lost_contact and silent.seconds > _LOST_S:
-                self.fail(failure.machine_gone(silent, self.activity, self.output_dir), 1)
+                self._fail_for("F133", who, 1, silent.seconds)
             limit = STOPPED_S * _SILENT_TIMES
             if silent.seconds > limit and self._idle_s(now) > limit:
-                self.fail(failure.machine_silent(silent, self.activity, self.output_dir), GUARDED)
+                self._fail_for("F136", who, GUARDED, silent.seconds)
+
+    def _fail_for(self, code: str, who: str, exit_code: int, seconds: float = 0.0) -> None:
+        """End the run because of other processes, which `who` names."""
+        self.fail(failure.of_others(code, who, self.activity, self.output_dir, seconds), exit_code)
 
     def _process(self, rank: int) -> str:
         assert self.place is not None
@@ -291,11 +291,10 @@ class Together:
 
     def _raised_elsewhere(self) -> Failed | None:
         """The lowest rank of another machine that has raised an error."""
-        if self.machines is None or not self.machines.leads:
+        if self.machines is None or not self.machines.leads or not self.machines.raised:
             return None
-        for rank, code in sorted(self.machines.raised.items()):
-            return Failed(rank, self.machines.host_of(rank), code, "", "")
-        return None
+        rank, code = min(self.machines.raised.items())
+        return Failed(rank, self.machines.host_of(rank), code, "", "")
 
     def _end_after_machine(self, failed: Failed) -> None:
         with self._lock:
@@ -326,7 +325,7 @@ class Together:
                 return
             main = threading.main_thread().ident
             assert main is not None
-            signal.pthread_kill(main, int(place.signal.read_text(encoding="ascii") or signal.SIGTERM))
+            signal.pthread_kill(main, place.read_signal() or signal.SIGTERM)
 
     def _wait_for_all(self, place: Meeting) -> bool:
         """Whether every other process has seen it, and ends; a stopped one is ended."""

@@ -89,15 +89,18 @@ def test_the_tasks_of_each_node() -> None:
     assert tasks_on("many", 0) is None
 
 
-@pytest.mark.parametrize("of", [("OMPI_COMM_WORLD_", "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")])
-def test_a_process_of_mpirun(of: tuple[str, ...]) -> None:
-    prefix, *names = of
-    alone = {f"{prefix}{name}": value for name, value in zip(names, ("1", "2", "1", "2"), strict=True)}
+OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+@pytest.mark.parametrize(("names", "way"), [(OPEN_MPI, "-x MASTER_ADDR"), (MPICH, "unset")])
+def test_a_process_of_mpirun(names: tuple[str, ...], way: str) -> None:
+    alone = dict(zip(names, ("1", "2", "1", "2"), strict=True))
     found = {**alone, **adopted(alone, 4242)}
     assert is_launched(found) and launch_problems(found) == [] and found["MASTER_ADDR"] == "127.0.0.1"
-    spread = {**alone, f"{prefix}LOCAL_RANK": "0", f"{prefix}LOCAL_SIZE": "1"}
+    spread = {**alone, names[2]: "0", names[3]: "1"}
     (missing,) = launch_problems({**spread, **adopted(spread, 4242)})
-    assert missing.code == "E370" and "-x MASTER_ADDR" in missing.fixes[0].text
+    assert missing.code == "E370" and way in missing.fixes[0].text
     named = {**spread, "MASTER_ADDR": "node1"}
     assert is_launched({**named, **adopted(named, 4242)})
 
