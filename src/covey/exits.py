@@ -95,14 +95,13 @@ def end_now(code: int, *, leads: bool, all_leave: bool, may_restart: bool = Fals
     """
     if leads:
         leave_code(code)
-    is_last = is_last_start()
-    if is_last:
+    if is_last_start():
         forget_run()
     place = meeting()
     if place is not None:
         place.go()
-    is_quiet = all_leave and not (may_restart and not is_last)
-    os._exit(0 if exit_file() is not None and is_quiet else code)
+    starts_again = may_restart and not is_last_start()
+    os._exit(0 if all_leave and not starts_again and exit_file() is not None else code)
 
 
 def speaks(*, is_of_all: bool) -> bool:

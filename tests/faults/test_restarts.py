@@ -36,9 +36,11 @@ def judge(completions, solution, trainer_state=None, **kwargs):
 NO_RESUME = [word for word in WORDS if word not in ("--resume_from_checkpoint", "auto")]
 
 
-def started(folder: Path, *words: str, rank: str = "none") -> subprocess.CompletedProcess[str]:
+def started(
+    folder: Path, *words: str, rank: str = "none", reward: str = KILLS
+) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
-    (folder / "mine.py").write_text(KILLS)
+    (folder / "mine.py").write_text(reward)
     own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.run(
         [sys.executable, "-m", *words],
@@ -87,7 +89,10 @@ def test_a_killed_rank_is_started_again(launcher: str, rank: str, undisturbed: P
 
 
 def test_what_would_fail_again_is_not_started_again(tmp_path: Path) -> None:
-    """A configuration at fault ends at once, with its own exit code."""
-    words = [word if word != "4" else "3" for word in LAUNCHERS["covey"]]
-    done = started(tmp_path / "it", *words, "--num_generations", "0")
-    assert done.returncode == 2 and "E" in done.stderr
+    """A guard stops the run in the ranks; it ends with the guard's exit code."""
+    nan = "def judge(completions, **kwargs):\n    return [float('nan')] * len(completions)\n"
+    done = started(tmp_path / "it", *LAUNCHERS["covey"], reward=nan)
+    assert done.returncode == 3, done.stdout + done.stderr
+    events = [json.loads(line) for line in (tmp_path / "it/run/events.jsonl").read_text().splitlines()]
+    assert [event["code"] for event in events if event["kind"] == "finding"] == ["F107"]
+    assert "W162" not in done.stdout + done.stderr

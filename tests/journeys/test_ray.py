@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,11 +22,12 @@ from covey.checkpoint.read import verify
 from covey.cli.listening import processes_below
 from covey.training.facts.ray_cluster import silence
 from journeys.helpers import assert_same_run, covey, flags, rows, small, write_jsonl
+from support.processes import _free_port
+from support.ranks import MARK, left, marked
 
 pytestmark = pytest.mark.multi
 
 _LIMIT_S = 120
-_MARK = "COVEY_TEST_MARK"
 
 
 def run(words: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
@@ -48,34 +48,15 @@ def options(folder: Path, **changes: object) -> dict[str, object]:
     return small("d.jsonl", "run", per_device_train_batch_size=4, nproc_per_node=2, **changes)
 
 
-def left(mark: str) -> list[str]:
-    """The commands of processes that carry a mark in their environment, three seconds after the end."""
-    until = time.monotonic() + 3
-    while (found := _marked(mark)) and time.monotonic() < until:
-        time.sleep(0.05)
-    return found
-
-
-def _marked(mark: str) -> list[str]:
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{_MARK}={mark}".encode() in (directory / "environ").read_bytes():
-                found.append((directory / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
-
-
 def test_a_ray_of_its_own(tmp_path: Path) -> None:
     """Nothing differs from torchrun but the line on Ray, and nothing is left of it."""
     given = options(tmp_path, max_steps=3, save_steps=3)
     folders = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
-    own = {_MARK: str(tmp_path), "TMPDIR": str(folders), "RAY_ADDRESS": "local"}
+    own = {MARK: str(tmp_path), "TMPDIR": str(folders), "RAY_ADDRESS": "local"}
     ray = run(["train", *flags({**given, "launcher": "ray"})], tmp_path, **own)
     out, err = ray.communicate(timeout=_LIMIT_S)
     assert ray.returncode == 0, err + out
-    assert left(str(tmp_path)) == []
+    assert left(str(tmp_path), 3) == []
     assert [path.name for path in folders.iterdir() if path.name.startswith("covey")] == []
     shutil.rmtree(folders)
     (tmp_path / "run").rename(tmp_path / "ray")
@@ -94,22 +75,16 @@ def test_a_ray_of_its_own(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dict[str, str]]:
     """A Ray of two CPUs that is not covey's, with a token; the variables that lead to it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    port = _free_port()
+    address = f"127.0.0.1:{port}"
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789" * 4, "RAY_USAGE_STATS_ENABLED": "0"}
     # The path of a socket has at most 107 letters.
     folder = tempfile.mkdtemp(prefix="covey-test-", dir="/tmp")
     command = [
-        sys.executable,
-        "-c",
-        "from ray.scripts.scripts import main; main()",
-        "start",
-        "--head",
-        "--block",
+        *(sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--block"),
+        *(f"--port={port}", "--num-cpus=2", "--node-ip-address=127.0.0.1", "--include-dashboard=false"),
+        *(f"--object-store-memory={80 << 20}", f"--temp-dir={folder}"),
     ]
-    command += [f"--port={address.rpartition(':')[2]}", "--num-cpus=2", "--node-ip-address=127.0.0.1"]
-    command += ["--include-dashboard=false", f"--object-store-memory={80 << 20}", f"--temp-dir={folder}"]
     log = (Path(folder) / "log").open("w")
     head = subprocess.Popen(
         command, env={**os.environ, **own}, stdout=log, stderr=log, start_new_session=True
@@ -137,7 +112,7 @@ def steps(folder: Path) -> int:
 
 def started(words: list[str], folder: Path, cluster: Mapping[str, str]) -> subprocess.Popen[str]:
     """A run in a cluster that has taken two steps."""
-    child = run(words, folder, **cluster, **{_MARK: str(folder)})
+    child = run(words, folder, **cluster, **{MARK: str(folder)})
     until = time.monotonic() + _LIMIT_S
     while steps(folder) < 2:
         assert child.poll() is None and time.monotonic() < until, child.communicate()[1]
@@ -147,10 +122,10 @@ def started(words: list[str], folder: Path, cluster: Mapping[str, str]) -> subpr
 
 def actor_of(rank: int, mark: str) -> int:
     """The process of the actor above a rank."""
-    for directory in Path("/proc").glob("[0-9]*"):
+    for process in marked(mark):
         with contextlib.suppress(OSError):
-            environment = (directory / "environ").read_text().split("\0")
-            if f"{_MARK}={mark}" in environment and f"RANK={rank}" in environment:
+            environment = Path(f"/proc/{process}/environ").read_text().split("\0")
+            if f"RANK={rank}" in environment:
                 launcher = next(word for word in environment if word.startswith("COVEY_LAUNCHER="))
                 return int(launcher.partition("=")[2].split()[0])
     raise AssertionError(f"rank {rank} is not there")
@@ -164,7 +139,7 @@ def test_a_killed_actor_and_a_signal(cluster: Mapping[str, str], tmp_path: Path)
     out, err = child.communicate(timeout=_LIMIT_S)
     assert child.returncode == 1, err
     assert re.findall(r"^([EF]\d{3}) ", err, re.MULTILINE) == ["F133"], err
-    assert "rank 1" in " ".join(err.split()) and left(str(tmp_path)) == []
+    assert "rank 1" in " ".join(err.split()) and left(str(tmp_path), 3) == []
     assert cluster["RAY_ADDRESS"] in out and not silence(cluster["RAY_ADDRESS"])
     (tmp_path / "run").rename(tmp_path / "killed")
     child = started(words, tmp_path, cluster)
@@ -172,7 +147,7 @@ def test_a_killed_actor_and_a_signal(cluster: Mapping[str, str], tmp_path: Path)
     out, err = child.communicate(timeout=_LIMIT_S)
     assert child.returncode == 130, err
     assert verify(tmp_path / "run" / f"checkpoint-{steps(tmp_path)}").trainer
-    assert "--resume_from_checkpoint latest" in out and left(str(tmp_path)) == []
+    assert "--resume_from_checkpoint latest" in out and left(str(tmp_path), 3) == []
 
 
 def test_what_stands_in_the_way(

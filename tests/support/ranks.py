@@ -23,7 +23,7 @@ from support import processes
 
 # torchrun waits 30 s; a process that is stopped does not hear.
 _KILL_AFTER_S = 8.0
-_MARK = "COVEY_TEST_MARK"
+MARK = "COVEY_TESTMARK"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def run_ranks(file: str, *arguments: object, folder: Path, world: int = 2, limit
         exit_file, port = f"{work}/exit", processes._free_port()
         started: list[BaseProcess] = []
         for rank in range(world):
-            own = {**processes._rank(rank, world, port), EXIT_FILE: exit_file, _MARK: mark}
+            own = {**processes._rank(rank, world, port), EXIT_FILE: exit_file, MARK: mark}
             given = [file, *map(str, arguments)], own, str(folder), f"{work}/said-{rank}"
             started.append(processes._CONTEXT.Process(target=processes._run, args=given))
             started[-1].start()
@@ -54,7 +54,7 @@ def run_ranks(file: str, *arguments: object, folder: Path, world: int = 2, limit
         codes = [process.exitcode or 0 for process in started]
         code = exit_code(exit_file, max(map(abs, codes)), set())
         said = "".join(path.read_text() for path in sorted(Path(work).glob("said-*")))
-    return Ended(code, said, seconds, _left(mark))
+    return Ended(code, said, seconds, left(mark))
 
 
 def _wait(started: Sequence[BaseProcess], end: float) -> float:
@@ -75,19 +75,20 @@ def _wait(started: Sequence[BaseProcess], end: float) -> float:
     return failed_at or time.monotonic()
 
 
-def _left(mark: str) -> list[int]:
-    """The processes of a run that are there two seconds after its end."""
-    until = time.monotonic() + 2
-    while (found := _marked(mark)) and time.monotonic() < until:
+def left(mark: str, patience_s: float = 2.0) -> list[int]:
+    """The processes of a run that are there so long after its end."""
+    until = time.monotonic() + patience_s
+    while (found := marked(mark)) and time.monotonic() < until:
         time.sleep(0.05)
     return found
 
 
-def _marked(mark: str) -> list[int]:
+def marked(mark: str) -> list[int]:
+    """The processes of a run."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{_MARK}={mark}".encode() in (directory / "environ").read_bytes():
+            if f"{MARK}={mark}".encode() in (directory / "environ").read_bytes():
                 found.append(int(directory.name))
         except OSError:
             continue

@@ -64,11 +64,11 @@ def launch(verb: str, argv: Sequence[str], start: Start) -> int:
     on."""
     with tempfile.TemporaryDirectory(prefix="covey-") as directory, _PassedOn() as passed_on:
         path = os.path.join(directory, "exit")
-        threads = max(1, (os.cpu_count() or 1) // start.num_processes)
         own = {EXIT_FILE: path, OUTPUT_DIR: start.output_dir, LAUNCHER: launcher_words()}
         environment = {**os.environ, **own}
         # With Ray the cores of each machine are counted there.
         if start.launcher == "torchrun":
+            threads = max(1, (os.cpu_count() or 1) // start.num_processes)
             environment.setdefault("OMP_NUM_THREADS", str(threads))
         # A cluster may have set them for its pods; torchrun sets them for each rank.
         for name in RANK_NAMES:

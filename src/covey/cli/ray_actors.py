@@ -81,7 +81,7 @@ class Cluster:
     def placed(self, num_ranks: int, received: Sequence[int]) -> Iterator[list[Actor]]:
         """One actor for each rank, on as few machines as can be; they end with the context.
 
-        None where a signal came before Ray had room for them (`received`); ConfigError (E389) where it never
+        No actor where a signal was received before Ray had room for them; ConfigError (E389) where it never
         has.
         """
         import ray

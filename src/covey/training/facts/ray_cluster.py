@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,8 @@ _FOLDER, _FILE = "/tmp/ray", "ray_current_cluster"
 
 
 def find_ray(environment: Mapping[str, str]) -> RayFacts:
-    """Return the Ray that RAY_ADDRESS names, else the one that this user has started on this machine, else
-    none: then the run starts its own."""
+    """Return the Ray that RAY_ADDRESS names, else the one that this user has started on this machine; without
+    an address where there is neither, and the run starts its own."""
     named = environment.get("RAY_ADDRESS", "").strip()
     if named == "local":
         return RayFacts()
@@ -27,7 +28,7 @@ def find_ray(environment: Mapping[str, str]) -> RayFacts:
         return RayFacts(address=named, fault="no Ray of this user runs on this machine")
     if "://" in named:
         return RayFacts(address=named, fault="it is an address of Ray Client, or of the dashboard")
-    if not named.rpartition(":")[2].isdigit() or ":" not in named:
+    if not re.fullmatch(r".+:\d+", named):
         return RayFacts(address=named, fault="it has no port")
     return RayFacts(address=named, fault=silence(named))
 
@@ -35,7 +36,7 @@ def find_ray(environment: Mapping[str, str]) -> RayFacts:
 def _started_here(environment: Mapping[str, str]) -> str | None:
     path = Path(environment.get("RAY_TMPDIR", _FOLDER)) / _FILE
     try:
-        # What another user has started would run this command as that user.
+        # A Ray of another user would run this command as that user.
         if path.stat().st_uid != os.getuid():
             return None
         address = path.read_text(encoding="ascii").strip()
