@@ -144,9 +144,6 @@ class Following:
         """Pairs of a rank and what `RankProcess.follow` says of it; None where its actor is gone."""
         import ray
 
-        if not self._pending:
-            time.sleep(_POLL_S)
-            return
         done, _ = ray.wait(list(self._pending), timeout=_POLL_S)
         for reference in done:
             rank = self._pending.pop(reference)

@@ -75,7 +75,7 @@ def ranks(
     """The process group of the run; metadata travels over gloo, gradients over NCCL where there are GPUs.
 
     What NCCL's flight recorder has to say of a collective that timed out goes to `output_dir`. `machines` are
-    the other ones of a run over several, which look for each other since the process began.
+    the other ones of a run over several, which have looked for each other since the process began.
     """
     activity = activity or Activity()
     if world == 1:
