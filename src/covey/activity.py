@@ -48,7 +48,7 @@ class Moment(NamedTuple):
     """A moment of the main thread; times are seconds of the activity's clock.
 
     `progress` is when it last advanced within its phase, `collective` what it waits for other ranks in ("":
-    nothing).
+    nothing), `service` the rollout servers that it waits for.
     """
 
     phase: str
@@ -57,6 +57,7 @@ class Moment(NamedTuple):
     micro: int = 0
     num_micro: int = 0
     collective: str = ""
+    service: str = ""
 
 
 class Activity:
@@ -115,7 +116,8 @@ class Activity:
     def advance(self, micro: int = 0, num_micro: int = 0) -> None:
         """Make progress in the phase: a completion ended, or micro-batch `micro` of `num_micro` begins."""
         last = self.moment
-        self.moment = Moment(last.phase, last.entered, self.clock(), micro, num_micro)
+        now = self.clock()
+        self.moment = Moment(last.phase, last.entered, now, micro, num_micro, service=last.service)
 
     def wait(self, collective: str) -> None:
         """Enter a collective: from here on it is the others that are waited for."""
@@ -125,3 +127,12 @@ class Activity:
     def leave_collective(self) -> None:
         """Leave the collective, which is progress too."""
         self.moment = self.moment._replace(collective="", progress=self.clock())
+
+    def wait_for_service(self, service: str) -> None:
+        """Say which servers, outside this run, are waited for from here on."""
+        if self.moment.service != service:
+            self.moment = self.moment._replace(service=service)
+
+    def leave_service(self) -> None:
+        """Wait for none of them any more."""
+        self.wait_for_service("")

@@ -15,6 +15,7 @@ from covey.options.verbs import (
     DoctorOptions,
     ExportOptions,
     PlanOptions,
+    RolloutOptions,
     SelftestOptions,
     VerifyOptions,
 )
@@ -75,6 +76,15 @@ manifest, is held to its index and the headers of its files. Nothing is written,
 
 The exit code is 0 where all are whole, 1 where one is damaged, 2 where one is no checkpoint.
 """,
+    "rollout": """\
+Samples for runs elsewhere: the built-in engine behind HTTP. A run gets its address and the file of its token:
+
+  covey rollout --model DIR --port 8000
+  covey train ... --rollout_servers http://127.0.0.1:8000 --rollout_token_file rollout-8000.token
+
+It listens on this machine alone unless --host says otherwise. It serves one run at a time, and samples
+nothing before that run has published its weights.
+""",
     "selftest": """\
 Computes the same things in two ways on this machine and prints how far they are apart, in a table to be
 pasted into an issue. Exits with 3 where one is not within its bound. Writes temporary files only; no network.
@@ -86,6 +96,7 @@ pasted into an issue. Exits with 3 where one is not within its bound. Writes tem
 _WORDS: Mapping[str, tuple[str, type[Options]]] = {
     "doctor": ("RUN", DoctorOptions),
     "export": ("CHECKPOINT", ExportOptions),
+    "rollout": ("", RolloutOptions),
     "selftest": ("", SelftestOptions),
     "verify": ("CHECKPOINT ...", VerifyOptions),
 }

@@ -93,7 +93,7 @@ def _do(common: Mapping[str, Any], words: list[str], language: Language) -> int:
         return _say(overview())
     verb, *argv = words
     if verb not in VERBS:
-        raise ConfigError([unknown_verb(verb)])
+        raise ConfigError([unknown_verb(verb, argv)])
     if common.get("help") or (not argv and verb in _SAY_HELP_ALONE):
         argv = []
         if verb != "explain":

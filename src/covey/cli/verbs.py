@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from covey.codes import CODES
 from covey.options.common import COMMON
@@ -16,6 +16,7 @@ VERBS: Mapping[str, str] = {
     "eval": "Sample and score held-out prompts with a model or checkpoint.",
     "export": "Write a checkpoint as a model; --merge puts its adapter in.",
     "verify": "Say what is wrong with a checkpoint, by its files alone.",
+    "rollout": "Sample for runs on other devices, behind HTTP.",
     "quickstart": "Train the built-in model on its task: a minute.",
     "selftest": "Measure on this machine what covey promises to be exact.",
     "doctor": "Say from its directory whether a run learns, and why not.",
@@ -34,8 +35,6 @@ _ELSEWHERE: Mapping[str, str] = {
     "merge-lora": "`covey export CHECKPOINT --merge`",
     "infer": "`covey eval` samples and scores; a checkpoint directory is a model that transformers loads",
     "deploy": "a checkpoint directory is a model that transformers and inference servers load",
-    "rollout": "this version samples in the training process",
-    "vllm-serve": "this version samples in the training process",
     "view": "read metrics.jsonl in the directory of the run",
 }
 
@@ -48,9 +47,11 @@ def overview() -> str:
     return "\n".join([*lines, "", "Commands:", *(f"  {verb:<12}{doc}" for verb, doc in VERBS.items()), ""])
 
 
-def unknown_verb(word: str) -> Problem:
-    """Return the problem of a first word that is no verb."""
+def unknown_verb(word: str, behind: Sequence[str] = ()) -> Problem:
+    """Return the problem of a first word that is no verb, with the words behind it."""
     plain = word.lower().replace("_", "-")
+    if (foreign := _of_servers(plain, behind)) is not None:
+        return foreign
     near = difflib.get_close_matches(plain, list(VERBS), n=1)
     if plain in _ELSEWHERE:
         fix, cause = Fix(text=_ELSEWHERE[plain]), "A verb of ms-swift, of TRL or of another version of covey."
@@ -70,6 +71,21 @@ def unknown_verb(word: str) -> Problem:
         cause=cause,
         fixes=(fix,),
     )
+
+
+def _of_servers(word: str, behind: Sequence[str]) -> Problem | None:
+    """The answer to `trl vllm-serve` and `swift rollout`, with or without the name of the tool."""
+    from covey.config.argv import split
+    from covey.config.foreign_server import answer
+    from covey.options.verbs import RolloutOptions
+
+    words = list(behind)
+    if word in ("trl", "swift") and words:
+        word = words.pop(0).lower().replace("_", "-")
+        word = "swift" if word == "rollout" else word
+    if word not in ("vllm-serve", "swift"):
+        return None
+    return answer(word, split(words, RolloutOptions))
 
 
 def nameless(verb: str, seen: str, usage: str) -> Problem:

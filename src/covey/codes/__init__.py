@@ -16,6 +16,7 @@ from covey.codes.inputs import INPUTS
 from covey.codes.publishing import PUBLISHING
 from covey.codes.rewards import REWARDS
 from covey.codes.rows import ROWS
+from covey.codes.servers import SERVERS
 from covey.codes.signs import HANGS, SIGNS
 from covey.codes.start import START
 from covey.codes.warnings import WARNINGS
@@ -32,7 +33,7 @@ class Code:
 
 TABLE = sorted(
     (
-        *(*CONFIGURATION, *INPUTS, *WARNINGS, *START, *REWARDS, *ROWS),
+        *(*CONFIGURATION, *INPUTS, *WARNINGS, *START, *SERVERS, *REWARDS, *ROWS),
         *(*FINDINGS, *PUBLISHING, *SIGNS, *HANGS, *DIRECTORY),
     ),
     key=lambda entry: ("EWF".index(entry[0][0]), entry[0]),

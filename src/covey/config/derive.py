@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from covey.options.schema import default_of
@@ -161,6 +162,40 @@ _OF_VLLM = (
 )
 
 
+_SERVERS = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
+_SERVER_PORT = 8000
+
+
+def _rollout_servers(options: Mapping[str, Any]) -> tuple[Any, str]:
+    urls, hosts, ports = (_of(options, name) for name in _SERVERS)
+    if urls:
+        return [_plain_address(url) for url in urls], f"derived from {_SERVERS[0]}"
+    if not hosts and not ports:
+        return [], "default"
+    pairs = (hosts or ["127.0.0.1"]), (ports or [_SERVER_PORT])
+    longest = max(map(len, pairs))
+    # Numbers that do not fit are a problem of the plan, which sees both lists.
+    hosts, ports = (list(each) * longest if len(each) == 1 else list(each) for each in pairs)
+    made = [f"http://{_host(host)}:{port}" for host, port in zip(hosts, ports, strict=False)]
+    return made, f"derived from {_SERVERS[1]} and {_SERVERS[2]}"
+
+
+def _plain_address(url: str) -> str:
+    """An address without the slash at its end."""
+    return url.rstrip("/")
+
+
+def _host(name: str) -> str:
+    """A host to connect to: for every address of a machine, which a server may listen on, this machine."""
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return name
+    if address.is_unspecified:
+        return "127.0.0.1"
+    return f"[{name}]" if address.version == 6 else name
+
+
 def _quant_method(options: Mapping[str, Any]) -> tuple[Any, str]:
     return ("bnb", "derived from quant_bits") if _of(options, "quant_bits") else (None, "default")
 
@@ -196,6 +231,7 @@ RULES: Mapping[str, Rule] = {
     "quant_method": Rule(frozenset({"quant_bits"}), _quant_method),
     "use_vllm": Rule(frozenset(_OF_VLLM), _use_vllm),
     "vllm_enable_sleep_mode": Rule(frozenset({"sleep_level"}), _sleeps),
+    "rollout_servers": Rule(frozenset(_SERVERS), _rollout_servers),
     "greater_is_better": Rule(frozenset({"metric_for_best_model"}), _greater_is_better),
 }
 """The rules of single options; those of the batch and of output_dir stand alone."""

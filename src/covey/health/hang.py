@@ -15,8 +15,8 @@ from covey.types import Finding, Fix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Where a rank is. `seconds` is since it last got on, `allowed_s` what it may take; `beat` counts looks
-    of its watchdog."""
+    """Where a rank is. `seconds` is since it last got on, `allowed_s` what it may take; `service` are the
+    rollout servers that it waits for; `beat` counts looks of its watchdog."""
 
     rank: int
     world: int
@@ -33,6 +33,7 @@ class Status:
     frame: str
     memory: Mapping[str, float]
     beat: int
+    service: str = ""
 
     def words(self) -> str:
         """`update, micro-batch 2 of 4, after step 12`."""
@@ -41,6 +42,7 @@ class Status:
     def line(self) -> str:
         """One line with everything that a person looks for."""
         waits = f"; waits in {self.collective} #{self.num_collectives}" if self.collective else ""
+        waits += f"; waits for {self.service}" if self.service else ""
         memory = "".join(f"; {name} {value:g}" for name, value in self.memory.items())
         return (
             f"rank {self.rank} of {self.world}, process {self.pid} on {self.host}: {self.words()}; "
@@ -93,9 +95,9 @@ def finding_of(statuses: Sequence[Status], directory: Path) -> Finding:
     seen = (
         f"no progress for {latest.seconds:.0f} s in {latest.words()}, with {latest.allowed_s:.0f} s allowed"
     )
-    who = [f"rank {s.rank} is in {s.words()}, at {s.frame}" for s in working] if world > 1 else []
+    who = [f"rank {s.rank} is in {s.words()}{_waits(s)}, at {s.frame}" for s in working] if world > 1 else []
     if world == 1:
-        seen += f"; it stands at {latest.frame}"
+        seen += f"; it stands at {latest.frame}{_waits(latest)}"
     by_place: dict[str, list[int]] = {}
     for status in waiting:
         where = f"{status.collective} #{status.num_collectives} of {status.words()}, at {status.frame}"
@@ -124,12 +126,18 @@ def finding_of(statuses: Sequence[Status], directory: Path) -> Finding:
     )
 
 
+def _waits(status: Status) -> str:
+    return f", where it waits for {status.service}" if status.service else ""
+
+
 def _cause(working: Sequence[Status], silent: Sequence[int], num_places: int) -> str:
     if silent:
         return (
             f"The others wait for {ranks_word(silent)}: stopped, on a machine that is gone, or inside native "
             "code that lets no other thread run."
         )
+    if served := sorted({s.service for s in working if s.service}):
+        return f"No completion came from {', '.join(served)}."
     if len(working) == 1:
         only = working[0]
         others = "" if only.world == 1 else f" of rank {only.rank}, which the others wait for"

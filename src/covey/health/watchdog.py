@@ -51,13 +51,19 @@ class Allowance:
 SELDOM = Allowance(first_s=4 * 3600.0, floor_s=30 * 60.0)
 
 
-def allowances(reward_timeout_s: float) -> dict[str, Allowance]:
-    """The phases that differ from the rest; a late reward has a time limit and a message of its own."""
+def allowances(reward_timeout_s: float, server_timeout_s: float = 0.0) -> dict[str, Allowance]:
+    """The phases that differ from the rest; a late reward has a time limit and a message of its own, and so
+    has a rollout server (0: there is none), which is given up when it has been silent for so long."""
     reward = Allowance(
         first_s=30 * 60.0 + 2 * reward_timeout_s,
         floor_s=60.0 + 2 * reward_timeout_s,
     )
-    return {"start": SELDOM, "reward": reward, "evaluate": SELDOM, "save": SELDOM}
+    found = {"start": SELDOM, "reward": reward, "evaluate": SELDOM, "save": SELDOM}
+    if server_timeout_s:
+        floor_s = 60.0 + 3 * server_timeout_s
+        sampling = Allowance(first_s=30 * 60.0 + floor_s, floor_s=floor_s)
+        found |= {"rollout": sampling, "publish": sampling}
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +181,7 @@ class Watchdog:
             frame=top_frame(activity.thread),
             memory=self.watched.memory(),
             beat=self._beat,
+            service=moment.service,
         )
 
     def _is_stuck(self, status: Status) -> bool:

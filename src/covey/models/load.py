@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import transformers
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from covey.config.adapters import ADAPTER_CONFIG
 from covey.config.quantization import Quantization, stored_options
@@ -25,7 +25,7 @@ from covey.models.liger import use_liger, wants_liger
 from covey.models.lora import adapter_tensors, add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
-from covey.models.quantized import compute_in, is_packed, loading_words
+from covey.models.quantized import cast_unpacked, compute_in, is_packed, loading_words
 from covey.plan.problem import problem
 from covey.types import Fix
 
@@ -273,3 +273,39 @@ def copy_text_files(source: Path, target: Path) -> None:
     for name in _TEXT_FILES:
         if (source / name).is_file():
             (target / name).write_bytes((source / name).read_bytes())
+
+
+def load_still(
+    directory: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: KernelsName = "auto",
+    trust_remote_code: bool = False,
+) -> Policy:
+    """The model of a directory in `dtype`, ready to sample from, on the best layout that it passes the probe
+    with."""
+    policy = load_policy(
+        directory,
+        device=device,
+        disable_dropout=True,
+        gradient_checkpointing=False,
+        trust_remote_code=trust_remote_code,
+        kernels=kernels,
+        compute_dtype=dtype,
+    )
+    cast_unpacked(policy.parameters(), dtype)
+    policy.eval().requires_grad_(False)
+    choose_stream(policy, "auto")
+    return policy
+
+
+def tensors_by_name(policy: Policy) -> dict[str, Tensor]:
+    """Every parameter where it lies, under each of its names in transformers: a tied one has two."""
+    named = policy.model.named_parameters(remove_duplicate=False)
+    return {name: parameter.detach() for name, parameter in named}
+
+
+def largest_bytes(policy: Policy) -> int:
+    """The size of the largest tensor."""
+    return max(tensor.numel() * tensor.element_size() for tensor in tensors_by_name(policy).values())

@@ -77,14 +77,15 @@ def _plain(number: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadIf:
-    """An option is read only where another one has one of these values; no values are any but None."""
+    """An option is read only where another one has one of these values; no values are any but None and an
+    empty list."""
 
     option: str
     values: tuple[Any, ...] = ()
 
     def holds(self, value: Any) -> bool:
         """Whether it is read where that option has this value."""
-        return value in self.values if self.values else value is not None
+        return value in self.values if self.values else value is not None and value != []
 
     def why_not(self, value: Any) -> str:
         """Why it is not read there."""
@@ -101,7 +102,7 @@ def only_with(option: str, *values: Any) -> ReadIf:
 
 
 def only_if_set(option: str) -> ReadIf:
-    """Read only where `option` is not None."""
+    """Read only where `option` is neither None nor an empty list."""
     return ReadIf(option)
 
 

@@ -18,6 +18,7 @@ from covey.options.model import ModelOptions, QuantizationOptions, TunerOptions
 from covey.options.output import EvaluationOptions, OutputOptions
 from covey.options.reward import RewardOptions
 from covey.options.rollout import BatchOptions, SamplingOptions
+from covey.options.servers import ServerOptions
 from covey.options.training import OptimizerOptions, RunOptions
 
 _GROUPS: Mapping[str, type[Options]] = {
@@ -34,6 +35,7 @@ _GROUPS: Mapping[str, type[Options]] = {
     "evaluation": EvaluationOptions,
     "output": OutputOptions,
     "devices": DeviceOptions,
+    "servers": ServerOptions,
 }
 
 GROUPS: Mapping[str, str] = {
@@ -44,6 +46,7 @@ GROUPS: Mapping[str, str] = {
 
 # pydantic takes the fields of the last base first.
 class Config(
+    ServerOptions,
     DeviceOptions,
     OutputOptions,
     EvaluationOptions,

@@ -53,6 +53,43 @@ class VerifyOptions(VerbOptions):
     json_: bool = option(False, "Print what was found as a JSON list, one object a directory.")
 
 
+class RolloutOptions(VerbOptions):
+    """What `covey rollout` takes."""
+
+    model: str | None = option(
+        None,
+        "Directory of the model that the runs train, or quickstart. Its weights are replaced by those of the "
+        "first publish.",
+        names=("model_id_or_path",),
+    )
+    host: str = option("127.0.0.1", "Address to listen on. Others than this machine's own need TLS.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.")
+    token_file: str | None = option(
+        None,
+        "File with the token that every call has to bring; written where it does not exist. Not set: "
+        "rollout-PORT.token in the working directory.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto",
+        "What the model computes in; that of the run. auto: bfloat16 on a GPU that has it, else float32.",
+        names=("torch_dtype",),
+    )
+    kernels: Literal["auto", "torch"] = option("auto", "What computes the heavy parts, as in `covey train`.")
+    max_rows: int = option(256, "Completions that are decoded side by side.")
+    ssl_certfile: str | None = option(None, "Certificate of the server, for https.")
+    ssl_keyfile: str | None = option(None, "Its private key, where it is not in the same file.")
+    i_know_this_is_open: bool = option(
+        False, "Listen on an address that others reach without TLS: they can read the token."
+    )
+    publish_directory: str | None = option(
+        None,
+        "Directory that the trainer sees too, as in /dev/shm or on a shared disk, for files of weights.",
+    )
+    end_with_run: bool = option(
+        False, "End once the run that uses the server has ended. Otherwise it waits for the next one."
+    )
+
+
 class SelftestOptions(VerbOptions):
     """What `covey selftest` takes."""
 

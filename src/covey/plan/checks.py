@@ -24,6 +24,7 @@ from covey.plan.check_quantization import quantization_problems
 from covey.plan.check_ray import ray_problems
 from covey.plan.check_reward import reward_problems
 from covey.plan.check_run import run_problems
+from covey.plan.check_servers import server_problems
 from covey.plan.check_start import is_settled, start_problems
 from covey.plan.check_steps import step_problems
 from covey.plan.check_tasks import task_problems
@@ -52,6 +53,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *lever_problems(config, facts, typed or ()),
         *version_problems(config, facts),
         *ray_problems(config, facts),
+        *server_problems(config, facts),
         *data_problems(config, facts),
         *reward_problems(config, facts),
         *step_problems(config, facts, typed or ()),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from covey.types import Completion, GenerationRequest, Receipt
+from covey.types import Completion, Finding, GenerationRequest, Receipt
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 NamedWeights = Iterator[tuple[str, "Tensor"]]
 """A model's weights by name."""
+
+
+def nothing() -> None:
+    """What is called where nobody has asked for a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,21 @@ class Engine(Protocol):
         for what follows."""
         ...
 
+    def take_notices(self) -> list[Finding]:
+        """What happened since the last call that people should know and that stops nothing."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and connections; nothing is sampled after it."""
+        ...
+
 
 NO_MEMBERS: Mapping[str, Engine] = MappingProxyType({})
 """The members of an engine that samples itself."""
+
+
+class ServedEngine(Engine, Protocol):
+    """An engine that a server may stand before: others ask for more while it runs."""
+
+    on_turn: Callable[[], None]
+    """Called between two steps within `results`, by its thread; it may submit and abort."""

@@ -9,7 +9,7 @@ tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from covey.models.policy import Policy
-from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights
+from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.noise import row_key, sample, token_table
-from covey.types import Completion, Finish, GenerationRequest, Receipt
+from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 
 
 class _Sampler(LogitsProcessor):
@@ -44,7 +44,8 @@ class _Sampler(LogitsProcessor):
 
 
 class GenerateEngine:
-    """Samples with `model.generate`, at most `max_rows` completions at a time."""
+    """Samples with `model.generate`, at most `max_rows` completions at a time; `on_turn` is called before
+    each batch, and may submit and abort."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
     given_up = ""
@@ -57,6 +58,7 @@ class GenerateEngine:
         self._next_id = 0
         self._requests: dict[int, GenerationRequest] = {}
         self._aborted: list[Completion] = []
+        self.on_turn: Callable[[], None] = nothing
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request."""
@@ -68,6 +70,7 @@ class GenerateEngine:
     def results(self) -> Iterator[Completion]:
         """Generate batch by batch; completions come as their batch ends."""
         while self._requests or self._aborted:
+            self.on_turn()
             yield from self._aborted
             self._aborted.clear()
             yield from self._run(self._next_batch())
@@ -94,6 +97,13 @@ class GenerateEngine:
 
     def rest(self) -> None:
         """Nothing is kept from one rollout to the next."""
+
+    def take_notices(self) -> list[Finding]:
+        """Nothing happens to it."""
+        return []
+
+    def close(self) -> None:
+        """It holds no process and no connection."""
 
     def _next_batch(self) -> dict[int, GenerationRequest]:
         """The queued requests with the first one's prompt length and stop tokens, up to `max_rows`."""

@@ -40,6 +40,7 @@ from covey.rollout.native.engine import NativeEngine
 from covey.training import settings
 from covey.training.facts import model_dir
 from covey.training.facts.model import lora_settings
+from covey.training.served import served_engine
 
 
 def backend_for(
@@ -241,16 +242,18 @@ def _ready(policy: Policy, config: Config, dtype: torch.dtype) -> None:
     choose_stream(policy, config.attn_impl)
 
 
-def sampling_engine(config: Config, facts: Facts, backend: Backend) -> Engine:
+def sampling_engine(config: Config, facts: Facts, backend: Backend, comm: Comm) -> Engine:
     """The engine of a run, and the layout that its rows are on from now on. Collective."""
     with backend.rollout_view() as sampler:
         choose_stream(sampler, config.attn_impl)
         backend.use_layout(sampler)
-        return engine_for(config, facts, sampler)
+        return engine_for(config, facts, sampler, comm)
 
 
-def engine_for(config: Config, facts: Facts, policy: Policy) -> Engine:
-    """The engine that a configuration asks for, or the one that the model can be sampled with."""
+def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engine:
+    """The engine that a configuration asks for, or the one that the model can be sampled with. Collective."""
+    if config.rollout_servers:
+        return served_engine(config, facts, comm)
     # A model that cannot run as a stream keeps state that the native engine's cache does not know.
     if config.engine == "generate" or policy.stream == "padded":
         return GenerateEngine(policy)

@@ -78,7 +78,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     device = own_device()
     backend = backend_for(config, facts, device, comm, reference=needs.reference, live=found.live)
     policy = backend.policy
-    engine = sampling_engine(config, facts, backend)
+    engine = sampling_engine(config, facts, backend, comm)
     publisher = publisher_for(config, found, backend, engine, comm)
     supply = prompt_supply(config, found, plan)
     progress, buffer = Progress(upcoming(supply), may_differ=is_reordered(config, facts)), RolloutBuffer()

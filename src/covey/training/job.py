@@ -118,6 +118,7 @@ class Job:
             **({} if collected.is_replayed else publish_metrics(self.publisher.last)),
         }
         self._report([*self.watch.check(collected.sampled, self.progress.step), *self._new_fallbacks()])
+        self._report(self.engine.take_notices())
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
         records = partial(_records, collected, rows)
         self.recorder.rollout(self.progress.rollout, records, step=self.progress.step)

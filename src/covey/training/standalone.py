@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,8 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     policy = _policy(config, directory, found.live)
     choose_stream(policy)
 
-    engine = engine_for(config, found.facts, policy)
+    comm = LocalComm()
+    engine = engine_for(config, found.facts, policy, comm)
     evaluator = Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
         publisher=Publisher(_Still(policy), engine, LocalComm()),
@@ -79,10 +80,11 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
             sampling=sampling(config, found.codec, config.eval_temperature),
             seed=config.seed,
         ),
-        comm=LocalComm(),
+        comm=comm,
         rewards=found.rewards.tasks,
     )
-    evaluation = evaluator.run()
+    with closing(engine):
+        evaluation = evaluator.run()
     if engine.given_up:
         warnings.warn(f"W170: {engine.given_up}", RuntimeWarning, stacklevel=2)
     output = _output_dir(resolved, directory)

@@ -35,7 +35,9 @@ def watched(comm: Comm, config: Config, output_dir: Path, lock: Lock | None) -> 
             output_dir=output_dir,
             rank=comm.rank,
             world=comm.world,
-            allowances=allowances(config.reward_timeout_s),
+            allowances=allowances(
+                config.reward_timeout_s, config.rollout_timeout if config.rollout_servers else 0.0
+            ),
             report=report,
             leave=leave,
             memory=gpu_memory,

@@ -14,6 +14,7 @@ from covey.plan.facts.rewards import (
     SandboxFacts,
 )
 from covey.plan.facts.run import Measured, OutputDirState, RayFacts, ResumeFacts, RunOwner
+from covey.plan.facts.servers import ServerFacts
 
 __all__ = [
     "AdapterFacts",
@@ -36,6 +37,7 @@ __all__ = [
     "RewardModelFacts",
     "RunOwner",
     "SandboxFacts",
+    "ServerFacts",
     "TargetFacts",
     "UnreadableFile",
 ]

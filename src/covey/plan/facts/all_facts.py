@@ -17,6 +17,7 @@ from covey.plan.facts.rewards import (
     SandboxFacts,
 )
 from covey.plan.facts.run import Measured, OutputDirState, RayFacts, ResumeFacts, RunOwner
+from covey.plan.facts.servers import ServerFacts
 from covey.plan.layout import THIS_MACHINE, Layout
 from covey.types import Problem
 
@@ -107,6 +108,8 @@ class Facts:
                            it could not be read
     versions               (package, version) of the libraries that the run rests on
     ray                    the Ray that the ranks are started in; None where it is not looked for
+    servers                what each rollout server says; None: not asked
+    token_problem          why the file of their token cannot be used
     measured               what an earlier run of the same work took on this machine
     """
 
@@ -194,4 +197,6 @@ class Facts:
     layout_problems: tuple[Problem, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     ray: RayFacts | None = None
+    servers: tuple[ServerFacts, ...] | None = None
+    token_problem: str | None = None
     measured: Measured | None = None

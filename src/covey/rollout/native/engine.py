@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from covey.kernels.protocol import Kernels
 from covey.models.policy import Policy
-from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights
+from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.native.branches import Branches
 from covey.rollout.native.cache import KVCache
 from covey.rollout.native.caches import Caches
 from covey.rollout.native.decoding import Decoding
 from covey.rollout.native.rows import Family, Row, refuse_empty
 from covey.rollout.noise import row_key
-from covey.types import Completion, Finish, GenerationRequest, Receipt
+from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 
 # Tokens of one prefill pass; bounds its activations.
 _PREFILL_TOKENS = 16384
@@ -33,7 +33,8 @@ class NativeEngine:
     """Samples from `policy` by its kernels, or by others. `max_rows` bounds how many completions decode side
     by side. `stride` is how many tokens each of them gets before the host reads which have ended; None is
     what suits the kernels. `is_compiled` says whether decoding steps run in C. Cache and recordings last
-    until the next rollout; where `rests`, `rest` lets them go."""
+    until the next rollout; where `rests`, `rest` lets them go. `on_turn` is called between two strides, and
+    may submit and abort."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
     members = NO_MEMBERS
@@ -48,6 +49,7 @@ class NativeEngine:
         rests: bool = False,
     ) -> None:
         self._policy, self._rests = policy, rests
+        self.on_turn: Callable[[], None] = nothing
         self._kernels = kernels or policy.kernels
         stride = stride or self._kernels.stride
         self._caches = Caches(policy, max_rows, stride)
@@ -113,6 +115,7 @@ class NativeEngine:
             )
         self._make_room()
         while True:
+            self.on_turn()
             yield from self._aborted
             self._aborted.clear()
             if (self._has_new or self._later) and not self._is_running:
@@ -158,6 +161,13 @@ class NativeEngine:
             return
         self._caches.clear()
         self._decoding.rest()
+
+    def take_notices(self) -> list[Finding]:
+        """Nothing happens to it."""
+        return []
+
+    def close(self) -> None:
+        """It holds no process and no connection."""
 
     # -- one turn
 

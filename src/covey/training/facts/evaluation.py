@@ -10,7 +10,7 @@ from covey.training.facts.survey import Survey, survey
 from covey.types import Severity
 
 # Batch, output and the speed of training say nothing about an evaluation.
-_OF_TRAINING = ("E110", "E2", "E4", "E387")
+_OF_TRAINING = ("E110", "E2", "E40", "E41", "E387")
 
 
 def survey_checked(resolved: Resolved, objects: Objects = NO_OBJECTS) -> Survey:

@@ -19,6 +19,7 @@ from covey.training.facts.objects import NO_OBJECTS, Objects
 from covey.training.facts.pace import with_pace
 from covey.training.facts.rewards import with_rewards
 from covey.training.facts.run import run_facts, with_layout, with_replay
+from covey.training.facts.servers import with_servers
 
 if TYPE_CHECKING:
     from covey.models.live import LiveModel
@@ -70,8 +71,7 @@ def survey(
     """
     facts = run_facts(config, num_processes)
     facts = with_layout(facts, config, machine)
-    if offline:
-        facts = with_pace(facts, config)
+    facts = with_pace(facts, config) if offline else with_servers(facts, config)
     facts = replace(facts, objects=objects.names)
     facts, codec = with_model(facts, config, offline=offline, live=objects.model)
     if config.replay_rollouts is not None:

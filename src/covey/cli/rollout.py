@@ -1,0 +1,148 @@
+"""`covey rollout --model DIR`: a server that samples for runs."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import sys
+from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
+
+from covey.cli.verbs import nameless
+from covey.config.adapters import ADAPTER_CONFIG
+from covey.config.argv import read_words, split
+from covey.config.foreign_server import answer
+from covey.data.model_files import model_problem
+from covey.errors import ConfigError
+from covey.options.verbs import RolloutOptions
+from covey.plan.problem import problem
+from covey.quickstart.task import MODEL_DIR
+from covey.rollout.server.token import own_token
+from covey.rollout.server.wire import WireError
+from covey.types import Fix, Problem
+
+
+def rollout(argv: Sequence[str]) -> int:
+    """Serve until a signal ends it; ConfigError carries what is wrong with the words."""
+    if (foreign := answer("rollout", split(argv, RolloutOptions))) is not None:
+        raise ConfigError([foreign])
+    options, _ = read_words("rollout", argv, RolloutOptions, most=0)
+    if options.model is None:
+        raise ConfigError(
+            [nameless("rollout", "`covey rollout` is given no model.", "`covey rollout --model DIR`")]
+        )
+    model = MODEL_DIR if options.model == "quickstart" else Path(options.model).expanduser()
+    problems = [*_of_model(model), *_of_access(options)]
+    if problems:
+        raise ConfigError(problems)
+    listening = _listen(options)
+    token_file = Path(options.token_file or f"rollout-{listening.getsockname()[1]}.token").expanduser()
+    try:
+        token = own_token(token_file)
+        tls = _tls(options)
+    except (OSError, WireError) as error:
+        listening.close()
+        raise ConfigError([_unusable(options, error)]) from error
+    from covey.training.serve import Serving, serve
+
+    serving = Serving(
+        model=model,
+        name=options.model,
+        socket=listening,
+        token=token,
+        token_file=token_file.absolute(),
+        tls=tls,
+        dtype=options.dtype,
+        kernels=options.kernels,
+        max_rows=options.max_rows,
+        publish_directory=None if options.publish_directory is None else Path(options.publish_directory),
+        ends_with_run=options.end_with_run,
+    )
+    serve(serving, _say)
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _of_model(model: Path) -> list[Problem]:
+    if (model / ADAPTER_CONFIG).is_file():
+        seen = f"{model} holds an adapter, not a whole model."
+        fix = Fix(text=f"`covey rollout --model BASE`; or `covey export {model} --merge` first")
+        return [problem("E426", "model", seen, "A checkpoint of a LoRA run.", fix)]
+    if not model.is_dir():
+        fix = Fix(text="--model DIR; of a hub's model the directory that `hf download ID` prints")
+        return [problem("E426", "model", f"There is no directory {model}.", "", fix)]
+    fault = model_problem(model)
+    if fault is None:
+        return []
+    fix = Fix(text="the directory of a model that transformers loads")
+    return [problem("E426", "model", f"{fault.words}.", "", fix)]
+
+
+def _of_access(options: RolloutOptions) -> list[Problem]:
+    problems = []
+    if options.max_rows < 1:
+        fix = Fix(text="as many as by default", edits={"max_rows": 256})
+        problems.append(problem("E103", "max_rows", f"max_rows is {options.max_rows}.", "", fix))
+    if not 0 <= options.port < 1 << 16:
+        fix = Fix(text="--port 8000")
+        problems.append(problem("E103", "port", f"port is {options.port}.", "", fix))
+    if options.ssl_keyfile is not None and options.ssl_certfile is None:
+        fix = Fix(text="--ssl_certfile FILE, the certificate that belongs to the key")
+        seen = "ssl_keyfile is given and ssl_certfile is not."
+        problems.append(problem("E426", "ssl_certfile", seen, "", fix))
+    if not is_loopback(options.host) and options.ssl_certfile is None and not options.i_know_this_is_open:
+        problems.append(
+            problem(
+                "E425",
+                "host",
+                f"host is {options.host}, which other machines may reach, without TLS.",
+                "A command for a server of TRL or ms-swift, which listens on all addresses.",
+                Fix(text="listen on this machine alone", edits={"host": "127.0.0.1"}),
+                Fix(text="with a certificate: --ssl_certfile CERT.pem --ssl_keyfile KEY.pem"),
+                Fix(text="on a network that you trust: --i_know_this_is_open"),
+            )
+        )
+    if options.publish_directory is not None and not Path(options.publish_directory).is_dir():
+        fix = Fix(text=f"`mkdir {options.publish_directory}`, readable by you alone")
+        seen = f"There is no directory {options.publish_directory}."
+        problems.append(problem("E426", "publish_directory", seen, "", fix))
+    return problems
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(options: RolloutOptions) -> socket.socket:
+    """A socket that has the address, before seconds go into loading the model."""
+    try:
+        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((options.host, options.port), family=family, backlog=128)
+    except OSError as error:
+        fix = Fix(text="another port, or --port 0 for one that is free")
+        seen = f"Nothing can listen on {options.host}, port {options.port}: {error.strerror or error}."
+        cause = "Another server has it, or the address is not this machine's."
+        raise ConfigError([problem("E426", "port", seen, cause, fix)]) from error
+
+
+def _tls(options: RolloutOptions) -> ssl.SSLContext | None:
+    if options.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    return context
+
+
+def _unusable(options: RolloutOptions, error: Exception) -> Problem:
+    option = "ssl_certfile" if isinstance(error, ssl.SSLError) else "token_file"
+    fix = Fix(text="files that this user can read, and a token file with mode 600: `chmod 600 FILE`")
+    return problem("E426", option, f"{error}.", "", fix)

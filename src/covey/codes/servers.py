@@ -1,0 +1,64 @@
+"""Codes of rollout servers: of a run that samples on them, and of `covey rollout`."""
+
+from __future__ import annotations
+
+SERVERS: tuple[tuple[str, str, str], ...] = (
+    (
+        "E420",
+        "Rollout server that does not answer",
+        "The run samples on its servers. Each of them is asked before weights are loaded.",
+    ),
+    (
+        "E421",
+        "Rollout server without its token",
+        "Every call of a server brings its token, which is in a file that only its owner can read.",
+    ),
+    (
+        "E422",
+        "Rollout server for another model",
+        "The weights of the run are copied into the model of the server, tensor by tensor. Of another model, "
+        "vocabulary or dtype they do not fit, or they compute other numbers.",
+    ),
+    (
+        "E423",
+        "Rollout server that is too short",
+        "A server refuses a prompt whose completion could go past the positions of its model.",
+    ),
+    (
+        "E424",
+        "Rollout server that another run uses",
+        "A server has one model. Two runs that publish to it would sample from each other's weights.",
+    ),
+    (
+        "E425",
+        "Address that others reach",
+        "Whoever reads the token can sample from the model and replace its weights. Without TLS it can be "
+        "read on the network.",
+    ),
+    (
+        "E426",
+        "Rollout server that cannot start",
+        "It needs a whole model, an address that is free, and a token that nobody else can read.",
+    ),
+    (
+        "E427",
+        "Addresses of rollout servers that do not fit together",
+        "Each server has one address, http://HOST:PORT, and is named once.",
+    ),
+    (
+        "F140",
+        "No rollout server left",
+        "Nobody is left to sample what is missing. The run ends; what was recorded and saved stays.",
+    ),
+    (
+        "F141",
+        "No rollout server took the weights",
+        "Sampling with the weights of before would train on another policy. The run ends; what was recorded "
+        "and saved stays.",
+    ),
+    (
+        "W180",
+        "Rollout server given up",
+        "What it had not finished is sampled on the others, with the same result. The rollout takes longer.",
+    ),
+)

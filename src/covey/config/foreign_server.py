@@ -1,0 +1,47 @@
+"""Command lines of other tools for a rollout server, `swift rollout` and `trl vllm-serve`, and covey's line
+for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from covey.codes import CODES
+from covey.config.argv import Flag
+from covey.types import Fix, Problem
+
+# What their servers take and covey's does not.
+_THEIRS = (
+    *("infer_backend", "use_async_engine", "max_length", "template", "system", "revision"),
+    *("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization", "max_model_len", "log_level"),
+    *("enable_prefix_caching", "enforce_eager", "kv_cache_dtype", "trust_remote_code", "model_type"),
+    *("multi_turn_scheduler", "max_turns", "external_plugins", "use_gym_env", "gym_env", "adapters"),
+    *("distributed_executor_backend", "speculative_config", "served_model_name", "quantization"),
+)
+_NAMES = {"model": "DIR", "host": "", "port": "8000"}
+
+
+def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
+    """Return the problem of a command of ms-swift or TRL, with covey's own line; None where it is covey's.
+
+    `verb` is rollout, swift for ms-swift's by its full name, or vllm-serve for TRL's.
+    """
+    theirs = [flag.name for flag in flags if flag.name in _THEIRS or flag.name.startswith("vllm_")]
+    if verb == "rollout" and not theirs:
+        return None
+    typed = {flag.name: " ".join(flag.words) for flag in flags if flag.name in _NAMES}
+    given = {name: typed.get(name) or default for name, default in _NAMES.items()}
+    host = f" --host {given['host']}" if given["host"] else ""
+    line = f"covey rollout --model {given['model']}{host} --port {given['port']}"
+    run = f"--rollout_servers http://127.0.0.1:{given['port']}"
+    run += f" --rollout_token_file rollout-{given['port']}.token"
+    code = "E102" if verb == "rollout" else "E112"
+    tool = "trl vllm-serve" if verb == "vllm-serve" else "swift rollout"
+    named = f": {', '.join(theirs)}" if theirs else ""
+    return Problem(
+        code=code,
+        option=verb,
+        seen=f"This is a command of `{tool}`{named}.",
+        why=CODES[code].why,
+        cause="",
+        fixes=(Fix(text=f"`{line}`"), Fix(text=f"the run gets {run}")),
+    )

@@ -1,0 +1,332 @@
+"""The engine that samples on rollout servers.
+
+Requests go to the server with the least to do, siblings of a prompt together. A server that fails loses what
+it had not finished to the others; as a completion is determined by its noise key, it is the same wherever it
+is sampled, and what a server says of a request that is no longer its own is not heard.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from queue import Empty, SimpleQueue
+
+from covey.activity import Activity
+from covey.codes import CODES
+from covey.errors import RunFailed
+from covey.plan.shape import counted
+from covey.rollout.engine import Capabilities, Engine, NamedWeights
+from covey.rollout.server.remote import Event, Server, State, Stream, ask_later, is_behind, said, tell
+from covey.rollout.server.send import send_weights
+from covey.rollout.server.wire import REQUESTS, WireError, completion_of, key_text
+from covey.types import Completion, Finding, Finish, Fix, GenerationRequest, Receipt, Severity
+
+Ask = tuple[int, GenerationRequest]
+
+# A server that failed so often since the last publish is asked no more.
+_STRIKES = 3
+_ASK_AGAIN_S, _BEHIND_S = 0.5, 0.2
+_LOOK_S = 1.0
+
+
+class ServerEngine:
+    """Samples on `servers`. `publishes` says whether this process sends the weights; the others then find
+    them there. `timeout_s` is how long a server may give no sign."""
+
+    given_up = ""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        activity: Activity,
+        *,
+        timeout_s: float,
+        publishes: bool,
+        noise_keys: bool,
+    ) -> None:
+        self._servers, self._activity = tuple(servers), activity
+        self._timeout_s, self._publishes = timeout_s, publishes
+        self.capabilities = Capabilities(
+            logprobs=True, noise_keys=noise_keys, holds_weights=True, is_shared=True
+        )
+        self._version = 0
+        self._next_id = 0
+        self._groups: dict[tuple[int, ...], deque[Ask]] = {}
+        self._streams: list[Stream] = []
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._aborted: list[Completion] = []
+        self._behind_until = 0.0
+        self._notices: list[Finding] = []
+
+    @property
+    def members(self) -> Mapping[str, Engine]:
+        """An engine for each server that has the last publish."""
+        return {s.address: self._alone(s) for s in self._servers if s.state is State.IN_USE}
+
+    def _alone(self, server: Server) -> ServerEngine:
+        engine = ServerEngine(
+            (server,),
+            self._activity,
+            timeout_s=self._timeout_s,
+            publishes=self._publishes,
+            noise_keys=self.capabilities.noise_keys,
+        )
+        engine._version = self._version
+        return engine
+
+    def take_notices(self) -> list[Finding]:
+        """What happened to servers since the last call."""
+        found, self._notices = self._notices, []
+        return found
+
+    # -- sampling
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Queue a request beside those of its prompt."""
+        number = self._next_id
+        self._next_id += 1
+        self._groups.setdefault(request.prompt_token_ids, deque()).append((number, request))
+        return number
+
+    def abort(self, ids: Sequence[int]) -> None:
+        """End requests now; what a server had sampled of them is not kept."""
+        wanted = set(ids)
+        found = [ask for queue in self._groups.values() for ask in queue if ask[0] in wanted]
+        self._groups = {
+            prompt: left
+            for prompt, queue in self._groups.items()
+            if (left := deque(a for a in queue if a[0] not in wanted))
+        }
+        for stream in self._streams:
+            own = {rid: ask for rid, ask in stream.asked.items() if ask[0] in wanted}
+            for rid in own:
+                del stream.asked[rid]
+            found += own.values()
+            if own:
+                tell(stream.server, partial(Server.abort, ids=list(own)))
+        self._aborted += [_nothing_of(number) for number, _ in found]
+
+    def results(self) -> Iterator[Completion]:
+        """Sample until nothing is left; RunFailed (F140) where no server is left that could."""
+        self._behind_until = time.monotonic() + self._timeout_s
+        for server in self._servers:
+            if server.state is State.ASKED:
+                ask_later(server, [], self._events, 0.0)
+        try:
+            while self._groups or self._streams or self._aborted:
+                yield from self._aborted
+                self._aborted.clear()
+                self._route()
+                self._wait_for()
+                try:
+                    event = self._events.get(timeout=_LOOK_S)
+                except Empty:
+                    continue
+                completion = self._take(event)
+                if completion is not None:
+                    yield completion
+        finally:
+            self._activity.leave_service()
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+        self._groups.clear()
+
+    def _wait_for(self) -> None:
+        """Say which servers are waited for."""
+        asked = [s.address for s in self._servers if s.state is State.ASKED]
+        busy = list(dict.fromkeys(stream.server.address for stream in self._streams))
+        self._activity.wait_for_service(", ".join(busy or asked))
+
+    def _route(self) -> None:
+        """Give what waits to the servers that have room, the one with the least to do first."""
+        in_use = [server for server in self._servers if server.state is State.IN_USE]
+        if not in_use and not self._streams and not self._is_asked() and self._groups:
+            raise self._failed("F140", "no rollout server is left")
+        chosen: dict[str, list[Ask]] = {}
+        tokens = {s.address: sum(o.num_tokens for o in self._streams if o.server is s) for s in in_use}
+        rows = {s.address: sum(len(o.asked) for o in self._streams if o.server is s) for s in in_use}
+        room = {s.address: s for s in in_use if rows[s.address] <= _rows_of(s)}
+        while self._groups and room:
+            address = min(room, key=tokens.__getitem__)
+            prompt = next(iter(self._groups))
+            group = [self._groups[prompt].popleft() for _ in range(min(len(self._groups[prompt]), REQUESTS))]
+            if not self._groups[prompt]:
+                del self._groups[prompt]
+            chosen.setdefault(address, []).extend(group)
+            tokens[address] += sum(len(prompt) + r.sampling.max_new_tokens for _, r in group)
+            rows[address] += len(group)
+            # Twice as many as it decodes at once: a row that ends is followed at once by another.
+            if rows[address] >= 2 * _rows_of(room[address]):
+                del room[address]
+        for server in in_use:
+            self._send(server, chosen.get(server.address, []))
+
+    def _send(self, server: Server, asks: Sequence[Ask]) -> None:
+        for start in range(0, len(asks), REQUESTS):
+            part = {key_text(ask[1].noise_key): ask for ask in asks[start : start + REQUESTS]}
+            stream = Stream(server, self._version, part, self._events)
+            self._streams.append(stream)
+            stream.start()
+
+    def _is_asked(self) -> bool:
+        return any(server.state is State.ASKED for server in self._servers)
+
+    def _take(self, event: Event) -> Completion | None:
+        """What an event gives: mostly a completion, or something about a server."""
+        stream = event.stream
+        if stream is None:
+            self._take_status(event)
+            return None
+        if stream.is_closed:
+            return None
+        if event.line is None:
+            self._streams.remove(stream)
+            if stream.asked:
+                self._lose(stream, event.error)
+            return None
+        try:
+            return self._completion(stream, event.line)
+        except WireError as error:
+            self._lose(stream, error)
+            return None
+
+    def _completion(self, stream: Stream, line: Mapping[str, object]) -> Completion | None:
+        if line.keys() in ({"alive"}, {"done"}):
+            return None
+        rid = line.get("id")
+        if not isinstance(rid, str) or rid not in stream.ids:
+            raise WireError(f"it sent {str(line)[:80]}, which nobody asked for")
+        if rid not in stream.asked:
+            # It was aborted here, or has come already.
+            return None
+        number, request = stream.asked[rid]
+        status = stream.server.status
+        assert status is not None
+        found = completion_of(line, number, request, vocab=status.vocab, version=self._version)
+        del stream.asked[rid]
+        return found
+
+    # -- servers that fail, and come back
+
+    def _lose(self, stream: Stream, error: Exception | None) -> None:
+        """Move the work of a server that failed to the others, and ask it again unless that is of no use."""
+        server, own = stream.server, [s for s in self._streams if s.server is stream.server]
+        ids = list(chain.from_iterable(s.asked for s in {stream, *own}))
+        for lost in {stream, *own}:
+            lost.close()
+            for number, request in lost.asked.values():
+                self._groups.setdefault(request.prompt_token_ids, deque()).append((number, request))
+        self._streams = [s for s in self._streams if s.server is not server]
+        if is_behind(error):
+            ask_later(server, [], self._events, _BEHIND_S)
+            return
+        self._strike(server, said(error), ids, is_final=isinstance(error, WireError))
+
+    def _strike(self, server: Server, words: str, ids: list[str], *, is_final: bool) -> None:
+        server.said, server.strikes = words, server.strikes + 1
+        if is_final or server.strikes >= _STRIKES:
+            server.state = State.OUT
+            self._note(server, len(ids))
+        else:
+            ask_later(server, ids, self._events, _ASK_AGAIN_S * server.strikes)
+
+    def _take_status(self, event: Event) -> None:
+        """What a server said when it was asked whether it can be used."""
+        server, status = event.server, event.status
+        if server.state is not State.ASKED:
+            # A publish has come in between.
+            return
+        if status is None:
+            self._strike(server, said(event.error), [], is_final=False)
+            return
+        if status.version == self._version:
+            server.state = State.IN_USE
+            return
+        if status.is_receiving:
+            self._behind_until = time.monotonic() + self._timeout_s
+        server.said = f"it has version {status.version}, and version {self._version} is asked for"
+        if time.monotonic() < self._behind_until and not server.strikes:
+            ask_later(server, [], self._events, _BEHIND_S)
+        else:
+            server.state = State.OUT
+            self._note(server, 0)
+
+    def _note(self, server: Server, num_moved: int) -> None:
+        moved = f"; {counted(num_moved, 'completion')} moved to others" if num_moved else ""
+        self._notices.append(
+            Finding(
+                code="W180",
+                seen=f"{server.address} is used no more until the next publish: {server.said}{moved}",
+                why=CODES["W180"].why,
+                cause="",
+                severity=Severity.WARNING,
+                step=self._activity.step,
+            )
+        )
+
+    def _failed(self, code: str, what: str) -> RunFailed:
+        said_last = "; ".join(f"{s.address}: {s.said or 'nothing'}" for s in self._servers)
+        start = "covey rollout --model DIR --port PORT"
+        return RunFailed(
+            Finding(
+                code=code,
+                seen=f"{what}. {said_last}",
+                why=CODES[code].why,
+                cause="",
+                fixes=(
+                    Fix(text=f"start the servers again, as in `{start}`, and go on from the last checkpoint"),
+                ),
+                step=self._activity.step,
+            )
+        )
+
+    # -- publishing
+
+    def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
+        """Send the weights to every server that answers; RunFailed (F141) where none takes them.
+
+        Servers that were out are asked again. A process that sends nothing takes the version alone.
+        """
+        self._hang_up()
+        self._version = version
+        was_out = {s.address for s in self._servers if s.state is State.OUT}
+        for server in self._servers:
+            server.state, server.strikes = State.ASKED, 0
+        if not self._publishes:
+            return Receipt(version=version)
+        receipts = send_weights(self._servers, named_weights, version, self._activity.wait_for_service)
+        for server in self._servers:
+            if server.address in receipts:
+                server.take_in()
+            elif server.address not in was_out:
+                self._note(server, 0)
+        self._activity.leave_service()
+        if not receipts:
+            raise self._failed("F141", f"no rollout server took version {version} of the weights")
+        return Receipt(version=version, members=receipts)
+
+    def rest(self) -> None:
+        """Nothing of a server is kept here."""
+
+    def close(self) -> None:
+        """Use the servers no longer."""
+        self._hang_up()
+        for server in self._servers:
+            server.leave()
+
+
+def _rows_of(server: Server) -> int:
+    return 1 if server.status is None else max(1, server.status.rows)
+
+
+def _nothing_of(number: int) -> Completion:
+    return Completion(
+        request_id=number, token_ids=(), logprobs=(), versions=(), finish=Finish.ABORT, seconds=0.0
+    )

@@ -1,0 +1,288 @@
+"""The state of a rollout server: who uses it, what runs, and one thread that calls the engine.
+
+HTTP's threads call the methods of a `Front`; the engine is called by the thread within `serve` alone. Between
+two of its steps the engine calls `on_turn`, which takes what has come meanwhile.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from torch import Tensor
+
+from covey.rollout.engine import ServedEngine
+from covey.rollout.server.transfer import Transfer, TransferEnded
+from covey.rollout.server.wire import NO_VERSION, ServerStatus
+from covey.types import Completion, GenerationRequest, Receipt
+
+# Seconds in which an engine takes a bucket of tensors, and in which it ends what was aborted.
+_TAKE_S, _ABORT_S = 600.0, 10.0
+
+
+class Refusal(Exception):
+    """A call that is refused, with HTTP's status and what is said beside `error`."""
+
+    def __init__(self, status: int, error: str, **more: Any) -> None:
+        self.status, self.body = status, {"error": error, **more}
+        super().__init__(error)
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of generate: what came of its requests, in the order in which they ended."""
+
+    requests: Mapping[str, GenerationRequest]
+    version: int
+    ended: SimpleQueue[tuple[str, Completion]] = field(default_factory=SimpleQueue)
+    beats: int = -1
+
+    def next(self, timeout_s: float) -> tuple[str, Completion] | None:
+        """The next completion with its id; None where none ended in time."""
+        try:
+            return self.ended.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+
+@dataclass(slots=True)
+class _User:
+    """The run that uses the server, and how many of its processes do."""
+
+    run: str
+    name: str
+    processes: int = 0
+
+
+class Front:
+    """An engine for one run at a time. `about` says what it is; its version is kept here.
+
+    `ends_with_run`: `serve` returns once the run that used the server has ended.
+    """
+
+    def __init__(self, engine: ServedEngine, about: ServerStatus, *, ends_with_run: bool = False) -> None:
+        self._engine, self._about = engine, replace(about, version=NO_VERSION)
+        self._ends_with_run = ends_with_run
+        engine.on_turn = self._turn
+        self._changed = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._user: _User | None = None
+        self._transfer: Transfer | None = None
+        self._waiting: Transfer | None = None
+        # The call of each id that is queued or runs, and engine's numbers both ways.
+        self._running: dict[str, Call] = {}
+        self._number_of: dict[str, int] = {}
+        self._id_of: dict[int, str] = {}
+        self._beats = 0
+        self._is_closed = False
+
+    # -- by the threads of HTTP
+
+    def status(self) -> ServerStatus:
+        """What the server is, which version it has, and who uses it."""
+        with self._changed:
+            name = self._user.name if self._user is not None else ""
+            is_receiving = self._transfer is not None and not self._transfer.has_failed
+            return replace(self._about, run=name, is_receiving=is_receiving)
+
+    def attend(self, run: str, name: str) -> None:
+        """Be one of the processes of a run, which has the server to itself from then on."""
+        with self._changed:
+            if self._user is None:
+                self._user = _User(run, name)
+            if self._user.run != run:
+                raise Refusal(409, f"the run {self._user.name} uses this server", run=self._user.name)
+            self._user.processes += 1
+
+    def leave(self, run: str) -> None:
+        """Be it no longer; what runs of a run that nobody attends ends."""
+        with self._changed:
+            if self._user is None or self._user.run != run:
+                return
+            self._user.processes -= 1
+            if self._user.processes:
+                return
+            self._user = None
+            self._abort(list(self._running))
+            self._end_transfer()
+            if self._ends_with_run:
+                self._is_closed = True
+            self._changed.notify_all()
+
+    def _check_user(self, run: str) -> None:
+        if self._user is None or self._user.run != run:
+            name = self._user.name if self._user is not None else ""
+            said = f"the run {name} uses this server" if name else "no run attends; call /v1/attend first"
+            raise Refusal(409, said, run=name)
+
+    def generate(self, run: str, version: int, requests: Mapping[str, GenerationRequest]) -> Call:
+        """Queue requests; the completions come in the call's `next`."""
+        with self._changed:
+            self._check_user(run)
+            if version != self._about.version or version == NO_VERSION:
+                raise Refusal(
+                    409,
+                    f"version {version} is asked for, and this server has {self._version_words()}",
+                    version=self._about.version,
+                )
+            if twice := [rid for rid in requests if rid in self._running]:
+                raise Refusal(409, f"{twice[0]} is running already", ids=twice)
+            call = Call(requests, version)
+            self._running.update(dict.fromkeys(requests, call))
+            self._post(lambda: self._submit(call))
+            return call
+
+    def _version_words(self) -> str:
+        held = self._about.version
+        return f"version {held}" if held != NO_VERSION else "no whole version"
+
+    def has_beaten(self, call: Call) -> bool:
+        """Whether the engine has got on since this was last asked for the call."""
+        before, call.beats = call.beats, self._beats
+        return before != call.beats
+
+    def drop(self, call: Call) -> None:
+        """End what is left of a call that nobody reads any more."""
+        with self._changed:
+            self._abort([rid for rid in call.requests if self._running.get(rid) is call])
+
+    def abort(self, run: str, ids: Sequence[str] | None) -> int:
+        """End requests by their ids, or all of them; returns how many ran."""
+        with self._changed:
+            self._check_user(run)
+            return self._abort([r for r in (self._running if ids is None else ids) if r in self._running])
+
+    def _abort(self, ids: Sequence[str]) -> int:
+        own = list(ids)
+        if own:
+            self._post(lambda: self._stop(own))
+        return len(own)
+
+    def begin(self, run: str, version: int) -> Transfer:
+        """Open the publish of a version: the former one is gone from here on, as weights are written over."""
+        with self._changed:
+            self._check_user(run)
+            if not self._changed.wait_for(lambda: not self._running, timeout=_ABORT_S):
+                raise Refusal(409, f"{len(self._running)} completions of {self._version_words()} run")
+            self._end_transfer()
+            self._about = replace(self._about, version=NO_VERSION)
+            self._transfer = self._waiting = Transfer(run, version)
+            self._changed.notify_all()
+            return self._transfer
+
+    def give(self, run: str, transfer: str, bucket: Mapping[str, Tensor]) -> None:
+        """Hand over tensors of a publish."""
+        self._told(self._open(run, transfer), lambda t: t.give(bucket, _TAKE_S))
+
+    def end(self, run: str, transfer: str, num_tensors: int) -> Receipt:
+        """End a publish: the server has its version from here on."""
+        receipt: Receipt = self._told(self._open(run, transfer), lambda t: t.finish(num_tensors, _TAKE_S))
+        return receipt
+
+    def _open(self, run: str, transfer: str) -> Transfer:
+        with self._changed:
+            self._check_user(run)
+            if self._transfer is None or self._transfer.id != transfer:
+                raise Refusal(409, "this publish is not open: another one has taken its place, or it failed")
+            return self._transfer
+
+    def _told(self, transfer: Transfer, do: Callable[[Transfer], Any]) -> Any:
+        try:
+            return do(transfer)
+        except ValueError as error:
+            raise Refusal(400, str(error)) from error
+        except TimeoutError as error:
+            raise Refusal(503, str(error)) from error
+
+    def _end_transfer(self) -> None:
+        if self._transfer is not None:
+            self._transfer.end()
+            self._transfer = self._waiting = None
+
+    def close(self) -> None:
+        """Have `serve` return."""
+        with self._changed:
+            self._is_closed = True
+            self._end_transfer()
+            self._changed.notify_all()
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
+        self._changed.notify_all()
+
+    # -- by the engine's thread
+
+    def serve(self) -> None:
+        """Call the engine for who asks, until the server closes; errors of the engine are raised."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._inbox or self._waiting or self._is_closed)
+                if self._is_closed:
+                    return
+                transfer, self._waiting = self._waiting, None
+            self._turn()
+            if transfer is not None:
+                self._take(transfer)
+            if self._id_of:
+                for completion in self._engine.results():
+                    self._deliver(completion)
+
+    def _turn(self) -> None:
+        """Take what has come: called between two steps of the engine."""
+        self._beats += 1
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _submit(self, call: Call) -> None:
+        for rid, request in call.requests.items():
+            number = self._engine.submit(request)
+            self._number_of[rid], self._id_of[number] = number, rid
+
+    def _stop(self, ids: Sequence[str]) -> None:
+        self._engine.abort([self._number_of[rid] for rid in ids if rid in self._number_of])
+
+    def _deliver(self, completion: Completion) -> None:
+        self._beats += 1
+        with self._changed:
+            rid = self._id_of.pop(completion.request_id)
+            del self._number_of[rid]
+            self._running.pop(rid).ended.put((rid, completion))
+            self._changed.notify_all()
+
+    def _take(self, transfer: Transfer) -> None:
+        """Have the engine take the weights of a publish."""
+        try:
+            receipt = self._engine.publish(self._counted(transfer), transfer.version)
+        except TransferEnded:
+            return
+        except ValueError as error:
+            self._close_transfer(transfer, NO_VERSION)
+            transfer.fail(str(error))
+        except BaseException as error:
+            transfer.fail(f"the engine failed: {type(error).__name__}: {error}")
+            raise
+        else:
+            self._close_transfer(transfer, transfer.version)
+            transfer.succeed(receipt)
+
+    def _counted(self, transfer: Transfer) -> Any:
+        for named in transfer.tensors():
+            self._beats += 1
+            yield named
+
+    def _close_transfer(self, transfer: Transfer, version: int) -> None:
+        with self._changed:
+            if self._transfer is transfer:
+                self._about = replace(self._about, version=version)
+                # A publish that failed stays open, so that the next call hears why.
+                self._transfer = None if version != NO_VERSION else self._transfer
+
+
+def new_instance() -> str:
+    """The id of a server's process."""
+    return secrets.token_hex(8)

@@ -1,0 +1,274 @@
+"""The routes of a rollout server: HTTP/1.1 of the standard library in front of a `Front`.
+
+Every route asks for the token before it looks at anything else, and a body is read only where its length is
+said and within its bound.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file
+
+from covey.rollout.server.call import keep_alive
+from covey.rollout.server.front import Call, Front, Refusal
+from covey.rollout.server.wire import (
+    HEADER_BYTES,
+    JSON_BYTES,
+    RUN_HEADER,
+    WireError,
+    completion_body,
+    parsed,
+    requests_of,
+)
+
+# A client that says nothing, or takes nothing, for so long is gone.
+_SILENT_S = 60.0
+_ALIVE_S = 1.0
+_NAME_LENGTH = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may call a server and what it takes: `bucket_bytes` is the largest body of tensors, and
+    `publish_directory` the one below which files of weights may lie (None: nowhere)."""
+
+    token: str
+    bucket_bytes: int
+    publish_directory: Path | None = None
+
+
+class HttpServer(ThreadingMixIn, TCPServer):
+    """Answers each connection of a socket that listens in a thread of its own."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, listening: socket.socket, front: Front, access: Access, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.front, self.access = front, access
+        super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        if tls is not None:
+            # The handshake is made by the connection's own thread, which a client may keep waiting.
+            self.socket = tls.wrap_socket(listening, server_side=True, do_handshake_on_connect=False)
+
+    def start(self) -> None:
+        """Answer from a thread of its own."""
+        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks is no news; every other error is printed as it is."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "covey", ""
+    timeout = _SILENT_S
+    server: HttpServer
+
+    def setup(self) -> None:
+        super().setup()
+        keep_alive(self.connection)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is printed for a call."""
+
+    def do_GET(self) -> None:
+        self._answer("GET")
+
+    def do_POST(self) -> None:
+        self._answer("POST")
+
+    def _answer(self, method: str) -> None:
+        path = urlsplit(self.path).path
+        try:
+            self._check_token()
+            route = _ROUTES.get((method, path))
+            if route is None:
+                raise Refusal(404, f"there is no {method} {path[:80]}")
+            route(self)
+        except Refusal as refusal:
+            self._say(refusal.status, refusal.body)
+        except WireError as error:
+            self._say(400, {"error": str(error)})
+
+    def _check_token(self) -> None:
+        given = self.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.server.access.token}".encode()):
+            raise Refusal(401, "a token is asked for: Authorization: Bearer TOKEN")
+
+    @property
+    def _run(self) -> str:
+        return self.headers.get(RUN_HEADER, "")
+
+    def _body(self, limit: int) -> bytes:
+        text = self.headers.get("Content-Length", "")
+        if not text.isascii() or not text.isdigit() or self.headers.get("Transfer-Encoding"):
+            raise Refusal(411, "a body says its length in Content-Length")
+        if int(text) > limit:
+            raise Refusal(413, f"a body of {text} bytes; this route takes {limit}")
+        data = self.rfile.read(int(text))
+        if len(data) < int(text):
+            raise ConnectionError("the body was cut short")
+        return data
+
+    def _json(self, *names: str) -> dict[str, Any]:
+        body = parsed(self._body(JSON_BYTES))
+        if not isinstance(body, dict) or not set(names) <= set(body):
+            raise WireError(f"the body is an object with {', '.join(names)}")
+        return body
+
+    def _say(self, status: int, body: Mapping[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        # A body that was not read would be taken for the next call.
+        self.close_connection = self.close_connection or status >= 400
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+
+    # -- routes
+
+    def status(self) -> None:
+        self._say(200, self.server.front.status().body())
+
+    def attend(self) -> None:
+        """Hold the connection for as long as the process of the run does: its end, however it comes, is that
+        of the process."""
+        body = self._json("run", "name")
+        run, name = str(body["run"]), str(body["name"])[:_NAME_LENGTH]
+        if not run:
+            raise WireError("a run has an id")
+        front = self.server.front
+        front.attend(run, name)
+        try:
+            self._say(200, {"run": run})
+            self.close_connection = True
+            self.connection.settimeout(None)
+            self.connection.recv(1)
+        finally:
+            front.leave(run)
+
+    def generate(self) -> None:
+        front = self.server.front
+        about = front.status()
+        body = self._json("version", "requests")
+        if type(body["version"]) is not int:
+            raise WireError("version is a whole number")
+        requests = requests_of(body["requests"], vocab=about.vocab, max_len=about.max_len)
+        call = front.generate(self._run, body["version"], requests)
+        try:
+            self._stream(call)
+        finally:
+            front.drop(call)
+
+    def _stream(self, call: Call) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-ndjson")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        left = len(call.requests)
+        while left:
+            found = call.next(_ALIVE_S)
+            if found is not None:
+                left -= 1
+                self._chunk(completion_body(*found))
+            elif self.server.front.has_beaten(call):
+                self._chunk({"alive": True})
+        self._chunk({"done": True})
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _chunk(self, body: Mapping[str, Any]) -> None:
+        data = json.dumps(body).encode() + b"\n"
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def abort(self) -> None:
+        ids = self._json("ids")["ids"]
+        if ids is not None and not (isinstance(ids, list) and all(isinstance(one, str) for one in ids)):
+            raise WireError("ids is a list of texts, or null for all")
+        self._say(200, {"aborted": self.server.front.abort(self._run, ids)})
+
+    def begin(self) -> None:
+        body = self._json("version", "form")
+        if type(body["version"]) is not int or body["version"] < 0:
+            raise WireError("version is a whole number of 0 or more")
+        if body["form"] != "whole":
+            raise Refusal(400, "this server takes whole weights; an adapter is added before it is sent")
+        self._say(200, {"transfer": self.server.front.begin(self._run, body["version"]).id})
+
+    def tensors(self) -> None:
+        names = parse_qs(urlsplit(self.path).query).get("transfer", [""])
+        data = self._body(self.server.access.bucket_bytes + HEADER_BYTES)
+        try:
+            bucket = load(data)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise WireError(f"the body is not safetensors: {error}") from error
+        self.server.front.give(self._run, names[0], bucket)
+        self._say(200, {"tensors": len(bucket)})
+
+    def files(self) -> None:
+        body = self._json("transfer", "file")
+        path = self._below(str(body["file"]))
+        try:
+            bucket = load_file(str(path))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise Refusal(400, f"{path.name} cannot be read: {error}") from error
+        self.server.front.give(self._run, str(body["transfer"]), bucket)
+        self._say(200, {"tensors": len(bucket)})
+
+    def _below(self, name: str) -> Path:
+        root = self.server.access.publish_directory
+        if root is None:
+            raise Refusal(403, "this server was started without --publish_directory")
+        path = (root / name).resolve()
+        if not path.is_relative_to(root.resolve()):
+            raise Refusal(403, "the file lies outside the directory that this server was started with")
+        return path
+
+    def end(self) -> None:
+        body = self._json("transfer", "tensors")
+        if type(body["tensors"]) is not int:
+            raise WireError("tensors is the number that was sent")
+        receipt = self.server.front.end(self._run, str(body["transfer"]), body["tensors"])
+        self._say(200, {"version": receipt.version, "fingerprints": dict(receipt.fingerprints)})
+
+
+_ROUTES: Mapping[tuple[str, str], Callable[[_Handler], None]] = {
+    ("GET", "/v1/status"): _Handler.status,
+    ("POST", "/v1/attend"): _Handler.attend,
+    ("POST", "/v1/generate"): _Handler.generate,
+    ("POST", "/v1/abort"): _Handler.abort,
+    ("POST", "/v1/publish/begin"): _Handler.begin,
+    ("POST", "/v1/publish/tensors"): _Handler.tensors,
+    ("POST", "/v1/publish/files"): _Handler.files,
+    ("POST", "/v1/publish/end"): _Handler.end,
+}
+
+ROUTES: tuple[tuple[str, str], ...] = tuple(_ROUTES)
+"""Every route, as method and path."""

@@ -1,0 +1,221 @@
+"""One rollout server as a run sees it: whether it can be used, and the calls that a publish makes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
+from covey.rollout.server.wire import ServerStatus, WireError, fingerprints_of, request_body
+from covey.types import GenerationRequest, Receipt
+
+MARKER = "covey-server-"
+"""A file of this beginning, with the id of a server behind it, says that a directory is that server's."""
+
+# Seconds in which a server says how it is.
+_STATUS_S = 30.0
+
+
+class State(Enum):
+    """Whether a server takes requests: it does, it is being asked whether it can, or it does not until the
+    next publish."""
+
+    IN_USE = "in use"
+    ASKED = "asked"
+    OUT = "out"
+
+
+@dataclass(slots=True)
+class Server:
+    """A server; `said` is what it failed with last, `strikes` how often it has since the last publish."""
+
+    caller: Caller
+    name: str
+    state: State = State.ASKED
+    status: ServerStatus | None = None
+    said: str = ""
+    strikes: int = 0
+    _attending: Answer | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self.caller.address
+
+    def join(self) -> ServerStatus:
+        """Ask how the server is, and be one of the processes of the run that uses it.
+
+        Raises one of FAULTS where it does not answer, or another run uses it.
+        """
+        status = self.caller.status(min(self.caller.timeout_s, _STATUS_S))
+        if self._attending is None or self._attending.is_over():
+            self.leave()
+            body = {"run": self.caller.run, "name": self.name}
+            answer = self.caller.open("POST", "/v1/attend", body)
+            answer.json()
+            self._attending = answer
+        self.status = status
+        return status
+
+    def leave(self) -> None:
+        """Use it no longer: what runs there for this run ends with its last process."""
+        if self._attending is not None:
+            self._attending.close()
+            self._attending = None
+
+    def begin(self, version: int) -> str:
+        """Open a publish, and return its id; what still runs for the former version is ended."""
+        self.join()
+        self.abort(None)
+        body = self.caller.post("/v1/publish/begin", {"version": version, "form": "whole"})
+        return str(_of(body, "transfer", str))
+
+    def give(self, transfer: str, bucket: Mapping[str, Tensor], data: bytes) -> None:
+        """Send tensors, which `data` holds: through a directory that both sides see, if there is one."""
+        directory = self._shared_directory()
+        if directory is None:
+            self.caller.post(f"/v1/publish/tensors?transfer={transfer}", data)
+            return
+        file = directory / f"{transfer}.safetensors"
+        try:
+            save_file(dict(bucket), str(file))
+            self.caller.post("/v1/publish/files", {"transfer": transfer, "file": file.name})
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _shared_directory(self) -> Path | None:
+        assert self.status is not None
+        if not self.status.publish_directory:
+            return None
+        directory = Path(self.status.publish_directory)
+        return directory if (directory / f"{MARKER}{self.status.instance}").is_file() else None
+
+    def end(self, transfer: str, num_tensors: int, version: int) -> Receipt:
+        """Close a publish; the receipt says what the server holds."""
+        body = self.caller.post("/v1/publish/end", {"transfer": transfer, "tensors": num_tensors})
+        if _of(body, "version", int) != version:
+            raise WireError(f"it serves version {body['version']} after version {version} was sent")
+        return Receipt(version=version, fingerprints=fingerprints_of(body.get("fingerprints")))
+
+    def abort(self, ids: list[str] | None) -> None:
+        """End requests, or all that run for this run."""
+        self.caller.post("/v1/abort", {"ids": ids})
+
+    def take_in(self) -> None:
+        """Give it requests from now on."""
+        self.state, self.strikes = State.IN_USE, 0
+
+
+def _of(body: Any, name: str, kind: type) -> Any:
+    value = body.get(name) if isinstance(body, dict) else None
+    if type(value) is not kind:
+        raise WireError(f"its answer has {name} {value!r:.60}")
+    return value
+
+
+Told = TypeVar("Told")
+
+
+def tell(server: Server, call: Callable[[Server], Told]) -> Told | None:
+    """Call a server; None where it fails, which takes it out until the next publish."""
+    try:
+        return call(server)
+    except (*FAULTS, ValueError) as error:
+        server.said, server.state = words_of(error), State.OUT
+        return None
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """A call of generate that is being read; `asked` are its requests that have not ended, by their ids, and
+    `ids` those of all."""
+
+    server: Server
+    version: int
+    asked: dict[str, tuple[int, GenerationRequest]]
+    events: SimpleQueue[Event]
+    ids: frozenset[str] = frozenset()
+    is_closed: bool = False
+    _answer: Answer | None = None
+    _body: dict[str, Any] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Read in a thread of its own."""
+        requests = [request_body(request) for _, request in self.asked.values()]
+        self.ids = frozenset(self.asked)
+        self._body = {"version": self.version, "requests": requests}
+        threading.Thread(target=self._read, name=f"rollout {self.server.address}", daemon=True).start()
+
+    def _read(self) -> None:
+        error: Exception | None = None
+        try:
+            with self.server.caller.open("POST", "/v1/generate", self._body) as answer:
+                self._answer = answer
+                if not self.is_closed:
+                    for line in answer.lines():
+                        self.events.put(Event(stream=self, server=self.server, line=line))
+        except (*FAULTS, ValueError) as found:
+            error = found
+        self.events.put(Event(stream=self, server=self.server, error=error))
+
+    def close(self) -> None:
+        """Read no more of it; the server ends what is left."""
+        self.is_closed = True
+        if self._answer is not None:
+            self._answer.hang_up()
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens that its requests have still to come."""
+        return sum(
+            len(request.prompt_token_ids) + request.sampling.max_new_tokens
+            for _, request in self.asked.values()
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What came of a call: a line of a stream, or its end, or (without a stream) the status of a server that
+    was asked."""
+
+    server: Server
+    stream: Stream | None = None
+    line: Mapping[str, Any] | None = None
+    error: Exception | None = None
+    status: ServerStatus | None = None
+
+
+def ask_later(server: Server, ids: list[str], events: SimpleQueue[Event], delay_s: float) -> None:
+    """Ask a server whether it can be used, after `delay_s`, and end there what it may still run."""
+
+    def ask() -> None:
+        try:
+            status = server.join()
+            if ids:
+                server.abort(ids)
+            events.put(Event(server=server, status=status))
+        except (*FAULTS, ValueError) as error:
+            events.put(Event(server=server, error=error))
+
+    server.state = State.ASKED
+    timer = threading.Timer(delay_s, ask)
+    timer.daemon = True
+    timer.start()
+
+
+def is_behind(error: BaseException | None) -> bool:
+    """Whether a server refused because it has another version than was asked for."""
+    return isinstance(error, Refused) and error.status == 409 and "version" in error.body
+
+
+def said(error: BaseException | None) -> str:
+    """What a stream ended with, in words."""
+    return "its answer ended early" if error is None else words_of(error)

@@ -1,0 +1,69 @@
+"""Sending the weights of a publish to several servers at once, a bucket at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from safetensors.torch import save
+from torch import Tensor
+
+from covey.rollout.engine import NamedWeights
+from covey.rollout.server.remote import Server, tell
+from covey.rollout.server.wire import BUCKET_BYTES
+from covey.types import Receipt
+
+Told = TypeVar("Told")
+
+
+def send_weights(
+    servers: Sequence[Server], named_weights: NamedWeights, version: int, wait_for: Callable[[str], None]
+) -> dict[str, Receipt]:
+    """Send every tensor to every server that takes it; the receipts of those that took all, by address.
+
+    `wait_for` hears which servers are waited for. A server that fails is left out, and says why in `said`.
+    """
+    with ThreadPoolExecutor(len(servers)) as threads:
+
+        def each(asked: Sequence[Server], call: Callable[[Server], Told]) -> dict[str, Told]:
+            wait_for(", ".join(server.address for server in asked))
+            told = zip(asked, threads.map(lambda server: tell(server, call), asked), strict=True)
+            return {server.address: answer for server, answer in told if answer is not None}
+
+        transfers = each(servers, lambda server: server.begin(version))
+        left = [server for server in servers if server.address in transfers]
+        num_tensors = 0
+        for bucket in _buckets(named_weights):
+            data = save(bucket)
+            given = each(left, _giving(transfers, bucket, data))
+            left = [server for server in left if server.address in given]
+            num_tensors += len(bucket)
+            if not left:
+                return {}
+        return each(left, lambda server: server.end(transfers[server.address], num_tensors, version))
+
+
+def _giving(
+    transfers: Mapping[str, str], bucket: Mapping[str, Tensor], data: bytes
+) -> Callable[[Server], bool]:
+    def give(server: Server) -> bool:
+        server.give(transfers[server.address], bucket, data)
+        return True
+
+    return give
+
+
+def _buckets(named_weights: NamedWeights) -> Iterator[dict[str, Tensor]]:
+    """Copies of tensors in main memory, together up to BUCKET_BYTES; one that is larger comes alone."""
+    bucket: dict[str, Tensor] = {}
+    size = 0
+    for name, weight in named_weights:
+        own = weight.numel() * weight.element_size()
+        if bucket and size + own > BUCKET_BYTES:
+            yield bucket
+            bucket, size = {}, 0
+        bucket[name] = weight.detach().to("cpu", copy=True).contiguous()
+        size += own
+    if bucket:
+        yield bucket

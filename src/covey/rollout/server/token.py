@@ -1,0 +1,29 @@
+"""The token of a server: random, in a file that its owner alone can read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from covey.rollout.server.call import read_token
+from covey.rollout.server.wire import WireError
+
+
+def own_token(path: Path) -> str:
+    """The token in the file, which is written with a new one where there is none.
+
+    OSError where it cannot be read or written, WireError where others may read it or it holds no token.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise WireError(f"{path} can be read by others (mode {mode:o})") from None
+        return read_token(str(path))
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        token = secrets.token_urlsafe(32)
+        file.write(f"{token}\n")
+    return token

@@ -1,0 +1,101 @@
+"""The weights of one publish on their way from HTTP to an engine."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import Tensor
+
+from covey.types import Receipt
+
+
+class TransferEnded(Exception):
+    """A publish that nobody goes on with: a newer one took its place, or its run has ended."""
+
+
+class Transfer:
+    """Tensors of `version` that a run sends, taken by one thread and given by others.
+
+    One bucket waits at most, so that a server never holds much more than its model and a bucket.
+    """
+
+    def __init__(self, run: str, version: int) -> None:
+        self.id = secrets.token_hex(8)
+        self.run, self.version = run, version
+        self._changed = threading.Condition()
+        self._bucket: Mapping[str, Tensor] | None = None
+        self._is_whole = self._is_ended = False
+        self._fault = ""
+        self._receipt: Receipt | None = None
+        self._num_given = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine could not take the weights."""
+        return bool(self._fault)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What is given, until it is whole; TransferEnded where nobody goes on."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._bucket is not None or self._is_whole or self._is_ended)
+                if self._is_ended:
+                    raise TransferEnded
+                if self._bucket is None:
+                    return
+                bucket, self._bucket = self._bucket, None
+                self._changed.notify_all()
+            yield from bucket.items()
+
+    def give(self, bucket: Mapping[str, Tensor], timeout_s: float) -> None:
+        """Hand over tensors; ValueError carries what the engine said of those before."""
+        with self._changed:
+            self._wait(lambda: self._bucket is None, timeout_s)
+            self._bucket = bucket
+            self._num_given += len(bucket)
+            self._changed.notify_all()
+
+    def finish(self, num_tensors: int, timeout_s: float) -> Receipt:
+        """Say that all were given, `num_tensors`, and wait for the engine."""
+        with self._changed:
+            if num_tensors != self._num_given:
+                raise ValueError(f"{num_tensors} tensors were sent and {self._num_given} came")
+            self._is_whole = True
+            self._changed.notify_all()
+            self._wait(lambda: self._receipt is not None, timeout_s)
+            assert self._receipt is not None
+            return self._receipt
+
+    def _wait(self, is_there: Callable[[], bool], timeout_s: float) -> None:
+        def is_over() -> bool:
+            return bool(is_there() or self._fault or self._is_ended)
+
+        in_time = self._changed.wait_for(is_over, timeout_s)
+        if self._fault:
+            raise ValueError(self._fault)
+        if self._is_ended:
+            raise ValueError("another publish has taken the place of this one, or its run has ended")
+        if not in_time:
+            raise TimeoutError(f"the engine did not take the weights within {timeout_s:g} s")
+
+    # -- by the engine's thread, and by who ends it
+
+    def succeed(self, receipt: Receipt) -> None:
+        """The engine serves the version."""
+        with self._changed:
+            self._receipt = receipt
+            self._changed.notify_all()
+
+    def fail(self, words: str) -> None:
+        """The engine cannot take the weights."""
+        with self._changed:
+            self._fault = self._fault or words
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nobody goes on with it."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify_all()

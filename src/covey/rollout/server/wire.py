@@ -1,0 +1,218 @@
+"""What a client and a rollout server send each other: JSON and safetensors, bounded in size.
+
+Everything that arrives is checked here, since the other side may be broken, another program, or an attacker.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
+
+PROTOCOL = 1
+BUCKET_BYTES = 64 << 20
+"""Tensors are sent together up to this size; a larger one is sent alone."""
+HEADER_BYTES = 1 << 20
+"""What the header of safetensors may add to the tensors of a bucket."""
+JSON_BYTES = 64 << 20
+"""The longest JSON body or answer."""
+LINE_BYTES = 32 << 20
+"""The longest line of a stream."""
+REQUESTS = 4096
+"""The most requests of one call."""
+RUN_HEADER = "Covey-Run"
+"""The header with the id of the run that a call belongs to."""
+
+NO_VERSION = -1
+"""The version of a server before its first publish, and while or after one that did not end."""
+
+
+class WireError(ValueError):
+    """A message that does not have the form of the protocol."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """What a server says of itself.
+
+    `instance` is new each time the process starts. `max_len` bounds prompt and completion together (0: no
+    bound), `rows` is how many completions it decodes side by side. `run` names the run that uses the server
+    ("": none); `is_receiving` says that a publish is going on.
+    """
+
+    name: str
+    instance: str
+    engine: str
+    model: str
+    model_type: str
+    num_parameters: int
+    vocab: int
+    max_len: int
+    dtype: str
+    version: int
+    rows: int
+    noise_keys: bool
+    run: str
+    is_receiving: bool
+    publish_directory: str
+    protocol: int = PROTOCOL
+
+    def body(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, body: Any) -> ServerStatus:
+        """From JSON; WireError where it is another thing. Names that a later server adds are left out."""
+        if not isinstance(body, Mapping) or body.get("protocol") != PROTOCOL:
+            raise WireError(f"it does not speak covey's protocol {PROTOCOL}")
+        kinds = {"str": str, "int": int, "bool": bool}
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            value = body.get(field.name)
+            if type(value) is not kinds[str(field.type)]:
+                raise WireError(f"its status has {field.name} {value!r:.80}")
+            values[field.name] = value
+        return cls(**values)
+
+
+def key_text(key: NoiseKey) -> str:
+    """The id of a request on the wire: the same completion has the same one on every server."""
+    return f"{key.seed}/{key.split}/{key.rollout}/{key.attempt}/{key.prompt_id}/{key.sibling}"
+
+
+def request_body(request: GenerationRequest) -> dict[str, Any]:
+    """A request as JSON."""
+    if request.media:
+        raise ValueError("rollout servers take no images, audio or video")
+    return {
+        "id": key_text(request.noise_key),
+        "prompt_token_ids": list(request.prompt_token_ids),
+        "sampling": asdict(request.sampling),
+        "noise_key": asdict(request.noise_key),
+    }
+
+
+def requests_of(body: Any, *, vocab: int, max_len: int) -> dict[str, GenerationRequest]:
+    """The requests of a call by their ids, checked against what the server can sample."""
+    if not isinstance(body, list) or not 1 <= len(body) <= REQUESTS:
+        raise WireError(f"requests is a list of 1 to {REQUESTS}")
+    found: dict[str, GenerationRequest] = {}
+    for one in body:
+        rid, request = _request(one, vocab, max_len)
+        if rid in found:
+            raise WireError(f"the id {rid} is given twice")
+        found[rid] = request
+    return found
+
+
+def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationRequest]:
+    given = _fields(body, ("id", "prompt_token_ids", "sampling", "noise_key"))
+    sampling = _fields(given["sampling"], ("temperature", "max_new_tokens", "stop_token_ids"))
+    key = _fields(given["noise_key"], ("seed", "split", "rollout", "attempt", "prompt_id", "sibling"))
+    prompt = _tokens(given["prompt_token_ids"], vocab)
+    if not prompt:
+        raise WireError("a prompt has at least one token")
+    temperature, longest = sampling["temperature"], sampling["max_new_tokens"]
+    if not isinstance(given["id"], str) or not 1 <= len(given["id"]) <= 256:
+        raise WireError("an id is text of 1 to 256 characters")
+    if type(longest) is not int or longest < 1:
+        raise WireError("max_new_tokens is a number above 0")
+    if not _is_number(temperature) or temperature <= 0:
+        raise WireError("temperature is a number above 0")
+    if max_len and len(prompt) + longest > max_len:
+        raise WireError(
+            f"a prompt of {len(prompt)} tokens and {longest} new ones are more than the {max_len} "
+            "that this server's model has positions for"
+        )
+    split = key.pop("split")
+    if not isinstance(split, str) or any(type(number) is not int for number in key.values()):
+        raise WireError("a noise key is a split and whole numbers")
+    params = SamplingParams(
+        temperature=float(temperature),
+        max_new_tokens=longest,
+        stop_token_ids=_tokens(sampling["stop_token_ids"], None),
+    )
+    request = GenerationRequest(
+        prompt_token_ids=prompt, sampling=params, noise_key=NoiseKey(split=split, **key)
+    )
+    return given["id"], request
+
+
+def completion_body(rid: str, completion: Completion) -> dict[str, Any]:
+    """A completion as JSON."""
+    return {
+        "id": rid,
+        "token_ids": list(completion.token_ids),
+        "logprobs": list(completion.logprobs),
+        "versions": list(completion.versions),
+        "finish": completion.finish.value,
+        "seconds": completion.seconds,
+    }
+
+
+def completion_of(
+    body: Mapping[str, Any], number: int, request: GenerationRequest, *, vocab: int, version: int
+) -> Completion:
+    """The completion of a request with the id `number`; WireError where it cannot be one."""
+    given = _fields(body, ("id", "token_ids", "logprobs", "versions", "finish", "seconds"))
+    tokens = _tokens(given["token_ids"], vocab)
+    logprobs, versions = given["logprobs"], given["versions"]
+    if not isinstance(logprobs, list) or not all(_is_number(one) and one <= 1e-3 for one in logprobs):
+        raise WireError("its logprobs are not finite numbers of at most 0")
+    if not len(tokens) == len(logprobs) == (len(versions) if isinstance(versions, list) else -1):
+        raise WireError("a completion has as many logprobs and versions as tokens")
+    if any(one != version for one in versions):
+        raise WireError(f"a completion has tokens of version {set(versions)} in place of {version}")
+    if len(tokens) > request.sampling.max_new_tokens:
+        raise WireError(f"a completion has {len(tokens)} tokens, more than were asked for")
+    if given["finish"] not in (Finish.STOP, Finish.LENGTH) or not tokens:
+        raise WireError(f"a completion of {len(tokens)} tokens ended by {given['finish']!r:.40}")
+    if not _is_number(given["seconds"]):
+        raise WireError("seconds is no number")
+    return Completion(
+        request_id=number,
+        token_ids=tokens,
+        logprobs=tuple(map(float, logprobs)),
+        versions=tuple(versions),
+        finish=Finish(given["finish"]),
+        seconds=float(given["seconds"]),
+    )
+
+
+def fingerprints_of(body: Any) -> dict[str, int]:
+    """Checksums by the names of tensors."""
+    if not isinstance(body, Mapping) or any(type(value) is not int for value in body.values()):
+        raise WireError("its fingerprints are not names with whole numbers")
+    return dict(body)
+
+
+def parsed(data: bytes) -> Any:
+    """JSON; WireError where it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"no JSON: {data[:60]!r}") from error
+
+
+def _fields(body: Any, names: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(body, Mapping) or set(body) != set(names):
+        raise WireError(f"{str(body)[:60]!r} has not exactly the names {', '.join(names)}")
+    return dict(body)
+
+
+def _tokens(body: Any, vocab: int | None) -> tuple[int, ...]:
+    """Token ids, within the vocabulary where one is given."""
+    if not isinstance(body, list) or any(type(one) is not int or one < 0 for one in body):
+        raise WireError("token ids are a list of whole numbers")
+    if vocab is not None and body and max(body) >= vocab:
+        raise WireError(f"the token id {max(body)} is outside the vocabulary of {vocab}")
+    return tuple(body)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
