@@ -23,13 +23,13 @@ from covey.plan.checks import refuse_faults
 from covey.plan.words import flags
 from covey.training.facts import survey
 from covey.types import Problem, Severity
-from faults import cases_data, cases_inputs, cases_options, cases_rows, cases_run
+from faults import cases_data, cases_inputs, cases_options, cases_rows, cases_run, cases_servers
 from faults.case import SUMS, Case, words
 
 MESSAGES = Path(__file__).parent / "messages"
 CASES = (
     *(*cases_options.CASES, *cases_inputs.CASES, *cases_rows.CASES),
-    *(*cases_data.CASES, *cases_run.CASES),
+    *(*cases_data.CASES, *cases_run.CASES, *cases_servers.CASES),
 )
 # The others are verbs that do not exist: there is no run to mend.
 RUNS = tuple(case for case in CASES if case.words.startswith(("train ", "rlhf ")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from covey.config.quantization import quantization_of
 from covey.options.schema import Config
 from covey.plan.deepspeed import computes_low
 from covey.plan.facts import Facts, ServerFacts
@@ -13,7 +14,7 @@ from covey.types import Fix, Problem
 
 _OPTION = "rollout_servers"
 _START = "`covey rollout --model DIR --port PORT`"
-_HERE = Fix(text="sample in the training processes", edits={"rollout_servers": []})
+_HERE = Fix(text="leave out --rollout_servers; then the training processes sample")
 
 
 def server_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -24,6 +25,8 @@ def server_problems(config: Config, facts: Facts) -> list[Problem]:
         return problems
     if config.rollout_token_file is None or facts.token_problem is not None:
         return [*problems, _no_token(config, facts)]
+    if quantization_of(config) is not None:
+        problems.append(_packed())
     for server in facts.servers or ():
         problems += _of_one(config, facts, server)
     return problems
@@ -40,6 +43,12 @@ def _addresses(config: Config, addresses: Sequence[str]) -> list[Problem]:
         once = Fix(text="each once", edits={_OPTION: list(dict.fromkeys(addresses))})
         return [problem("E427", _OPTION, seen, "A line that was copied.", once)]
     return []
+
+
+def _packed() -> Problem:
+    seen = "quant_bits packs the base of the run, and a server takes whole weights in the dtype of its model."
+    whole = Fix(text="a base that is not packed", edits={"quant_bits": None})
+    return problem("E422", _OPTION, seen, "", whole, _HERE)
 
 
 def _no_token(config: Config, facts: Facts) -> Problem:

@@ -14,9 +14,11 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.recompute import IN_WORDS
 from covey.plan.report import report_lines
+from covey.plan.shape import counted
 from covey.plan.words import note_lines
 from covey.rollout.engine import Engine
 from covey.rollout.native.engine import NativeEngine
+from covey.rollout.server.client import ServerEngine
 from covey.training.job import Job
 from covey.types import Problem
 
@@ -47,6 +49,8 @@ def opening(
 
 
 def _engine(engine: Engine, backend: Backend) -> str:
+    if isinstance(engine, ServerEngine):
+        return f"{counted(len(engine.addresses), 'rollout server')}: {', '.join(engine.addresses)}"
     policy = backend.sampler
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
     whose = (

@@ -173,7 +173,7 @@ def read_token(path: str) -> str:
     """The token in a file; OSError where it cannot be read, WireError where it holds none."""
     words = Path(path).expanduser().read_text(encoding="ascii", errors="replace").split()
     if len(words) != 1 or not words[0].isprintable():
-        raise WireError(f"{path} holds {len(words)} words in place of one token")
+        raise WireError(f"the file holds {len(words)} words in place of one token")
     return words[0]
 
 
@@ -182,4 +182,8 @@ def words_of(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"it gave no sign in time ({error})"
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if isinstance(error, Refused | WireError) else f"{type(error).__name__}: {text:.300}"
+    if isinstance(error, Refused | WireError):
+        return text
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {text:.300}"

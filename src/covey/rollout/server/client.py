@@ -77,6 +77,11 @@ class ServerEngine:
         engine._version = self._version
         return engine
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where its servers listen."""
+        return tuple(server.address for server in self._servers)
+
     def take_notices(self) -> list[Finding]:
         """What happened to servers since the last call."""
         found, self._notices = self._notices, []
@@ -198,6 +203,8 @@ class ServerEngine:
             return None
 
     def _completion(self, stream: Stream, line: Mapping[str, object]) -> Completion | None:
+        if line.keys() == {"done"} and stream.asked:
+            raise WireError(f"it said that all had ended, and {len(stream.asked)} had not")
         if line.keys() in ({"alive"}, {"done"}):
             return None
         rid = line.get("id")

@@ -38,6 +38,8 @@ from covey.rollout.server.wire import (
 # A client that says nothing, or takes nothing, for so long is gone.
 _SILENT_S = 60.0
 _ALIVE_S = 1.0
+# How soon it is seen that the server closes.
+_LOOK_S = 0.1
 _NAME_LENGTH = 500
 
 
@@ -70,7 +72,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
 
     def start(self) -> None:
         """Answer from a thread of its own."""
-        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(_LOOK_S,), name="http", daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is no news; every other error is printed as it is."""

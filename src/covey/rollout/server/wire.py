@@ -167,7 +167,8 @@ def completion_of(
     if not len(tokens) == len(logprobs) == (len(versions) if isinstance(versions, list) else -1):
         raise WireError("a completion has as many logprobs and versions as tokens")
     if any(one != version for one in versions):
-        raise WireError(f"a completion has tokens of version {set(versions)} in place of {version}")
+        other = next(one for one in versions if one != version)
+        raise WireError(f"a completion has tokens of version {other!r:.40} in place of {version}")
     if len(tokens) > request.sampling.max_new_tokens:
         raise WireError(f"a completion has {len(tokens)} tokens, more than were asked for")
     if given["finish"] not in (Finish.STOP, Finish.LENGTH) or not tokens:

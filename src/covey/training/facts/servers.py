@@ -22,7 +22,7 @@ def with_servers(facts: Facts, config: Config) -> Facts:
         try:
             token = read_token(config.rollout_token_file)
         except (OSError, WireError) as error:
-            problem = str(error)
+            problem = f"{config.rollout_token_file}: {words_of(error)}"
     facts = replace(facts, token_problem=problem)
     if not token:
         return facts

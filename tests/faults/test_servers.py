@@ -1,0 +1,445 @@
+"""Rollout servers that are killed, stopped, slow or broken: no completion is lost, doubled or changed, or the
+run stops in time and names the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from covey.cli.listening import listening
+from covey.data.text import load_codec
+from covey.errors import RunFailed
+from covey.models.lora import plain_weights
+from covey.models.policy import Policy
+from covey.quickstart import task
+from covey.rollout.native.engine import NativeEngine
+from covey.rollout.server.http import _Handler
+from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
+from support.servers import Process, Running, engine_on, policy_of_server, processes, running
+
+pytestmark = pytest.mark.multi
+
+WORDS = [
+    *("--model", "quickstart", "--dataset", "quickstart#64", "--reward_funcs", "accuracy"),
+    *("--per_device_train_batch_size", "8", "--max_completion_length", "16", "--learning_rate", "1e-4"),
+    *("--num_generations", "4", "--reward_trial", "false", "--save_steps", "100"),
+]
+
+
+@pytest.fixture(scope="module")
+def policies() -> list[Policy]:
+    """The learner's model, and those of three servers."""
+    return [policy_of_server() for _ in range(4)]
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[GenerationRequest]:
+    """Twelve prompts with four siblings each, long enough to be in the middle of for a while."""
+    codec = load_codec(task.MODEL_DIR)
+    rows = task.training_rows()[:12]
+    prompts = codec.encode([codec.render(r["messages"]) for r in rows])
+    return [
+        GenerationRequest(
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(temperature=1.5, max_new_tokens=200 + 20 * sibling, stop_token_ids=()),
+            noise_key=NoiseKey(
+                seed=1, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling
+            ),
+        )
+        for number, prompt in enumerate(prompts)
+        for sibling in range(4)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(policies: list[Policy], requests: list[GenerationRequest]) -> list[Completion]:
+    """What the engine of the process samples."""
+    return sampled(NativeEngine(policies[0]), requests)
+
+
+def sampled(
+    engine: Any, requests: list[GenerationRequest], then: Callable[[], object] = lambda: None
+) -> list[Completion]:
+    """Completions in the order of the requests, each exactly once; `then` happens after the first."""
+    numbers = [engine.submit(request) for request in requests]
+    found: list[Completion] = []
+    for completion in engine.results():
+        if not found:
+            then()
+        found.append(completion)
+    by_number = {c.request_id: c for c in found}
+    assert sorted(c.request_id for c in found) == sorted(numbers)
+    return [by_number[number] for number in numbers]
+
+
+def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
+    return [c.token_ids for c in completions]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
+    """Two servers in processes of their own, which the tests leave as they found them."""
+    with processes(tmp_path_factory.mktemp("pair"), 2) as found:
+        yield found
+
+
+def test_a_server_that_is_killed_in_a_rollout_loses_nothing_and_comes_back(
+    tmp_path: Path, policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    with processes(tmp_path, 2) as (first, second):
+        engine = engine_on([first.address, second.address], token=first.token)
+        engine.publish(plain_weights(policies[0]), 0)
+        started = time.monotonic()
+        assert tokens(sampled(engine, requests, second.popen.kill)) == tokens(expected)
+        assert time.monotonic() - started < 60
+        engine.publish(plain_weights(policies[0]), 1)
+        (notice,) = engine.take_notices()[:1]
+        assert notice.code == "W180" and second.address in notice.seen
+        assert list(engine.members) == [first.address]
+        with processes(tmp_path, 1, port=second.port) as (again,):
+            assert again.address == second.address
+            # It has no weights: until the next publish it is not asked for anything.
+            assert tokens(sampled(engine, requests[:8])) == tokens(expected[:8])
+            receipt = engine.publish(plain_weights(policies[0]), 2)
+            assert list(receipt.members) == [first.address, again.address] == list(engine.members)
+            assert tokens(sampled(engine.members[again.address], requests[:8])) == tokens(expected[:8])
+        engine.close()
+
+
+def test_a_server_that_is_stopped_is_given_up_in_time_and_comes_back(
+    pair: list[Process],
+    policies: list[Policy],
+    requests: list[GenerationRequest],
+    expected: list[Completion],
+) -> None:
+    first, second = pair
+    engine = engine_on([p.address for p in pair], token=first.token, timeout_s=3.0)
+    engine.publish(plain_weights(policies[0]), 0)
+    assert tokens(sampled(engine, requests, lambda: second.send(signal.SIGSTOP))) == tokens(expected)
+    started = time.monotonic()
+    engine.publish(plain_weights(policies[0]), 1)
+    assert time.monotonic() - started < 10
+    assert list(engine.members) == [first.address]
+    said = [notice.seen for notice in engine.take_notices()]
+    assert any(second.address in words and "no sign in time" in words for words in said)
+    second.send(signal.SIGCONT)
+    engine.publish(plain_weights(policies[0]), 2)
+    assert len(engine.members) == 2
+    assert tokens(sampled(engine, requests)) == tokens(expected)
+    engine.close()
+
+
+def test_no_server_left_stops_in_time_and_names_each(
+    pair: list[Process], policies: list[Policy], requests: list[GenerationRequest]
+) -> None:
+    engine = engine_on([p.address for p in pair], token=pair[0].token, timeout_s=2.0)
+    engine.publish(plain_weights(policies[0]), 0)
+
+    def stop() -> None:
+        for server in pair:
+            server.send(signal.SIGSTOP)
+
+    started = time.monotonic()
+    try:
+        with pytest.raises(RunFailed, match="F140") as failed:
+            sampled(engine, requests, stop)
+    finally:
+        for server in pair:
+            server.send(signal.SIGCONT)
+    assert time.monotonic() - started < 20
+    assert all(server.address in str(failed.value) for server in pair)
+    engine.close()
+
+
+GARBAGE: dict[str, Callable[[dict[str, Any]], bytes]] = {
+    "no JSON": lambda body: b"<html>nginx</html>\n",
+    "no object": lambda body: b"[1, 2]\n",
+    "another's id": lambda body: line({**body, "id": "1/train/0/0/99/0"}),
+    "other tokens than logprobs": lambda body: line({**body, "logprobs": body["logprobs"][1:]}),
+    "tokens of no vocabulary": lambda body: line({**body, "token_ids": [1 << 20] * len(body["token_ids"])}),
+    "logprobs that are NaN": lambda body: line({**body, "logprobs": [float("nan")] * len(body["logprobs"])}),
+    "another version": lambda body: line({**body, "versions": [7] * len(body["versions"])}),
+    "an end before the end": lambda body: line({"done": True}),
+    "a name too many": lambda body: line({**body, "reward": 1.0}),
+}
+
+
+def line(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode() + b"\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_a_server_that_answers_garbage_is_left_out(
+    what: str, policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    class Broken(_Handler):
+        def _chunk(self, body: Any) -> None:
+            data = GARBAGE[what](dict(body)) if "id" in body else line(dict(body))
+            self.wfile.write(chunk(data))
+
+    with running(policies[1]) as good, running(policies[2]) as bad:
+        bad.http.RequestHandlerClass = Broken
+        engine = engine_on([good.address, bad.address])
+        engine.publish(plain_weights(policies[0]), 0)
+        assert tokens(sampled(engine, requests[:16])) == tokens(expected[:16])
+        seen = " ".join(notice.seen for notice in engine.take_notices())
+        assert bad.address in seen and good.address not in seen
+        engine.close()
+
+
+@pytest.mark.parametrize("data", [b"zzz\r\n", b"5\r\n{\r\n", b"ffffffff\r\n"], ids=["hex", "short", "long"])
+def test_a_stream_that_breaks_off_is_sampled_elsewhere(
+    data: bytes, policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    class Broken(_Handler):
+        def _chunk(self, body: Any) -> None:
+            self.wfile.write(data)
+            raise ConnectionError("cut")
+
+    with running(policies[1]) as good, running(policies[2]) as bad:
+        bad.http.RequestHandlerClass = Broken
+        engine = engine_on([good.address, bad.address], timeout_s=5.0)
+        engine.publish(plain_weights(policies[0]), 0)
+        assert tokens(sampled(engine, requests[:16])) == tokens(expected[:16])
+        engine.close()
+
+
+def test_a_completion_that_comes_twice_counts_once(
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    class Doubled(_Handler):
+        def _chunk(self, body: Any) -> None:
+            self.wfile.write(chunk(line(dict(body)) * (2 if "id" in body else 1)))
+
+    with running(policies[1]) as server:
+        server.http.RequestHandlerClass = Doubled
+        engine = engine_on([server.address])
+        engine.publish(plain_weights(policies[0]), 0)
+        assert tokens(sampled(engine, requests[:16])) == tokens(expected[:16])
+        engine.close()
+
+
+def test_a_server_that_is_slow_is_waited_for(
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    """A sign of the engine every second is enough, however long a completion takes."""
+    with running(policies[1]) as server:
+        server.engine.on_turn = lambda real=server.engine.on_turn: (  # type: ignore[misc]
+            real(),
+            time.sleep(0.3),
+        )
+        engine = engine_on([server.address], timeout_s=2.5)
+        engine.publish(plain_weights(policies[0]), 0)
+        started = time.monotonic()
+        assert tokens(sampled(engine, requests[:4])) == tokens(expected[:4])
+        assert time.monotonic() - started > 3.5
+        assert engine.take_notices() == []
+        engine.close()
+
+
+def test_an_engine_that_stands_still_is_given_up(
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    """The signs are the engine's: HTTP alone that still answers says nothing."""
+    over = threading.Event()
+    with running(policies[1]) as good, running(policies[2]) as bad:
+        bad.engine.on_turn = lambda real=bad.engine.on_turn: (  # type: ignore[misc]
+            real(),
+            over.wait() if bad.front._id_of else None,
+        )
+        engine = engine_on([good.address, bad.address], timeout_s=2.0)
+        engine.publish(plain_weights(policies[0]), 0)
+        assert tokens(sampled(engine, requests[:16])) == tokens(expected[:16])
+        over.set()
+        engine.close()
+
+
+FAILURES: dict[str, Callable[[Running], object]] = {
+    "the engine refuses": lambda server: setattr(server.engine, "publish", refuse),
+    "HTTP breaks": lambda server: setattr(server.http, "RequestHandlerClass", Cut),
+    "it is used by another run": lambda server: server.front.attend("other", "the other"),
+}
+
+
+def refuse(weights: Any, version: int) -> Any:
+    next(weights)
+    raise ValueError("no memory is left for the weights")
+
+
+class Cut(_Handler):
+    """Breaks in the middle of a publish."""
+
+    def tensors(self) -> None:
+        raise ConnectionError("cut")
+
+    def _answer(self, method: str) -> None:
+        if self.path.startswith("/v1/publish/tensors"):
+            raise ConnectionError("cut")
+        super()._answer(method)
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_publish_that_fails_on_one_of_three_goes_on_with_two(
+    how: str, policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    with running(policies[1]) as one, running(policies[2]) as two, running(policies[3]) as three:
+        engine = engine_on([one.address, two.address, three.address])
+        kept = two.engine.publish, two.http.RequestHandlerClass
+        FAILURES[how](two)
+        receipt = engine.publish(plain_weights(policies[0]), 0)
+        assert list(receipt.members) == [one.address, three.address]
+        (notice,) = engine.take_notices()
+        assert notice.code == "W180" and two.address in notice.seen
+        assert tokens(sampled(engine, requests[:16])) == tokens(expected[:16])
+        assert two.front.status().version == -1
+        two.engine.publish, two.http.RequestHandlerClass = kept  # type: ignore[method-assign]
+        two.front.leave("other")
+        assert len(engine.publish(plain_weights(policies[0]), 1).members) == 3
+        engine.close()
+
+
+# -- whole runs
+
+
+def start(folder: Path, servers: list[Process], *words: str) -> subprocess.Popen[str]:
+    """`covey train` on the servers, in `folder`."""
+    own = [
+        *("--rollout_servers", *(server.address for server in servers)),
+        *("--rollout_token_file", str(servers[0].token_file)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with (folder / "said.log").open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "covey", "train", *WORDS, *own, *words],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=folder,
+            env=environment,
+        )
+
+
+def said(folder: Path) -> str:
+    return (folder / "said.log").read_text()
+
+
+def wait_for(holds: Callable[[], object], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def steps(folder: Path) -> int:
+    path = folder / "run" / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.is_file() else 0
+
+
+def test_a_run_goes_on_bit_for_bit_where_a_server_is_killed(tmp_path: Path) -> None:
+    """Against the same run on the engine of the process."""
+    (tmp_path / "own").mkdir()
+    words = ["--max_steps", "12", "--output_dir", "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "covey", "train", *WORDS, *words],
+        cwd=tmp_path / "own",
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with processes(tmp_path, 2) as servers:
+        run = start(tmp_path, servers, *words)
+        wait_for(lambda: steps(tmp_path) >= 2 or run.poll() is not None)
+        servers[1].popen.kill()
+        assert run.wait(120) == 0, said(tmp_path)
+    ours, theirs = (
+        load_file(str(folder / "run/checkpoint-12/model.safetensors"))
+        for folder in (tmp_path / "own", tmp_path)
+    )
+    assert all(ours[name].equal(theirs[name]) for name in ours)
+    assert "W180" in said(tmp_path) and servers[1].address in said(tmp_path)
+    events = [json.loads(x) for x in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    assert any(event.get("code") == "W180" for event in events)
+
+
+def test_the_status_names_the_server_that_is_waited_for_and_the_run_stops(
+    tmp_path: Path, pair: list[Process]
+) -> None:
+    server = pair[0]
+    run = start(tmp_path, [server], "--max_steps", "1000", "--output_dir", "run", "--rollout_timeout", "3")
+    wait_for(lambda: steps(tmp_path) >= 2 or run.poll() is not None)
+    try:
+        server.send(signal.SIGSTOP)
+        stopped = time.monotonic()
+        status = tmp_path / "run/status-rank-0.json"
+        wait_for(lambda: status.is_file() and json.loads(status.read_text())["service"], 10)
+        assert json.loads(status.read_text())["service"] == server.address
+        assert run.wait(30) == 1
+        assert time.monotonic() - stopped < 25
+    finally:
+        server.send(signal.SIGCONT)
+        run.kill()
+    assert re.search(rf"F14[01][\s\S]*{re.escape(server.address)}", said(tmp_path)), said(tmp_path)
+
+
+def test_a_server_waits_for_the_next_run_where_its_run_is_killed(tmp_path: Path, pair: list[Process]) -> None:
+    """And while a run uses it, another one is refused before it loads weights."""
+    words = ["--output_dir", "run", "--max_steps", "1000"]
+    first = start(tmp_path, pair, *words)
+    wait_for(lambda: steps(tmp_path) >= 1 or first.poll() is not None)
+    other = tmp_path / "other"
+    other.mkdir()
+    second = start(other, pair, *words)
+    assert second.wait(60) == 2
+    assert "E424" in said(other) and str(tmp_path / "run") in said(other).replace("\n         ", "")
+    first.kill()
+    first.wait()
+    third = start(other, pair, "--output_dir", "run", "--max_steps", "1")
+    assert third.wait(120) == 0, said(other)
+    assert all(server.popen.poll() is None for server in pair)
+
+
+def test_a_server_ends_with_its_run_where_that_was_typed(tmp_path: Path) -> None:
+    with processes(tmp_path, 1, "--end_with_run") as (server,):
+        engine = engine_on([server.address], token=server.token)
+        engine.publish(plain_weights(policy_of_server()), 0)
+        assert server.popen.poll() is None
+        engine.close()
+        assert server.popen.wait(20) == 0
+
+
+def test_only_this_machine_reaches_a_server(pair: list[Process]) -> None:
+    found = listening(os.getpid())
+    ports = {server.port for server in pair}
+    assert ports <= set(found["127.0.0.1"])
+    assert not ports & {port for address, own in found.items() if address != "127.0.0.1" for port in own}
+    others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    for address in {*others, "127.0.0.2"} - {"127.0.0.1"}:
+        for port in ports:
+            with pytest.raises(OSError), socket.create_connection((str(address), port), 2):
+                pass
+
+
+def test_signals_end_a_server(tmp_path: Path) -> None:
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        with processes(tmp_path, 1) as (server,):
+            server.send(number)
+            assert server.popen.wait(15) == code

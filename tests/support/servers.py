@@ -1,0 +1,166 @@
+"""Rollout servers for tests: in threads of the test's own process, or as processes that can be killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from covey.activity import Activity
+from covey.models.load import load_still
+from covey.models.policy import Policy
+from covey.quickstart.task import MODEL_DIR
+from covey.rollout.server.call import Caller
+from covey.rollout.server.client import ServerEngine
+from covey.rollout.server.front import Front
+from covey.rollout.server.held import HeldEngine
+from covey.rollout.server.http import Access, HttpServer
+from covey.rollout.server.remote import Server
+from covey.rollout.server.wire import NO_VERSION, ServerStatus
+
+TOKEN = "a-token-of-tests"
+
+
+def policy_of_server(directory: Path = MODEL_DIR) -> Policy:
+    """The embedded model as a server has it."""
+    return load_still(directory, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def status_of(policy: Policy, **changes: Any) -> ServerStatus:
+    """What a server of the embedded model says of itself."""
+    values: dict[str, Any] = {
+        **{"name": "test", "instance": "0" * 16, "engine": "native", "model": "quickstart"},
+        **{"model_type": "llama", "num_parameters": 1, "vocab": policy.vocab, "max_len": 2048},
+        **{"dtype": "float32", "version": NO_VERSION, "rows": 64, "noise_keys": True, "run": ""},
+        **{"is_receiving": False, "publish_directory": ""},
+    }
+    return ServerStatus(**{**values, **changes})
+
+
+@dataclass
+class Running:
+    """A server in threads of this process; `failed` has what its engine raised."""
+
+    front: Front
+    http: HttpServer
+    engine: HeldEngine
+    address: str
+    failed: list[BaseException] = field(default_factory=list)
+
+    def caller(self, run: str = "", token: str = TOKEN, timeout_s: float = 20.0) -> Caller:
+        """Who calls it."""
+        return Caller(address=self.address, token=token, timeout_s=timeout_s, run=run)
+
+
+@contextmanager
+def running(policy: Policy, directory: Path | None = None, **about: Any) -> Iterator[Running]:
+    """A server on `policy`, which nothing else may use meanwhile."""
+    engine = HeldEngine(policy, max_rows=64)
+    front = Front(engine, status_of(policy, publish_directory=str(directory or ""), **about))
+    listening = socket.create_server(("127.0.0.1", 0))
+    access = Access(token=TOKEN, bucket_bytes=1 << 22, publish_directory=directory)
+    http = HttpServer(listening, front, access)
+    server = Running(front, http, engine, f"http://127.0.0.1:{listening.getsockname()[1]}")
+
+    def serve() -> None:
+        try:
+            front.serve()
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            server.failed.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    http.start()
+    thread.start()
+    try:
+        yield server
+    finally:
+        front.close()
+        http.shutdown()
+        http.server_close()
+        thread.join(5)
+
+
+def engine_on(
+    addresses: Sequence[str], *, token: str = TOKEN, timeout_s: float = 20.0, run: str = "run-1", **more: Any
+) -> ServerEngine:
+    """The engine of a run on these servers."""
+    servers = [
+        Server(Caller(address=address, token=token, timeout_s=timeout_s, run=run), f"test {run}")
+        for address in addresses
+    ]
+    given = {"publishes": True, "noise_keys": True, **more}
+    return ServerEngine(servers, given.pop("activity", Activity()), timeout_s=timeout_s, **given)
+
+
+@dataclass
+class Process:
+    """`covey rollout` in a process of its own."""
+
+    popen: subprocess.Popen[str]
+    address: str
+    token_file: Path
+    log: Path
+
+    @property
+    def token(self) -> str:
+        """What every call brings."""
+        return self.token_file.read_text().strip()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.address.rpartition(":")[2])
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, where it is still there."""
+        if self.popen.poll() is None:
+            os.kill(self.popen.pid, number)
+
+
+@contextmanager
+def processes(folder: Path, count: int = 1, *words: str, port: int = 0) -> Iterator[list[Process]]:
+    """Servers of the embedded model with one token, ready to be used; they end with the block."""
+    token_file, started = folder / "servers.token", []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    try:
+        for number in range(count):
+            log = folder / f"server-{len(list(folder.glob('server-*.log')))}.log"
+            given = ["--model", "quickstart", "--port", str(port), "--token_file", str(token_file), *words]
+            command = [sys.executable, "-m", "covey", "rollout", *given]
+            with log.open("w") as file:
+                popen = subprocess.Popen(
+                    command, stdout=file, stderr=subprocess.STDOUT, text=True, cwd=folder, env=environment
+                )
+            started.append(Process(popen, "", token_file, log))
+            if number == 0:
+                # The first one writes the token that the others read.
+                _wait_until(lambda: token_file.is_file() and bool(token_file.read_text()), started[0])
+        for server in started:
+            _wait_until(lambda server=server: "ready" in server.log.read_text(), server)
+            found = re.search(r"^ready +(\S+)$", server.log.read_text(), re.MULTILINE)
+            assert found is not None
+            server.address = found[1]
+        yield started
+    finally:
+        for server in started:
+            server.popen.kill()
+            server.popen.wait()
+
+
+def _wait_until(is_there: Any, server: Process) -> None:
+    end = time.monotonic() + 120
+    while not is_there():
+        assert server.popen.poll() is None and time.monotonic() < end, server.log.read_text()
+        time.sleep(0.05)

@@ -1,0 +1,91 @@
+"""What is refused of rollout servers, by what they say of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from covey.config.resolve import from_dict
+from covey.plan.facts import ServerFacts
+from covey.types import Severity
+from support.checks import BASE, facts, found
+
+ADDRESS = "http://127.0.0.1:8000"
+SERVED: dict[str, Any] = {"rollout_servers": [ADDRESS], "rollout_token_file": "a.token"}
+RUN = replace(facts(), model_type="qwen2", num_parameters=9, embedding_rows=320, longest_prompt=100)
+GOOD = ServerFacts(
+    address=ADDRESS,
+    model="m",
+    model_type="qwen2",
+    num_parameters=9,
+    vocab=320,
+    max_len=2048,
+    dtype="float32",
+)
+
+
+def codes(server: ServerFacts, **options: Any) -> list[str]:
+    given = replace(RUN, servers=(server,))
+    problems = found(given, **{**SERVED, "torch_dtype": "float32", "max_completion_length": 16, **options})
+    return [p.code for p in problems if p.severity is Severity.ERROR and p.code.startswith("E42")]
+
+
+def test_a_server_of_the_same_model_is_taken() -> None:
+    assert codes(GOOD) == []
+    assert codes(replace(GOOD, max_len=0), max_completion_length=10**6) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"fault": "silent", "said": "Connection refused"}, "E420"),
+        ({"fault": "token", "said": "401"}, "E421"),
+        ({"fault": "address", "said": "it is none"}, "E427"),
+        ({"model_type": "llama"}, "E422"),
+        ({"num_parameters": 10}, "E422"),
+        ({"vocab": 321}, "E422"),
+        ({"dtype": "bfloat16"}, "E422"),
+        ({"max_len": 115}, "E423"),
+        ({"run": "runs/other"}, "E424"),
+    ],
+)
+def test_another_one_is_refused(change: dict[str, Any], code: str) -> None:
+    assert codes(replace(GOOD, **change)) == [code]
+
+
+def test_the_last_position_counts() -> None:
+    assert codes(replace(GOOD, max_len=116)) == []
+    assert codes(replace(GOOD, max_len=116), max_completion_length=17) == ["E423"]
+
+
+def test_without_a_token_nothing_else_is_said() -> None:
+    given = replace(RUN, servers=None)
+    assert [p.code for p in found(given, rollout_servers=[ADDRESS]) if p.code.startswith("E42")] == ["E421"]
+    told = replace(given, token_problem="a.token: No such file or directory")
+    (problem,) = [p for p in found(told, **SERVED) if p.code == "E421"]
+    assert "No such file" in problem.seen
+
+
+def test_an_address_is_named_once_and_a_packed_base_is_refused() -> None:
+    assert codes(GOOD, rollout_servers=[ADDRESS, ADDRESS]) == ["E427"]
+    assert codes(GOOD, tuner_type="lora", quant_bits="4") == ["E422"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "servers"),
+    [
+        ({}, []),
+        ({"vllm_server_base_url": "http://a:1/"}, ["http://a:1"]),
+        ({"vllm_server_host": "a"}, ["http://a:8000"]),
+        ({"vllm_server_port": 8001}, ["http://127.0.0.1:8001"]),
+        ({"vllm_server_host": ["0.0.0.0"], "vllm_server_port": [8001, 8002]}, ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]),
+        ({"vllm_server_host": ["a", "b"], "vllm_server_port": [1, 2]}, ["http://a:1", "http://b:2"]),
+        ({"vllm_server_host": ["a", "b"], "vllm_server_port": 7}, ["http://a:7", "http://b:7"]),
+        ({"vllm_server_host": "::1", "vllm_server_port": 7}, ["http://[::1]:7"]),
+        ({"rollout_servers": ["http://c:1"], "vllm_server_host": "a"}, ["http://c:1"]),
+    ],
+)  # fmt: skip
+def test_names_of_trl_and_ms_swift_mean_the_same(typed: dict[str, Any], servers: list[str]) -> None:
+    assert from_dict({**BASE, **typed}).config.rollout_servers == servers
