@@ -25,7 +25,8 @@ from typing import Any
 import pytest
 
 from covey.cli.verbs import VERBS
-from covey.options.verbs import PLAN_WORDS
+from covey.options.declare import fields_of
+from covey.options.verbs import PLAN_WORDS, RolloutOptions
 from support.processes import run_in_processes
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,10 @@ PAGES = tuple(sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"
 DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
 # These speak of the options of other tools.
 ON_OTHERS = ("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md", "docs/plan.md")
-VERB_FLAGS = {"help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live", *PLAN_WORDS}
+VERB_FLAGS = {
+    *("help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live"),
+    *(*PLAN_WORDS, *fields_of(RolloutOptions)),
+}
 OTHER_COMMANDS = (
     *("make", "pip", "git", "hf", "source", "torchrun", "swift", "trl", "accelerate", "python"),
     *("deepspeed", "srun", "mpirun", "export", "kubectl", "sbatch"),
@@ -169,6 +173,7 @@ def test_blocks_are_of_known_kinds(document: str) -> None:
 def test_what_is_not_run_could_be(document: str) -> None:
     """Of a block that needs a network, the words are right."""
     from covey.config import parse, resolve
+    from covey.config.argv import read_words
     from covey.types import Severity
 
     for block in (b for b in blocks(text_of(document)) if b.mark == "not run"):
@@ -176,6 +181,9 @@ def test_what_is_not_run_could_be(document: str) -> None:
             compile(block.text, document, "exec")
             continue
         for command in (c for c in commands(block) if c.words[0] == "covey"):
+            if command.words[1] == "rollout":
+                read_words("rollout", command.words[2:], RolloutOptions, most=0)
+                continue
             assert command.words[1] in ("train", "rlhf", "plan")
             parsed = parse([word for word in command.words[2:] if word != "--json"])
             found = resolve(parsed.typed, 1, parsed.problems).problems

@@ -342,6 +342,11 @@ class Job:
             if unsaved.finding.code != finding.code:
                 self._record_finding(unsaved.finding)
 
+    def close(self) -> None:
+        """Let go of what must end before the process group does."""
+        self.engine.close()
+        self.backend.close()
+
     def _agree_to_end(self) -> None:
         """A signal or a clock that one rank saw stops all of them after the same step."""
         minutes = (time.perf_counter() - self._started) / 60

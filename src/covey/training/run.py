@@ -78,8 +78,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         if found.live is not None:
             stack.enter_context(lent(found.live.model))
         job = build_job(resolved, found, comm, lock)
-        stack.callback(job.backend.close)
-        stack.callback(job.engine.close)
+        stack.callback(job.close)
         if found.live is not None:
             stack.push(partial(_give_back, job, found.live.model))
         others.signals = job.signals

@@ -288,7 +288,7 @@ def test_a_file_can_also_be_a_flag(tmp_path: Path) -> None:
         ("run:\n  seed: 1\nseed: 2\n", "E106", "seed is 1"),
         ("optimiser:\n  seed: 1\n", "E101", "optimiser"),
         ("run:\n  sed: 1\n", "E101", "sed"),
-        ("vllm_server_host: h\n", "E102", "vllm_server_host"),
+        ("vllm_server_dtype: h\n", "E102", "vllm_server_dtype"),
         ("seed: ~\n", "E103", "nothing"),
         ("seed: true\n", "E103", "True"),
         ("seed: {a: 1}\n", "E103", "seed"),

@@ -37,6 +37,7 @@ def test_what_is_derived_has_a_rule_and_what_has_a_default_has_none() -> None:
         "quant_method",
         "reward_weights",
         "reward_workers",
+        "rollout_servers",
         "scale_rewards",
         "soft_cache_length",
         "soft_max_length",
@@ -82,6 +83,7 @@ def test_a_configuration_cannot_be_changed_and_knows_no_other_names() -> None:
         "data_seed": 42,
         "output_dir": "runs/a",
         "quant_method": None,
+        "rollout_servers": [],
         "use_vllm": False,
         "vllm_enable_sleep_mode": False,
     }
@@ -89,7 +91,7 @@ def test_a_configuration_cannot_be_changed_and_knows_no_other_names() -> None:
     with pytest.raises(ValidationError):
         config.seed = 1  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        Config(**values, vllm_server_host="h")
+        Config(**values, vllm_limit_mm_per_prompt="h")
 
 
 def test_other_names_do_not_hide_options() -> None:
