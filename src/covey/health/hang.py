@@ -95,9 +95,10 @@ def finding_of(statuses: Sequence[Status], directory: Path) -> Finding:
     seen = (
         f"no progress for {latest.seconds:.0f} s in {latest.words()}, with {latest.allowed_s:.0f} s allowed"
     )
-    who = [f"rank {s.rank} is in {s.words()}{_waits(s)}, at {s.frame}" for s in working] if world > 1 else []
+    who = [f"rank {s.rank} is in {s.words()}, at {s.frame}" for s in working] if world > 1 else []
     if world == 1:
-        seen += f"; it stands at {latest.frame}{_waits(latest)}"
+        seen += f"; it stands at {latest.frame}"
+    who += [f"rank {s.rank} waits for the rollout server {s.service}" for s in working if s.service]
     by_place: dict[str, list[int]] = {}
     for status in waiting:
         where = f"{status.collective} #{status.num_collectives} of {status.words()}, at {status.frame}"
@@ -124,10 +125,6 @@ def finding_of(statuses: Sequence[Status], directory: Path) -> Finding:
         ),
         step=latest.step,
     )
-
-
-def _waits(status: Status) -> str:
-    return f", where it waits for {status.service}" if status.service else ""
 
 
 def _cause(working: Sequence[Status], silent: Sequence[int], num_places: int) -> str:
