@@ -72,7 +72,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     engine = engine_for(config, found.facts, policy, comm)
     evaluator = Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
-        publisher=Publisher(_Still(policy), engine, LocalComm()),
+        publisher=Publisher(_Still(policy), engine, comm),
         score=Scoring(found.rewards, reward_weights(config), Progress(), None),
         codec=found.codec,
         plan=CollectPlan(
