@@ -8,11 +8,11 @@ from math import isclose
 from typing import Any
 
 from covey.options.schema import Config
-from covey.plan.deepspeed import KEPT, KEPT_ZERO, computes_low
-from covey.plan.deepspeed_file import PASSES, REFUSED, ROWS, TOTAL, ZERO, setting
+from covey.plan.deepspeed import KEPT, KEPT_ZERO
+from covey.plan.deepspeed_file import PASSES, REFUSED, ROWS, TOTAL, ZERO, is_on, setting
 from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
-from covey.plan.layout import DeepSpeedFile
+from covey.plan.layout import DeepSpeedFile, computes_low
 from covey.plan.problem import problem, warning
 from covey.plan.shape import Shape, faults, shape_of, with_product
 from covey.types import Fix, Problem
@@ -28,48 +28,38 @@ _SAME = {
     "scheduler.params.total_num_steps": "max_steps",
 }
 _BETAS = "optimizer.params.betas"
-# Of DeepSpeed's schedules, what lr_scheduler_type calls them.
+# DeepSpeed's schedules, each with what lr_scheduler_type calls it.
 _SCHEDULES = {
     "WarmupLR": ("constant", "constant_with_warmup"),
     "WarmupDecayLR": ("linear",),
     "WarmupCosineLR": ("cosine",),
 }
-_SUMS = "gradients are summed, and sent between ranks, in float32"
-_STATES = "masters and moments are float32"
-_CHECKS = "every gradient is checked for values that are not finite before it is applied"
-_BATCH = "the batch options of the command hold"
-_DATA = "prompts come in covey's order (--dataset_shuffle, --data_seed)"
-_SAVING = "checkpoints are covey's own, of safetensors (--save_steps)"
-_LOGGING = "metrics.jsonl has times and memory of each phase"
-_INSTEAD: Mapping[str, str] = {
-    "data_types.grad_accum_dtype": _SUMS,
-    "communication_data_type": _SUMS,
-    "prescale_gradients": _SUMS,
-    "gradient_predivide_factor": _SUMS,
-    "sparse_gradients": _SUMS,
-    "bf16.immediate_grad_update": _SUMS,
-    "bf16.bf16_master_weights_and_grads": _STATES,
-    "bf16.bf16_optimizer_states": _STATES,
-    "fp16.fp16_master_weights_and_grads": _STATES,
-    "bf16.check_grad_overflow": _CHECKS,
-    "elasticity": _BATCH,
-    "dataloader_drop_last": _DATA,
-    "curriculum_learning": _DATA,
-    "data_efficiency": _DATA,
-    "checkpoint": _SAVING,
-    "nebula": _SAVING,
-    "datastates_ckpt": _SAVING,
-    "zero_force_ds_cpu_optimizer": "the optimizer is torch's AdamW, on the CPU too",
-    "activation_checkpointing": "--gradient_checkpointing says what is computed again",
-    "flops_profiler": _LOGGING,
-    "wall_clock_breakdown": _LOGGING,
-    "memory_breakdown": _LOGGING,
-    "tensorboard": "--report_to tensorboard",
-    "wandb": "--report_to wandb",
-}
-"""Settings that covey does not pass on, each with what holds in its place."""
+# Settings that covey does not pass on, by what it does instead.
+_INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "gradients are summed, and sent between ranks, in float32": (
+        "data_types.grad_accum_dtype", "communication_data_type", "prescale_gradients",
+        "gradient_predivide_factor", "sparse_gradients", "bf16.immediate_grad_update",
+    ),
+    "masters and moments are float32": (
+        "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states",
+        "fp16.fp16_master_weights_and_grads",
+    ),
+    "gradients are checked for values that are not finite before each step": ("bf16.check_grad_overflow",),
+    "the batch is that of the command": ("elasticity",),
+    "--dataset_shuffle and --data_seed set the order of prompts": (
+        "dataloader_drop_last", "curriculum_learning", "data_efficiency",
+    ),
+    "checkpoints are safetensors, saved by --save_steps": ("checkpoint", "nebula", "datastates_ckpt"),
+    "the optimizer is torch's AdamW, on the CPU too": ("zero_force_ds_cpu_optimizer",),
+    "--gradient_checkpointing sets what is recomputed": ("activation_checkpointing",),
+    "metrics.jsonl has times and memory of each phase": (
+        "flops_profiler", "wall_clock_breakdown", "memory_breakdown",
+    ),
+    "--report_to turns on trackers": ("tensorboard", "wandb"),
+}  # fmt: skip
+_INSTEAD_OF = {name: words for words, names in _INSTEAD.items() for name in names}
 
-# Without a word: what the layout, the batch or the checks above have read, and what changes nothing.
+# Not warned of: what the layout, the batch or the checks above have read, and what changes nothing.
 _READ = frozenset(
     {ZERO, TOTAL, ROWS, PASSES, "gradient_clipping", "optimizer", "scheduler", "fp16", "bf16", "data_types",
      "zero_allow_untested_optimizer", "steps_per_print", "aio", *KEPT, *(n.split(".")[0] for n in REFUSED)}
@@ -108,7 +98,7 @@ def _dtypes(config: Config, facts: Facts, file: DeepSpeedFile) -> Iterator[_Othe
     low, half = (setting(file.settings, f"{kind}.enabled") for kind in ("bf16", "fp16"))
     if half is True:
         yield _Other("fp16.enabled true", run, {})
-    if isinstance(low, bool) and low != is_low and half is not True:
+    elif isinstance(low, bool) and low != is_low:
         edits = {"torch_dtype": "bfloat16" if low else "float32"}
         yield _Other(f"bf16.enabled {str(low).lower()}", run, edits)
 
@@ -122,14 +112,12 @@ def _numbers(config: Config, file: DeepSpeedFile) -> Iterator[_Other]:
         yield _Other(f"{name} {value:g}", f"{option} {ours:g}", edits)
     betas, ours = setting(file.settings, _BETAS), (config.adam_beta1, config.adam_beta2)
     if isinstance(betas, list) and len(betas) == 2 and tuple(betas) != ours:
-        first, second = betas
-        edits = {"adam_beta1": first, "adam_beta2": second}
+        edits = {"adam_beta1": betas[0], "adam_beta2": betas[1]}
         yield _Other(f"{_BETAS} {betas}", f"adam_beta1 {ours[0]:g} and adam_beta2 {ours[1]:g}", edits)
 
 
 def _agree(config: Config, option: str, value: float) -> bool:
-    """Whether an option has the value; warm-up and length that the command gives in another way are not
-    compared."""
+    """Whether an option has the value; a warm-up by ratio and a length in epochs are not compared."""
     if (option == "warmup_steps" and config.warmup_ratio) or (option == "max_steps" and config.max_steps < 1):
         return True
     return isclose(getattr(config, option), value, rel_tol=1e-9)
@@ -138,61 +126,51 @@ def _agree(config: Config, option: str, value: float) -> bool:
 def _contradicts(path: str, others: list[_Other]) -> Problem:
     says = ", ".join(other.of_file for other in others)
     has = ", ".join(dict.fromkeys(other.of_run for other in others))
-    edits: dict[str, Any] = {}
-    for other in others:
-        edits |= other.edits
     names = ", ".join(other.of_file.split()[0] for other in others)
-    auto = Fix(text=f'"auto" for {names} in {path}: then the command decides')
-    if any(not other.edits for other in others):
-        auto = Fix(text=f'"auto" for {names} in {path}: covey trains in bfloat16 or float32, not in float16')
-        edits = {}
-    fixes = [*([Fix(text="as the file has it", edits=edits)] if edits else []), auto]
+    auto = f'set {names} to "auto" in {path}'
+    if all(other.edits for other in others):
+        edits = {name: value for other in others for name, value in other.edits.items()}
+        fixes = [Fix(text="take the file's values", edits=edits), Fix(text=f"{auto}: the command decides")]
+    else:
+        fixes = [Fix(text=f"{auto}: covey trains in bfloat16 or float32, not in float16")]
     seen = f"{path} says {says}; this run has {has}."
-    return problem("E219", "deepspeed", seen, "A file for another run.", *fixes)
+    return problem("E219", "deepspeed", seen, "The file was written for another run.", *fixes)
 
 
 def _without_effect(config: Config, file: DeepSpeedFile) -> list[Problem]:
     """What of a file covey neither passes on nor reads, in one warning."""
-    content, found = file.settings, dict[str, str]()
-    for name in _asked(content):
-        found[name] = _INSTEAD.get(name, "")
-    schedule = setting(content, "scheduler.type")
+    found = {name: _INSTEAD_OF.get(name, "") for name in _asked(file.settings)}
+    unknown = [name for name, words in found.items() if not words]
+    schedule = setting(file.settings, "scheduler.type")
     if schedule is not None and config.lr_scheduler_type not in _SCHEDULES.get(str(schedule), ()):
-        found[f"scheduler.type {schedule}"] = f"--lr_scheduler_type {config.lr_scheduler_type} holds"
+        found[f"scheduler.type {schedule}"] = (
+            f"the schedule is --lr_scheduler_type {config.lr_scheduler_type}"
+        )
     if not found:
         return []
     instead = "; ".join(dict.fromkeys(words for words in found.values() if words))
-    fixes = (Fix(text=instead),) if instead else ()
+    fixes = [Fix(text=f"no action is needed. In covey, {instead}")] if instead else []
+    if unknown:
+        fixes.append(Fix(text=f"check the spelling of {', '.join(unknown)}"))
     seen = f"{file.path} sets {', '.join(found)}, which {'has' if len(found) == 1 else 'have'} no effect."
-    return [warning("W126", "deepspeed", seen, "A file made for another trainer.", *fixes)]
+    return [warning("W126", "deepspeed", seen, "The file was written for another trainer.", *fixes)]
 
 
 def _asked(content: Mapping[str, Any]) -> Iterator[str]:
     """The settings that ask for something and are not among those that were read, by their names."""
     for name in content:
-        if name not in _READ and _is_on(name, content[name]):
+        if name not in _READ and is_on(name, content[name]):
             yield name
     for block in _BLOCKS:
         for name, value in (content.get(block) or {}).items():
-            if f"{block}.{name}" in _INSTEAD and _is_on(f"{block}.{name}", value):
+            if f"{block}.{name}" in _INSTEAD_OF and is_on(f"{block}.{name}", value):
                 yield f"{block}.{name}"
     for name, value in (content.get(ZERO) or {}).items():
-        if name not in _READ_ZERO and _is_on(name, value):
+        if name not in _READ_ZERO and is_on(f"{ZERO}.{name}", value):
             yield f"{ZERO}.{name}"
 
 
-def _is_on(name: str, value: Any) -> bool:
-    """Whether a value asks for something that is not done in any case."""
-    if isinstance(value, Mapping):
-        return bool(value) and value.get("enabled", True) is not False
-    if name in ("data_types.grad_accum_dtype", "communication_data_type"):
-        return value not in (None, "auto", "fp32")
-    return value not in (None, "auto", False) and not (name == "gradient_predivide_factor" and value == 1)
-
-
-def _batch(
-    config: Config, facts: Facts, file: DeepSpeedFile, typed: Collection[str] | None = None
-) -> list[Problem]:
+def _batch(config: Config, facts: Facts, file: DeepSpeedFile, typed: Collection[str] | None) -> list[Problem]:
     """Where the batch numbers of the file are not those of the run (E219)."""
     shape = shape_of(config, facts.num_processes)
     if faults(shape, None):
@@ -203,12 +181,13 @@ def _batch(
         return []
     says = " and ".join(f"{name} is {getattr(file, name)}" for name in wrong)
     has = " and ".join(str(ours[name]) for name in wrong)
+    fixes = [Fix(text=f'set {" and ".join(wrong)} to "auto" in {file.path}')]
     target = _of_file(shape, file)
-    fixes = [Fix(text=f'"auto" for {" and ".join(wrong)} in {file.path}')]
     if target is not None and not faults(target, facts.num_prompts):
-        fixes.insert(0, Fix(text="the batch of the file", edits=edits_to(shape, target, typed)))
+        fixes.insert(0, Fix(text="take the file's batch", edits=edits_to(shape, target, typed)))
     seen = f"{file.path}: {says}; this run has {has}."
-    return [problem("E219", "deepspeed", seen, "A file for another batch or for another machine.", *fixes)]
+    cause = "The file was written for another batch or another number of GPUs."
+    return [problem("E219", "deepspeed", seen, cause, *fixes)]
 
 
 def _as_deepspeed(shape: Shape) -> dict[str, int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from covey.options.schema import Config
-from covey.plan.deepspeed import computes_low
 from covey.plan.disk import size
 from covey.plan.facts import Facts
-from covey.plan.layout import WEIGHT_BYTES, Layout, Offload, states_typed
+from covey.plan.layout import WEIGHT_BYTES, Layout, Offload, computes_low, states_typed
 from covey.plan.problem import problem
 from covey.types import Fix, Problem
 
@@ -23,23 +22,11 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     is_split = layout.zero_stage > 0 and not layout.fsdp and not config.deepspeed
     if layout.is_here and not facts.cuda and (is_split or layout.engine != "own"):
         return [_no_gpu(layout)]
-    split = [*_of_split(config, layout), *_two_dtypes(config, facts), *_offload(config, layout)]
-    if not layout.is_known:
-        return split
-    problems = split
-    if layout.engine == "colocate":
+    problems = [*_of_split(config, layout), *_two_dtypes(config, facts), *_offload(config, layout)]
+    if layout.is_known and layout.engine == "colocate":
         problems += [*_parallel(layout, facts), *_share(layout, facts)]
-    if layout.asynchronous and layout.engine == "colocate":
-        problems.append(
-            problem(
-                "E216",
-                "async_generate",
-                "async_generate is on, and vLLM shares the GPUs with the training (vllm_mode colocate).",
-                "A command for an inference server, whose vllm_mode was changed.",
-                Fix(text="an inference server on GPUs of its own", edits={"vllm_mode": "server"}),
-                Fix(text="sampling and training take turns", edits={"async_generate": False}),
-            )
-        )
+        if layout.asynchronous:
+            problems.append(_sampling_beside_training())
     return problems
 
 
@@ -60,23 +47,21 @@ def _of_split(config: Config, layout: Layout) -> list[Problem]:
 def _npu(variable: str) -> Problem:
     """A machine with Ascend NPUs, where the run would be on its CPU."""
     seen = (
-        f"The environment variable {variable} is set, and torch sees no GPU here. covey trains on GPUs that "
+        f"The environment variable {variable} is set, and torch sees no GPU here. covey trains on NVIDIA and "
+        "AMD GPUs and on CPUs, not on Ascend NPUs."
     )
-    seen += "torch calls cuda and on CPUs; it does not train on Ascend NPUs."
     on_cpu = Fix(text=f"for a run on the CPU: `unset {variable}`, then the same command")
-    cause = "A command for a machine with NPUs."
-    return problem(
-        "E117", "nproc_per_node", seen, cause, on_cpu, Fix(text="a machine with NVIDIA or AMD GPUs")
-    )
+    gpus = Fix(text="run it on a machine with NVIDIA or AMD GPUs")
+    return problem("E117", "nproc_per_node", seen, "A command for a machine with NPUs.", on_cpu, gpus)
 
 
 def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
-    """DeepSpeed steps what it trains from one dtype."""
+    """DeepSpeed trains everything in one dtype."""
     is_low = computes_low(config, cuda=bool(facts.cuda))
     is_zero = config.deepspeed is not None and facts.layout.zero_stage > 0
     if not (is_zero and is_low and config.tuner_type == "lora" and config.modules_to_save):
         return []
-    seen = "modules_to_save trains whole modules in bfloat16 beside an adapter in float32, with DeepSpeed."
+    seen = "With deepspeed, modules_to_save would train whole modules in bfloat16 and the adapter in float32."
     cause = "DeepSpeed trains in one dtype."
     in_float32 = Fix(text="compute in float32", edits={"torch_dtype": "float32"})
     fixes = (in_float32, Fix(text="train the LoRA matrices only: leave out --modules_to_save"))
@@ -84,27 +69,47 @@ def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _no_gpu(layout: Layout) -> Problem:
-    fix = Fix(text="GPUs to plan for", edits={"plan_gpus": 8, "plan_gpu_memory": "80GB"})
+    fix = Fix(text="plan for other GPUs", edits={"plan_gpus": 8, "plan_gpu_memory": "80GB"})
     seen = f"The plan asks for {layout.in_words()}, and this machine has no GPU."
     return problem("E115", "plan_gpus", seen, "A command for another machine.", fix)
+
+
+def _sampling_beside_training() -> Problem:
+    return problem(
+        "E216",
+        "async_generate",
+        "async_generate is on, and vLLM shares the GPUs with the training (vllm_mode colocate).",
+        "A command for an inference server, whose vllm_mode was changed.",
+        Fix(text="an inference server on GPUs of its own", edits={"vllm_mode": "server"}),
+        Fix(text="sampling and training take turns", edits={"async_generate": False}),
+    )
 
 
 def _offload(config: Config, layout: Layout) -> list[Problem]:
     needed = {"none": 0, "optimizer": 1, "params": 3}[layout.offload]
     if layout.zero_stage >= needed or layout.fsdp:
         return []
-    by = config.deepspeed if layout.file is None else layout.file.path
-    what = "the optimizer" if layout.offload == "optimizer" else "weights"
-    seen = f"{by} offloads {what} in stage {layout.zero_stage}."
-    if layout.by_words or by is None:
+    source = config.deepspeed if layout.file is None else layout.file.path
+    if layout.by_words or source is None:
+        option = "plan_offload"
         seen = f"plan_offload is {layout.offload}, and plan_zero_stage is {layout.zero_stage}."
-    cause = "DeepSpeed offloads the optimizer from stage 1 on, and weights in stage 3 alone."
-    fixes = [Fix(text=f"ZeRO-{needed}", edits=states_typed(layout, needed, layout.offload))]
+    else:
+        option = "deepspeed"
+        what = "the optimizer" if layout.offload == "optimizer" else "weights"
+        seen = f"{source} offloads {what} in stage {layout.zero_stage}."
     lower: Offload = "none" if layout.zero_stage == 0 else "optimizer"
-    at_most = states_typed(layout, layout.zero_stage, lower)
-    fixes.append(Fix(text="what this stage offloads at most", edits=at_most))
-    option = "plan_offload" if layout.by_words or by is None else "deepspeed"
-    return [problem("E213", option, seen, cause, *fixes)]
+    return [
+        problem(
+            "E213",
+            option,
+            seen,
+            "DeepSpeed offloads the optimizer from stage 1 on, and weights in stage 3 alone.",
+            Fix(text=f"ZeRO-{needed}", edits=states_typed(layout, needed, layout.offload)),
+            Fix(
+                text="the most that this stage offloads", edits=states_typed(layout, layout.zero_stage, lower)
+            ),
+        )
+    ]
 
 
 def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
@@ -118,7 +123,7 @@ def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
     if is_whole(each):
         return []
     of_heads = f" and {heads} attention heads" if heads else ""
-    seen = f"{PARALLEL} is {each}, on {layout.num_gpus} GPUs{of_heads}; it has to divide them."
+    seen = f"{PARALLEL} is {each}; it has to divide {layout.num_gpus} GPUs{of_heads}."
     below = next(n for n in range(max(1, min(each, layout.num_gpus)), 0, -1) if is_whole(n))
     fix = Fix(text=f"{layout.num_gpus // below} engines of {below}", edits={PARALLEL: below})
     return [problem("E214", PARALLEL, seen, "A size for another machine or another model.", fix)]
@@ -130,12 +135,14 @@ def _share(layout: Layout, facts: Facts) -> list[Problem]:
         weights = WEIGHT_BYTES * facts.model_sizes.parameters // max(1, layout.engine_parallel)
     if 0 < layout.engine_share < 1 and layout.engine_bytes > weights:
         return []
-    seen = f"{SHARE} is {layout.engine_share:g}, {size(layout.engine_bytes)} of a GPU; the weights of one "
-    seen += f"engine on it are {size(weights)}, and its cache comes to them."
+    seen = (
+        f"{SHARE} is {layout.engine_share:g}, {size(layout.engine_bytes)} of a GPU; the weights of one "
+        f"engine on it take {size(weights)}, and its KV cache needs room beside them."
+    )
     # Half as much again as the weights, for the cache, in twentieths of a GPU.
     share = -(-30 * weights // max(1, layout.gpu_bytes)) / 20 or 0.3
     if share <= _HIGHEST:
-        fix = Fix(text="room for the weights and half as much for the cache", edits={SHARE: share})
+        fix = Fix(text="room for the weights and half as much for the KV cache", edits={SHARE: share})
     else:
         fix = Fix(text=f"a higher --{PARALLEL}, or an inference server (--vllm_mode server)")
     return [problem("E215", SHARE, seen, "A share for a smaller model or a larger GPU.", fix)]

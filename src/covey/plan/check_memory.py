@@ -63,8 +63,8 @@ def _is_planned(config: Config) -> bool:
 
 
 def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
-    """What is left where no change of the run fits: how large a model is sampled whole, and how much memory
-    this one takes."""
+    """What is left where no change of the run fits: a model that is small enough to be sampled whole, or as
+    much memory as this one takes."""
     rollout = next((phase.parts for phase in plan.phases if phase.name == "rollout"), {})
     whole = sum(rollout.get(name, 0) for name in ("weights", "gathered weights"))
     is_sampling = plan.binding.name == "rollout" and facts.layout.engine == "own"
@@ -76,7 +76,7 @@ def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
     most = (TIGHT * plan.free_bytes - others) * facts.num_parameters / whole / 1e9
     needed = size(round(plan.needed_bytes / TIGHT))
     smaller = (
-        f"a model of at most about {most:.2g} B parameters, its states offloaded, or " if most > 0 else ""
+        f"a model of at most about {most:.2g} B parameters with its states offloaded, or " if most > 0 else ""
     )
     return Fix(text=f"{smaller}{needed} free for each process")
 
@@ -101,9 +101,9 @@ def _cause(plan: MemoryPlan) -> str:
     )
     if name == "gathered weights":
         words += (
-            " The native engine samples with a whole copy of the weights in each process, which splitting, "
+            " The native engine samples with a whole copy of the weights in each process; sharding, "
+            "offloading and LoRA do not make it smaller."
         )
-        words += "offloading and LoRA leave as large as it is."
     return words
 
 

@@ -14,14 +14,11 @@ from covey.options.schema import Config
 from covey.plan.deepspeed_file import ROWS, ZERO, FromFile, setting
 from covey.plan.facts import Facts
 from covey.plan.fsdp import fsdp_states
-from covey.plan.layout import PRESETS, Machine, States
+from covey.plan.layout import OFFLOAD_BLOCKS, PRESETS, Machine, States, computes_low
 from covey.plan.problem import problem, warning
 from covey.types import Fix, Problem
 
-NEVER = 1_000_000_000
-"""Steps between two lines of DeepSpeed's own log."""
-
-# Settings of zero_optimization that change speed and memory and no number.
+# Settings of zero_optimization that change speed and memory, and no result.
 KEPT_ZERO = frozenset(
     {
         "allgather_bucket_size", "allgather_partitions", "contiguous_gradients", "enable_sanity_checks",
@@ -55,11 +52,6 @@ _BY_WIDTH = {
     "stage3_prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
     "stage3_param_persistence_threshold": lambda hidden: 10 * hidden,
 }
-_OFFLOADED = {
-    "none": (),
-    "optimizer": ("offload_optimizer",),
-    "params": ("offload_optimizer", "offload_param"),
-}
 
 
 def engine_settings(config: Config, facts: Facts) -> dict[str, Any]:
@@ -81,15 +73,10 @@ def engine_settings(config: Config, facts: Facts) -> dict[str, Any]:
         "fp16": {"enabled": False},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": NEVER,
+        "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
         ZERO: _zero(content, facts),
     }
-
-
-def computes_low(config: Config, *, cuda: bool) -> bool:
-    """Return whether the forward pass computes in bfloat16, which auto is on a GPU."""
-    return config.torch_dtype == "bfloat16" or (config.torch_dtype == "auto" and cuda)
 
 
 def _zero(content: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
@@ -107,18 +94,18 @@ def _zero(content: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
 
 
 def _offloads(content: Mapping[str, Any], facts: Facts) -> tuple[str, ...]:
-    """The blocks of what is offloaded; weights without the optimizer have no word among the layouts."""
-    names = _OFFLOADED[facts.layout.offload]
+    """The blocks of what is offloaded. Weights alone may be, which no layout has a name for."""
+    names = OFFLOAD_BLOCKS[facts.layout.offload]
     alone = setting(content, f"{ZERO}.offload_param.device") == "cpu" and facts.layout.zero_stage == 3
     return names if names or not alone else ("offload_param",)
 
 
 def _filled(name: str, value: Any, facts: Facts) -> Any:
-    """A setting with "auto" filled; None where DeepSpeed's own default is to hold."""
+    """A setting with "auto" filled; None leaves it to DeepSpeed's default."""
     if value == "auto":
         hidden = 0 if facts.model_sizes is None else facts.model_sizes.hidden
         return _BY_WIDTH[name](hidden) if hidden and name in _BY_WIDTH else None
-    # Sizes are written as 2e8, and DeepSpeed wants whole numbers.
+    # Files write sizes as 2e8; DeepSpeed takes integers.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -126,10 +113,11 @@ def states_of(
     config: Config, machine: Machine | None, read: FromFile | None, *, cuda: bool = False
 ) -> tuple[States, tuple[Problem, ...]]:
     """Return where the states lie by `deepspeed`, of which `read` is the file, or by `fsdp`, with every
-    problem of them; what is typed of a machine stands over a name, and has to say the same as a file."""
+    problem of them. The words of a `machine` overrule a name, and have to agree with a file."""
     sharded, problems = fsdp_states(config)
     if config.deepspeed and sharded.stage:
         problems.append(_both(config))
+    stage, offload = sharded.stage, sharded.offload
     if read is not None:
         problems += read.problems
         stage, offload = read.stage, read.offload
@@ -137,26 +125,21 @@ def states_of(
         stage, offload = PRESETS.get(config.deepspeed.lower(), (0, "none"))
         if config.deepspeed.lower() not in PRESETS:
             problems.append(_no_preset(config.deepspeed))
-    else:
-        stage, offload = sharded.stage, sharded.offload
     typed_stage = None if machine is None else machine.zero_stage
     typed_offload = None if machine is None else machine.offload
-    if read is not None and typed_stage not in (None, stage):
-        problems.append(other_than_typed(read.file.path, "plan_zero_stage", str(typed_stage), str(stage)))
-    elif typed_stage is not None:
-        stage = typed_stage
-    if read is not None and typed_offload not in (None, offload):
-        problems.append(other_than_typed(read.file.path, "plan_offload", str(typed_offload), offload))
-    elif typed_offload is not None:
-        offload = typed_offload
+    if read is not None:
+        words = (("plan_zero_stage", typed_stage, stage), ("plan_offload", typed_offload, offload))
+        problems += [_two_layouts(read.file.path, *word) for word in words if word[1] not in (None, word[2])]
+    else:
+        stage = stage if typed_stage is None else typed_stage
+        offload = typed_offload or offload
     if config.deepspeed and stage == 1 and offload == "none" and computes_low(config, cuda=cuda):
         problems.append(_stage_2(config.deepspeed if read is None else read.file.path))
         stage = 2
-    file = None if read is None else read.file
     return States(
         stage=stage,
         offload=offload,
-        file=file,
+        file=None if read is None else read.file,
         fsdp=sharded.fsdp and not config.deepspeed,
         is_hybrid=sharded.is_hybrid,
         by_words=(typed_stage, typed_offload) != (None, None),
@@ -166,28 +149,24 @@ def states_of(
 def _no_preset(word: str) -> Problem:
     takes = f"one of {', '.join(PRESETS)}, or the path of a JSON file"
     seen = f"deepspeed is {word}; it takes {takes}, and there is no such file."
-    cause = "A slip of the hand, or a file that lies elsewhere."
+    cause = "A misspelt name, or a path relative to another directory."
     return problem("E104", "deepspeed", seen, cause, Fix(text=f"--deepspeed takes {takes}"))
 
 
 def _both(config: Config) -> Problem:
     seen = f"deepspeed is {config.deepspeed}, and fsdp is {config.fsdp}: only one can shard the model."
-    fixes = (Fix(text="DeepSpeed", edits={"fsdp": None}), Fix(text="FSDP", edits={"deepspeed": None}))
-    return problem("E115", "fsdp", seen, "Two commands were merged.", *fixes)
+    deepspeed = Fix(text="shard with DeepSpeed", edits={"fsdp": None})
+    fsdp = Fix(text="shard with FSDP", edits={"deepspeed": None})
+    return problem("E115", "fsdp", seen, "Two commands were merged.", deepspeed, fsdp)
 
 
 def _stage_2(asked: str) -> Problem:
-    """ZeRO-2 in the place of ZeRO-1, whose optimizer for bfloat16 leaves a clipped gradient unread."""
     seen = f"{asked} asks for ZeRO-1; in bfloat16 covey runs ZeRO-2 instead."
-    return warning("W119", "deepspeed", seen, "", Fix(text="the same", edits={"deepspeed": "zero2"}))
+    fix = Fix(text="no action is needed; this asks for what runs", edits={"deepspeed": "zero2"})
+    return warning("W119", "deepspeed", seen, "", fix)
 
 
-def other_than_typed(path: str, name: str, typed: str, of_file: str) -> Problem:
-    """Return the problem of a word beside a file that says something else."""
-    return problem(
-        "E219",
-        name,
-        f"{name} is {typed} (flag --{name}), and {path} says {of_file}.",
-        "A file for one layout, and words for another.",
-        Fix(text=f"leave out --{name}, or change it in {path}"),
-    )
+def _two_layouts(path: str, name: str, typed: int | str | None, of_file: int | str) -> Problem:
+    seen = f"{name} is {typed} (flag --{name}), and {path} says {of_file}."
+    fix = Fix(text=f"leave out --{name}, or change it in {path}")
+    return problem("E219", name, seen, "The flag and the file ask for two layouts.", fix)

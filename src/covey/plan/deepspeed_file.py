@@ -24,20 +24,20 @@ _SWITCHES = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_p
 _FORECAST = {"reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8}
 _ADAM = ("adam", "adamw", "torch_adam", "fusedadam")
 
-_ANOTHER_NUMBER = "it changes the numbers that weights or gradients are exchanged in"
-_OTHER_COPIES = "it keeps further copies of weights, which covey's checkpoints and resumes do not reach"
-_OTHER_MODEL = "it changes the model while it trains"
-_SPLIT = "it splits layers or sequences over GPUs, and covey splits a batch alone"
-_CASTS = "it casts inside the forward pass, and covey trains by --torch_dtype alone"
-_STEPS_AHEAD = "it applies part of a step later, and a step of covey is applied whole or not at all"
+_FEWER_BITS = "it sends weights or gradients between processes in fewer bits, which changes the results"
+_OTHER_COPIES = "it keeps more copies of the weights, which covey neither saves nor restores"
+_OTHER_MODEL = "it changes the model during training"
+_SPLIT = "it splits layers or sequences over GPUs, which covey does not do"
+_CASTS = "it changes dtypes inside the forward pass, which covey computes in --torch_dtype"
+_STEPS_AHEAD = "it applies parts of an optimizer step later, and covey applies a step whole"
 
 REFUSED: Mapping[str, str] = {
     f"{ZERO}.zero_hpz_partition_size": _OTHER_COPIES,
     f"{ZERO}.mics_shard_size": _OTHER_COPIES,
-    f"{ZERO}.zero_quantized_weights": _ANOTHER_NUMBER,
-    f"{ZERO}.zero_quantized_nontrainable_weights": _ANOTHER_NUMBER,
-    f"{ZERO}.zero_quantized_gradients": _ANOTHER_NUMBER,
-    f"{ZERO}.zeropp_loco_param": _ANOTHER_NUMBER,
+    f"{ZERO}.zero_quantized_weights": _FEWER_BITS,
+    f"{ZERO}.zero_quantized_nontrainable_weights": _FEWER_BITS,
+    f"{ZERO}.zero_quantized_gradients": _FEWER_BITS,
+    f"{ZERO}.zeropp_loco_param": _FEWER_BITS,
     f"{ZERO}.zenflow": _STEPS_AHEAD,
     f"{ZERO}.offload_optimizer.super_offload": _STEPS_AHEAD,
     "amp.enabled": _CASTS,
@@ -53,13 +53,20 @@ REFUSED: Mapping[str, str] = {
 }
 """Settings that covey refuses where they are on, each with the reason."""
 
-# Numbers that switch a setting off; of the others it is 0.
-_OFF = {f"{ZERO}.zero_hpz_partition_size": 1, "tensor_parallel.autotp_size": 1, "sequence_parallel_size": 1}
+# Values that switch a setting off, beside those that do for every setting.
+_OFF: Mapping[str, int | str] = {
+    f"{ZERO}.zero_hpz_partition_size": 1,
+    "tensor_parallel.autotp_size": 1,
+    "sequence_parallel_size": 1,
+    "gradient_predivide_factor": 1,
+    "data_types.grad_accum_dtype": "fp32",
+    "communication_data_type": "fp32",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromFile:
-    """What was read of a file, and what is wrong with it; with errors the rest stands for nothing."""
+    """What was read of a file, and what is wrong with it; where that is an error, the rest is not used."""
 
     file: DeepSpeedFile
     stage: int = 0
@@ -69,10 +76,10 @@ class FromFile:
 
 def from_content(content: Any, path: str) -> FromFile:
     """Return the layout of a file's JSON, with every problem of it: E217 for a value of a wrong type, E218
-    for a stage or a device that DeepSpeed has not, E220 for what covey cannot run, W117 for what the forecast
-    leaves out."""
+    for a stage or a device that DeepSpeed does not have, E220 for what covey cannot run, W117 for what the
+    forecast leaves out."""
     if not isinstance(content, Mapping):
-        return FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, "it is no object"),))
+        return FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, "it is no JSON object"),))
     problems: list[Problem] = []
     numbers = {name: _number(content, name, path, problems) for name in (TOTAL, ROWS, PASSES)}
     zero = _part(content, ZERO, path, problems)
@@ -89,7 +96,7 @@ def from_content(content: Any, path: str) -> FromFile:
     for name in ("fp16", "bf16", "data_types"):
         _part(content, name, path, problems)
     has_optimizer, has_params = (device != "none" for device in devices.values())
-    # Weights alone are offloaded in stage 3 only; in a lower one that is a fault of its own.
+    # Weights alone can be offloaded in stage 3; in a lower one that is E213.
     alone = has_params and not has_optimizer and stage == 3
     offload: Offload = "params" if has_params and not alone else "optimizer" if has_optimizer else "none"
     problems += _refused(content, path, kinds, devices)
@@ -118,35 +125,33 @@ def _refused(
     content: Mapping[str, Any], path: str, kinds: Mapping[str, Mapping[str, Any]], devices: Mapping[str, str]
 ) -> list[Problem]:
     """What would make another run of it, or one that nobody has tried, one problem each."""
-    found = [(name, why) for name, why in REFUSED.items() if _is_on(setting(content, name), _OFF.get(name))]
-    nvme = "disks are not used: covey reads and writes weights and moments in memory"
+    found = [(name, why) for name, why in REFUSED.items() if is_on(name, setting(content, name))]
+    nvme = "covey offloads to CPU memory, not to disks"
     found += [(f"{ZERO}.{n}.device", nvme) for n, device in devices.items() if device == "nvme"]
-    part = "the optimizer is offloaded whole or not at all"
-    is_whole = kinds["offload_optimizer"].get("ratio", 1) in (1, "auto")
-    found += [] if is_whole else [(f"{ZERO}.offload_optimizer.ratio", part)]
+    if kinds["offload_optimizer"].get("ratio", 1) not in (1, "auto"):
+        found.append((f"{ZERO}.offload_optimizer.ratio", "covey offloads all of the optimizer or none of it"))
     kind = setting(content, "optimizer.type")
     if isinstance(kind, str) and kind.lower() not in _ADAM:
-        found.append(("optimizer.type", "the optimizer is AdamW"))
+        found.append(("optimizer.type", "covey trains with AdamW"))
     if setting(content, "optimizer.params.adam_w_mode") is False:
-        found.append(("optimizer.params.adam_w_mode", "the optimizer is AdamW, with decoupled weight decay"))
+        found.append(("optimizer.params.adam_w_mode", "covey's weight decay is decoupled"))
     return [_cannot_run(path, name, setting(content, name), why) for name, why in found]
 
 
-def _is_on(value: Any, off: int | None) -> bool:
-    """Whether a setting asks for something: a number above the one that is off, or a block that is not
-    disabled."""
+def is_on(name: str, value: Any) -> bool:
+    """Whether a setting asks for something: it is not missing, "auto", off, or a block that is disabled."""
     if isinstance(value, Mapping):
         return bool(value) and value.get("enabled", True) is not False
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value > (off or 0)
-    return bool(value)
+    if isinstance(value, int | float) and value <= 0:
+        return False
+    return bool(value) and value not in ("auto", _OFF.get(name))
 
 
 def _part(content: Mapping[str, Any], name: str, path: str, problems: list[Problem]) -> Mapping[str, Any]:
     value = content.get(name)
     if value is None or isinstance(value, Mapping):
         return value or {}
-    problems.append(unreadable(path, f"{name} is {value!r} and no object"))
+    problems.append(unreadable(path, f"{name} is {value!r}, not a JSON object"))
     return {}
 
 
@@ -180,7 +185,7 @@ def unreadable(path: str, words: str) -> Problem:
         "E217",
         "deepspeed",
         f"{path} cannot be read as a configuration of DeepSpeed: {words}.",
-        "Another file, or one that was cut short or edited.",
+        "Another file was named, or this one was cut short or edited.",
         Fix(text='a JSON object such as {"zero_optimization": {"stage": 3}}'),
         Fix(text=f"one of the names {', '.join(PRESETS)}"),
     )
@@ -194,13 +199,11 @@ def _unknown(path: str, name: str, value: Any, choices: tuple[str, ...]) -> Prob
 
 def _cannot_run(path: str, name: str, value: Any, why: str) -> Problem:
     seen = f"{path}: {name} is {value!r}. covey does not run with it: {why}."
-    leave_out = Fix(text=f"take {name} out of {path}")
-    if name.endswith(".device"):
-        leave_out = Fix(text=f'"cpu" for {name} in {path}')
-    return problem("E220", "deepspeed", seen, "A file made for another trainer.", leave_out)
+    fix = f'set {name} to "cpu" in {path}' if name.endswith(".device") else f"take {name} out of {path}"
+    return problem("E220", "deepspeed", seen, "The file was written for another trainer.", Fix(text=fix))
 
 
 def _left_out(path: str, names: list[str]) -> Problem:
     seen = f"{path} has {', '.join(names)}, which the forecast leaves out."
-    fix = Fix(text="take the forecast for that of a run without them")
-    return warning("W117", ZERO, seen, "A file made for a run of DeepSpeed.", fix)
+    fix = Fix(text="no action is needed; the forecast is that of a file without them")
+    return warning("W117", ZERO, seen, "", fix)

@@ -11,14 +11,14 @@ speed, from what the sources say of each:
     selective recomputation   all but matrix products again
     recomputation             a third more arithmetic (arXiv:2205.05198)
     ZeRO-3                    half as much traffic again, in every pass
-    the reference offloaded   its weights over the bus once a rollout
-    a rollout alone           masters and moments over the bus once a rollout
-    optimizer state parked    masters and moments over the bus in every step
-    the optimizer offloaded   the step on the CPU, gradients and weights over its bus
-    weights offloaded too     every layer over the bus in every pass
+    offload_reference         its weights over the bus once a rollout
+    offload_model             masters and moments over the bus once a rollout
+    offload_optimizer         masters and moments over the bus in every step
+    DeepSpeed: optimizer      the step on the CPU, gradients and weights over its bus
+    DeepSpeed: weights too    every layer over the bus in every pass
     8-bit moments             none, but they round: another run
     LoRA                      none, but it is another run
-    QLoRA                     every product makes its weight first, and it is another run: last
+    QLoRA                     each weight is made whole for its product, and it is another run: last
 
 Numbers below are places in that order, not times; those of two changes add up.
 """
@@ -61,12 +61,12 @@ _STATES: tuple[tuple[int, Offload], ...] = (
     (3, "optimizer"),
     (3, "params"),
 )
-# FSDP from one whole model in each process, and its place before ZeRO-3, which asks for another package.
+# FSDP, from a whole model in each process. It comes just before ZeRO-3, which needs another package.
 _BY_FSDP: dict[Offload, Edits] = {
     "none": {"fsdp": "full_shard"},
     "params": {"fsdp": "full_shard", "fsdp_offload": True},
 }
-_LESS_THAN_ZERO = 0.5
+_BEFORE_ZERO_3 = 0.5
 _LEAST_SHARE, _MOST_SHARE, _SHARE_STEP = 0.2, 0.9, 0.1
 
 
@@ -152,7 +152,7 @@ def ladder(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     tried = {id(change): _rung(config, facts, change) for change in changes}
     down = [c for c in changes if c.cost > 0]
     here = _of(plan, {}, 0.0)
-    # What is offloaded in a phase that does not bind helps beside another change alone.
+    # What does not lower the peak is no rung; beside another change it may help.
     less = [c for c in down if c.kind not in _OF_LEVER or tried[id(c)].peak_bytes < here.peak_bytes]
     return Ladder(
         here=here,
@@ -181,8 +181,9 @@ def _smallest(config: Config, facts: Facts, changes: list[Change], tried: list[R
 
 
 def _go_together(one: str, other: str) -> bool:
-    """Whether changes of two kinds make one layout: packed weights are not split, and come with adapters."""
-    return one != other and not ({one, other} <= {"packed", "tuner", "states"} and "packed" in (one, other))
+    """Whether changes of two kinds make one layout: quantized weights are not split, and come with LoRA."""
+    kinds = {one, other}
+    return one != other and not ("quantized" in kinds and kinds & {"tuner", "states"})
 
 
 def _both(first: Change, second: Change) -> Change:
@@ -238,28 +239,28 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
         yield option(name, edits, _OF_LEVER[name])
     if config.tuner_type != "lora":
         yield option("tuner", {"tuner_type": "lora"}, _OF_LORA)
-    if _can_pack(config, facts):
+    if _can_quantize(config, facts):
         lora: Edits = {} if config.tuner_type == "lora" else {"tuner_type": "lora"}
         edits = {**lora, "quant_bits": "4"}
-        yield option("packed", edits, _OF_QLORA, {**edits, "quant_method": "bnb"})
+        yield option("quantized", edits, _OF_QLORA, {**edits, "quant_method": "bnb"})
     if not facts.layout.is_here:
         if quantization_of(config) is None:
             yield from _of_states(facts.layout)
         yield from _of_engine(facts.layout)
 
 
-def _can_pack(config: Config, facts: Facts) -> bool:
-    """Whether the weights may be packed: each process holds the model, which is read from its files."""
+def _can_quantize(config: Config, facts: Facts) -> bool:
+    """Whether the weights may be quantized: each process holds the model, which is read from its files."""
     is_whole = not facts.layout.fsdp and not facts.layout.zero_stage
     return is_whole and config.quant_bits is None and not is_live(config.model)
 
 
 def _of_states(layout: Layout) -> Iterator[Change]:
-    """Where weights, gradients and optimizer lie; one process has nothing to cut in parts."""
+    """Where weights, gradients and optimizer state are; one process has nothing to split."""
     now = _OF_STAGE[layout.zero_stage] + _OF_OFFLOAD[layout.offload]
     states = list(_STATES)
     if not layout.by_words:
-        # In bfloat16 stage 1 is run as stage 2, which costs no more.
+        # In bfloat16 stage 1 runs as stage 2.
         states.remove((1, "none"))
     if layout.fsdp:
         states.append((2, "params"))
@@ -272,7 +273,7 @@ def _of_states(layout: Layout) -> Iterator[Change]:
     if layout.num_gpus > 1 and now == 0 and not layout.by_words:
         for offload, typed in _BY_FSDP.items():
             fields = {"zero_stage": 3, "offload": offload, "fsdp": True}
-            cost = _OF_STAGE[3] + _OF_OFFLOAD[offload] - _LESS_THAN_ZERO
+            cost = _OF_STAGE[3] + _OF_OFFLOAD[offload] - _BEFORE_ZERO_3
             yield Change(kind="states", typed=typed, options={}, layout=fields, cost=cost)
 
 
@@ -327,7 +328,7 @@ def smaller_passes(
         return
     rows = config.per_device_train_batch_size
     for fewer in (n for n in range(rows - 1, 0, -1) if rows % n == 0):
-        yield _with_rows(config, facts, typed, fewer, rows // fewer)
+        yield _with_rows(config, facts, typed, fewer)
 
 
 def _larger_pass(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Edits, Edits] | None:
@@ -337,14 +338,7 @@ def _larger_pass(config: Config, facts: Facts, typed: Collection[str] | None) ->
         return twice, twice
     if _has_rows(facts) or config.gradient_accumulation_steps % 2 or config.steps_per_generation % 2:
         return None
-    shape = shape_of(config, facts.num_processes)
-    target = with_product(
-        shape,
-        per_device_train_batch_size=2 * shape.per_device_train_batch_size,
-        gradient_accumulation_steps=shape.gradient_accumulation_steps // 2,
-        steps_per_generation=shape.steps_per_generation // 2,
-    )
-    return edits_to(shape, target, typed), {name: getattr(target, name) for name in COUNTS}
+    return _with_rows(config, facts, typed, 2 * config.per_device_train_batch_size)
 
 
 def _has_rows(facts: Facts) -> bool:
@@ -352,14 +346,14 @@ def _has_rows(facts: Facts) -> bool:
     return file is not None and file.has_rows
 
 
-def _with_rows(
-    config: Config, facts: Facts, typed: Collection[str] | None, rows: int, factor: int
-) -> tuple[Edits, Edits]:
+def _with_rows(config: Config, facts: Facts, typed: Collection[str] | None, rows: int) -> tuple[Edits, Edits]:
+    """As many rows a step and a rollout, in forward passes of `rows`."""
     shape = shape_of(config, facts.num_processes)
+    before = shape.per_device_train_batch_size
     target = with_product(
         shape,
         per_device_train_batch_size=rows,
-        gradient_accumulation_steps=shape.gradient_accumulation_steps * factor,
-        steps_per_generation=shape.steps_per_generation * factor,
+        gradient_accumulation_steps=shape.gradient_accumulation_steps * before // rows,
+        steps_per_generation=shape.steps_per_generation * before // rows,
     )
     return edits_to(shape, target, typed), {name: getattr(target, name) for name in COUNTS}

@@ -34,6 +34,13 @@ PRESETS: Mapping[str, tuple[int, Offload]] = {
 }
 """ms-swift's names of its DeepSpeed configurations."""
 
+OFFLOAD_BLOCKS: Mapping[Offload, tuple[str, ...]] = {
+    "none": (),
+    "optimizer": ("offload_optimizer",),
+    "params": ("offload_optimizer", "offload_param"),
+}
+"""The blocks of a DeepSpeed file that offload as much."""
+
 _FIRST_STAGE: dict[Held, int] = {"optimizer": 1, "gradients": 2, "weights": 3}
 # What FSDP calls a stage, over all GPUs and over those of a machine.
 _OF_FSDP = {0: ("off", "off"), 2: ("shard_grad_op", "hybrid_shard_zero2"), 3: ("full_shard", "hybrid_shard")}
@@ -227,13 +234,17 @@ def states_typed(layout: Layout, stage: int, offload: Offload) -> dict[str, Any]
     return edits
 
 
+def computes_low(config: Config, *, cuda: bool) -> bool:
+    """Return whether the forward pass computes in bfloat16, which auto is on a GPU."""
+    return config.torch_dtype == "bfloat16" or (config.torch_dtype == "auto" and cuda)
+
+
 def deepspeed_word(stage: int, offload: Offload) -> str | None:
     """Return what `deepspeed` is for a stage and an offloading: a name, or JSON; None for stage 0."""
     if (stage, offload) == (0, "none"):
         return None
     names = [name for name, states in PRESETS.items() if states == (stage, offload)]
-    held = {"none": (), "optimizer": ("offload_optimizer",), "params": ("offload_optimizer", "offload_param")}
-    zero = {"stage": stage} | {name: {"device": "cpu"} for name in held[offload]}
+    zero = {"stage": stage} | {name: {"device": "cpu"} for name in OFFLOAD_BLOCKS[offload]}
     return names[0] if names else json.dumps({"zero_optimization": zero})
 
 

@@ -30,12 +30,12 @@ def moment_bytes(config: Config, num_weights: int) -> int:
 
 
 def optimizer_parts(layout: Layout) -> tuple[str, ...]:
-    """The parts that wait for a step; the masters of FSDP are what it computes with."""
+    """The parts that only a step needs; FSDP also computes with its masters."""
     return ("moments",) if layout.fsdp else ("moments", "masters")
 
 
 def parts_away(config: Config, layout: Layout, phase: str) -> frozenset[str]:
-    """Return the parts that lie in CPU memory during a phase."""
+    """Return the parts that are in CPU memory during a phase."""
     away: set[str] = set()
     if config.offload_optimizer:
         away.update(optimizer_parts(layout))
@@ -56,18 +56,18 @@ def by_deepspeed(config: Config, layout: Layout) -> bool:
 
 def lever_edits(config: Config, layout: Layout) -> list[tuple[str, dict[str, Any]]]:
     """Return what a run could still offload or hold in 8 bits, each as words and options, the least costly
-    first. Where DeepSpeed holds its state these are its own."""
+    first; nothing where DeepSpeed holds its state."""
     if by_deepspeed(config, layout):
         return []
     found: list[tuple[str, dict[str, Any]]] = []
     if layout.offload != "params":
         found += [
-            ("the reference in CPU memory but while it annotates", {"offload_reference": True}),
-            ("what no rollout needs in CPU memory during rollouts", {"offload_model": True}),
-            ("the optimizer's state in CPU memory but for each step", {"offload_optimizer": True}),
+            ("keep the reference in CPU memory except while it is used", {"offload_reference": True}),
+            ("during rollouts, move to CPU memory what they do not need", {"offload_model": True}),
+            ("keep the optimizer state in CPU memory except during each step", {"offload_optimizer": True}),
         ]
     if not layout.fsdp:
-        found.append(("moments of 8 bits, which round", {"optim": "adamw_8bit"}))
+        found.append(("8-bit moments, whose rounding changes the results", {"optim": "adamw_8bit"}))
     return [
         (words, edits) for words, edits in found if any(getattr(config, n) != v for n, v in edits.items())
     ]

@@ -17,6 +17,7 @@ from covey.options.schema import Config
 from covey.plan.activations import CLOSED_FORM, FLOAT, Training, pass_sizes
 from covey.plan.disk import size
 from covey.plan.facts import Facts, RewardModelFacts
+from covey.plan.layout import computes_low
 from covey.plan.levers import moment_bytes, parts_away
 from covey.plan.memory_rollout import planned_layout, rollout_parts
 from covey.plan.memory_training import (
@@ -139,14 +140,15 @@ def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
     """Return what the phases of a configuration take."""
     recompute, rests = recompute_of(config, facts), engine_rests(config, facts)
     adds_up = facts.layout.fsdp and not reduces_each(config, facts)
-    phases = _phases(config, facts, training_of(config, facts, recompute), rests=rests, adds_up=adds_up)
+    how = training_of(config, facts, recompute)
+    phases = _phases(config, facts, how, rests=rests, adds_up=adds_up)
     return MemoryPlan(
         phases=phases,
         needed_bytes=_needed(facts, max(p.num_bytes for p in phases)) if phases else 0,
         free_bytes=facts.free_memory_bytes,
         recompute=recompute,
         is_exact=facts.model_sizes is None or facts.model_sizes.family in CLOSED_FORM,
-        host_bytes=host_bytes_of(config, facts, training_of(config, facts, recompute)),
+        host_bytes=host_bytes_of(config, facts, how),
         rests=rests,
     )
 
@@ -199,10 +201,9 @@ def _needed(facts: Facts, num_bytes: int) -> int:
 def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
     """Return what of a configuration decides the bytes of weights and activations; `torch_dtype` auto is
     bfloat16 on a GPU."""
-    is_low = config.torch_dtype == "bfloat16" or (config.torch_dtype == "auto" and bool(facts.cuda))
     quantization = quantization_of(config)
     return Training(
-        element=LOW if is_low else FLOAT,
+        element=LOW if computes_low(config, cuda=bool(facts.cuda)) else FLOAT,
         full=config.tuner_type != "lora",
         recompute=recompute,
         rank=config.lora_rank,
