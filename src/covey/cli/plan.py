@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from covey.cli.machine import Planned, take_machine
 from covey.cli.options import read
-from covey.config.resolve import Resolved, without_plans
+from covey.config.resolve import Resolved, not_built_yet
 from covey.errors import ConfigError
 from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
@@ -59,7 +59,7 @@ def _works(resolved: Resolved, facts: Facts, planned: Planned, refusal: ConfigEr
     alone."""
     if planned.machine is None or not memory_plan(resolved.config, facts).phases:
         return None
-    if refusal is None and not without_plans(resolved.config):
+    if refusal is None and not not_built_yet(resolved.config):
         return None
     is_ms_swift = any(problem.code == "W113" for problem in resolved.problems)
     return works(resolved.config, facts, resolved.typed_names, "rlhf" if is_ms_swift else "train")

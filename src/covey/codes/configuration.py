@@ -164,8 +164,8 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E212",
         "Word of covey plan",
-        "`covey train` runs on the machine it is started on, and takes where weights and optimizer lie from "
-        "--deepspeed or --fsdp. Another machine can be planned and not run on.",
+        "`covey train` runs on the machine it is started on, and --deepspeed or --fsdp says how it splits "
+        "weights and optimizer state. Another machine can be planned for, but not run on.",
     ),
     (
         "E213",
@@ -210,8 +210,8 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E220",
         "DeepSpeed setting that covey does not run with",
-        "Left out, it would be another run than the file describes; with it nobody has tried gradients, "
-        "checkpoints and resumes.",
+        "Without the setting it would be another run than the file describes. With it, covey's gradients, "
+        "checkpoints and resumes have not been tested.",
     ),
     # -- algorithm
     (

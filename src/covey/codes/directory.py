@@ -29,8 +29,8 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
     (
         "E414",
         "Run directory that machines do not share",
-        "Each rank writes its part of a checkpoint to the run directory. On machines that each have one of "
-        "their own no checkpoint would be whole.",
+        "Each rank writes its part of a checkpoint to the run directory. With a separate directory on each "
+        "machine no checkpoint would be complete.",
     ),
     (
         "E418",
@@ -48,7 +48,7 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "W162",
         "Run started again",
         "A process of the run was killed or failed, and torchrun has started all of them again. The steps "
-        "after the newest checkpoint are taken anew.",
+        "after the newest checkpoint are computed again.",
     ),
     (
         "W161",
@@ -98,8 +98,8 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "F136",
-        "No sign of a machine of the run",
-        "The others would wait for it without an end, and hold their devices, so all processes that can be "
-        "reached end. What was recorded and saved stays.",
+        "Machine of the run does not answer",
+        "The other ranks would wait for it forever and keep their devices, so all processes that can be "
+        "reached are ended. What was recorded and saved stays.",
     ),
 )

@@ -37,8 +37,8 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
     (
         "W176",
         "More memory than forecast",
-        "What the plan says of larger batches and of other layouts is as far off: leave more memory free "
-        "than it asks for.",
+        "The forecasts of larger batches and of other layouts are too low by as much: leave more memory free "
+        "than they say.",
     ),
     (
         "W175",

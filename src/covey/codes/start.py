@@ -18,8 +18,8 @@ START: tuple[tuple[str, str, str], ...] = (
     (
         "E373",
         "Model that is stored quantized",
-        "covey trains adapters on weights that bitsandbytes has packed (QLoRA). It has no gradient through "
-        "weights of other methods, such as GPTQ, AWQ or FP8, and takes packed weights for no others.",
+        "covey trains adapters on weights that bitsandbytes has quantized (QLoRA). It cannot compute "
+        "gradients through weights of other methods, such as GPTQ, AWQ or FP8.",
     ),
     (
         "E374",
@@ -48,8 +48,8 @@ START: tuple[tuple[str, str, str], ...] = (
     (
         "E379",
         "Sharding that only the launcher's file has",
-        "covey takes from accelerate's file how many processes there are; how the model is split is an "
-        "option of the command. Without it every process would hold the whole model.",
+        "covey reads the number of processes from accelerate's file, but not how the model is split, which "
+        "is an option of the command. Without it every process would hold the whole model.",
     ),
     (
         "E380",
@@ -90,14 +90,14 @@ START: tuple[tuple[str, str, str], ...] = (
     (
         "E386",
         "Quantization that covey does not have",
-        "covey packs the linear layers of a frozen model by bitsandbytes, to 4 or 8 bits, as it reads the "
-        "model's files. It packs nothing in another way, and nothing that is packed already.",
+        "covey quantizes the linear layers of a frozen model with bitsandbytes, to 4 or 8 bits, as it reads "
+        "the model's files. It has no other method, and does not change weights that are stored quantized.",
     ),
     (
         "E387",
-        "Quantized weights in a run that cannot hold them",
-        "Packed weights cannot be trained themselves and cannot be split: each process holds all of them, "
-        "frozen, and trains an adapter beside them.",
+        "Quantized weights with full training or sharding",
+        "Quantized weights cannot be trained and cannot be split: each process holds all of them, frozen, "
+        "and trains an adapter beside them.",
     ),
     (
         "E378",
@@ -109,14 +109,14 @@ START: tuple[tuple[str, str, str], ...] = (
     (
         "E388",
         "Ray that cannot be used",
-        "With --launcher ray each rank is started by an actor of Ray, before weights are loaded. Without a "
-        "Ray that takes these actors there is no run.",
+        "With --launcher ray each rank is started by an actor of Ray. Without a Ray that accepts these "
+        "actors the run cannot start.",
     ),
     (
         "E389",
         "Too few GPUs or CPUs in Ray",
-        "Each rank is one actor with a GPU of its own, or a CPU where Ray has no GPUs. Ray would wait for "
-        "the missing ones for ever.",
+        "Each rank is one actor with a GPU of its own, or a CPU where Ray has no GPUs. Ray would wait "
+        "for the missing ones forever.",
     ),
     (
         "W152",

@@ -93,8 +93,8 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
     (
         "W119",
         "ZeRO-2 in the place of ZeRO-1",
-        "DeepSpeed's optimizer for ZeRO-1 in bfloat16 steps with a gradient of its own, so what covey clips "
-        "would be left unread. ZeRO-2 takes less memory, sends as much and gives the same numbers.",
+        "DeepSpeed's ZeRO-1 optimizer for bfloat16 uses its own copy of the gradients and ignores the "
+        "clipped ones. ZeRO-2 takes less memory, sends as much and gives the right results.",
     ),
     (
         "W122",

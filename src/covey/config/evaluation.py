@@ -11,7 +11,7 @@ from covey.config.file import read_file
 from covey.config.layers import merge
 from covey.config.objects import is_live
 from covey.config.resolve import Resolved, resolve, to_run
-from covey.config.start import packed_as
+from covey.config.start import quantization_of_base
 from covey.config.take import Typed
 from covey.types import Fix, Problem
 
@@ -40,8 +40,8 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
     if is_checkpoint(directory) and not directory.is_dir():
         model = str(directory.absolute())  # RUN/checkpoint-N looks like the id of a model on a hub
     options["model"] = Typed(base_of(directory) or model, _GIVEN)
-    packed = packed_as(directory, options)
-    options |= {name: Typed(value, source) for name, (value, source) in packed.items()}
+    quantization = quantization_of_base(directory, options)
+    options |= {name: Typed(value, source) for name, (value, source) in quantization.items()}
     needs_data = "dataset" not in options or _are_gone(options["dataset"], typed)
     if needs_data and "val_dataset" in options:
         # The facts of a run are learnt from its data; here that is what is evaluated on.

@@ -27,13 +27,12 @@ _WHOLE = "This version samples from the model's whole distribution, so that the 
 _ROLLOUTS = "Every completion is written to rollouts/ in output_dir; --rollout_log says how many."
 _SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the end."
 _REF = "The reference of the KL term is the model at the start; --sync_ref_model lets it follow the policy."
-_QUANT = "Weights are packed by bitsandbytes where --quant_bits is typed, under the options of --help."
+_QUANT = "Quantization has the options of the group Quantization in `covey train --help`."
 _MULTI = "A completion is one answer of the model; this version has no tools and no further turns."
 _SPLIT = "The data set's name takes them: --dataset ID:SUBSET@SPLIT."
 _OURS = "A tracker takes it from its own environment variables; --report_to and --run_name are ours."
 _NO_LOADERS = "Prompts are read before the run starts, so there are no loaders to set."
-_RAY = "Without --launcher ray, torchrun starts the processes."
-_GROUPS = "Sampling and training share the processes here; no device has a role of its own."
+_GROUPS = "Each process samples and trains; covey does not divide devices into groups."
 _EVERY_COLUMN = "Every column of the data set goes to the rewards."
 _UPLOAD = "This version uploads nothing."
 
@@ -72,7 +71,9 @@ MOOT: Mapping[str, Moot] = {
     "use_liger_loss": Moot("The logits of a whole batch are never built."),
     "ddp_find_unused_parameters": Moot("Every trained weight takes part in every forward pass."),
     "ddp_backend": Moot("NCCL where there are GPUs, gloo elsewhere.", ("nccl", "gloo")),
-    "use_ray": Moot(_RAY, ("false",), {"true": ("launcher", "ray")}),
+    "use_ray": Moot(
+        "Without --launcher ray, torchrun starts the processes.", ("false",), {"true": ("launcher", "ray")}
+    ),
     "ddp_timeout": Moot("The timeouts of torch.distributed hold."),
     "disable_tqdm": Moot("A terminal gets one live line, a file a few plain ones."),
     "check_model": Moot("A model's files are checked before they are loaded."),
@@ -105,8 +106,7 @@ MOOT: Mapping[str, Moot] = {
 REFUSED: Mapping[str, str] = {
     "merge_lora": "`covey export CHECKPOINT --merge` merges an adapter into its model.",
     "num_infer_workers": (
-        f"{_VLLM} vLLM on the training GPUs has as many engines as they hold: their number over "
-        "--vllm_tensor_parallel_size."
+        f"{_VLLM} The number of vLLM engines follows: the GPUs divided by --vllm_tensor_parallel_size."
     ),
     "use_lmdeploy": f"{_VLLM} LMDeploy has left ms-swift too.",
     "use_transformers_continuous_batching": _VLLM,
@@ -161,7 +161,7 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "bnb_": _QUANT,
     "swanlab_": _OURS,
     "wandb_": _OURS,
-    "fsdp_": "Settings of FSDP stand in --fsdp_config, as JSON.",
+    "fsdp_": "Settings of FSDP are given as JSON in --fsdp_config.",
     "hub_": _UPLOAD,
     "teacher_": "This version distils from no teacher.",
     "chord_": "This version mixes in no supervised loss.",
@@ -169,8 +169,6 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "dataloader_": _NO_LOADERS,
 }
 """Beginnings of names that come in families."""
-
-_FEWER_BYTES = "--tuner_type lora if memory is short"
 
 INSTEAD: Mapping[str, str] = {
     "merge_lora": "`covey export CHECKPOINT --merge` after the run",
@@ -198,7 +196,7 @@ INSTEAD: Mapping[str, str] = {
     "bnb_": "--quant_bits 4, --bnb_4bit_quant_type or --bnb_4bit_use_double_quant",
     "wandb_": "a variable such as WANDB_PROJECT=NAME in front of covey",
     "swanlab_": "a variable such as SWANLAB_API_KEY=KEY in front of covey",
-    "fsdp_": _FEWER_BYTES,
+    "fsdp_": "--fsdp_config '{\"NAME\": VALUE}'",
     "hub_": "`hf upload ID CHECKPOINT` after the run",
     "freeze_": "--tuner_type full or lora",
 }

@@ -1,19 +1,18 @@
-"""Names of ways to split a model that covey has not: tensor, sequence, pipeline and expert parallelism, and
-Megatron's options for them, each with why not and what to type instead."""
+"""Options for ways to split a model that covey does not have (tensor, sequence, pipeline and expert
+parallelism) and options of Megatron, each with why not and what to type instead."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _SPLITS = (
-    "covey splits weights, gradients and optimizer state over the GPUs (--fsdp full_shard), and a batch over "
-    "ranks; it splits no layer and no sequence."
+    "covey splits weights, gradients and optimizer state over processes (--fsdp full_shard), but no "
+    "layer and no sequence."
 )
-_LONG = f"{_SPLITS} A long row takes less with activations computed again; the head never holds all logits."
-_MEGATRON = f"An option of Megatron, which covey does not use. {_SPLITS}"
+_LONG = f"{_SPLITS} Long rows need less memory where activations are recomputed."
+_MEGATRON = "An option of Megatron, which covey does not use."
 
 _SHARD = "--fsdp full_shard"
-_OFFLOAD = "--fsdp full_shard --fsdp_offload true"
 _RECOMPUTE = "--gradient_checkpointing true, with --fsdp full_shard for the weights"
 
 PARALLEL: Mapping[str, tuple[str, str]] = {
@@ -28,14 +27,16 @@ PARALLEL: Mapping[str, tuple[str, str]] = {
          "num_layers_per_virtual_pipeline_stage", "decoder_first_pipeline_num_layers",
          "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout", "overlap_grad_reduce",
          "overlap_param_gather"),
-        (_MEGATRON, _SHARD),
+        (f"{_MEGATRON} {_SPLITS}", _SHARD),
     ),
-    "sequence_parallel": (_MEGATRON, _RECOMPUTE),
-    "optimizer_cpu_offload": (_MEGATRON, _OFFLOAD),
-    "optimizer_offload_fraction": (_MEGATRON, _OFFLOAD),
+    "sequence_parallel": (f"{_MEGATRON} {_LONG}", _RECOMPUTE),
+    **dict.fromkeys(
+        ("optimizer_cpu_offload", "optimizer_offload_fraction"), (_MEGATRON, "--offload_optimizer true")
+    ),
     "recompute_granularity": (_MEGATRON, "--gradient_checkpointing selective or true"),
-    "recompute_method": (_MEGATRON, "--gradient_checkpointing true"),
-    "recompute_num_layers": (_MEGATRON, "--gradient_checkpointing true"),
+    **dict.fromkeys(
+        ("recompute_method", "recompute_num_layers"), (_MEGATRON, "--gradient_checkpointing true")
+    ),
     "micro_batch_size": (_MEGATRON, "--per_device_train_batch_size N"),
     "global_batch_size": (
         f"{_MEGATRON} A step takes processes x per_device_train_batch_size x gradient_accumulation_steps "
@@ -43,13 +44,13 @@ PARALLEL: Mapping[str, tuple[str, str]] = {
         "--gradient_accumulation_steps N",
     ),
     "train_iters": (_MEGATRON, "--max_steps N"),
-    "mcore_model": (_MEGATRON, "--model DIR, of transformers' files"),
-    "mcore_adapters": (_MEGATRON, "--adapters DIR, of peft's files"),
+    "mcore_model": (_MEGATRON, "--model DIR, with files of transformers"),
+    "mcore_adapters": (_MEGATRON, "--adapters DIR, with files of peft"),
 }  # fmt: skip
 """Names with the reason and what to type instead."""
 
 DEVICES = (
-    "covey puts one process on each GPU that CUDA_VISIBLE_DEVICES leaves, and maps no modules to devices. It "
-    "trains on GPUs that torch calls cuda and on CPUs, not on Ascend NPUs."
+    "covey runs one process on each GPU that CUDA_VISIBLE_DEVICES shows, and does not place modules on "
+    "devices. It trains on NVIDIA and AMD GPUs and on CPUs, not on Ascend NPUs."
 )
-"""What takes the place of a map from modules to devices."""
+"""Why there is no map from modules to devices."""

@@ -102,7 +102,7 @@ def is_asked(name: str, value: Any) -> bool:
 def to_run(resolved: Resolved) -> Resolved:
     """Return a configuration that a run can have: options that are not built yet are refused by name, and
     have no say in what else is checked."""
-    edits = without_plans(resolved.config)
+    edits = not_built_yet(resolved.config)
     if not edits:
         return resolved
     problems = [_not_built(n, getattr(resolved.config, n), resolved.sources[n]) for n in edits]
@@ -110,8 +110,9 @@ def to_run(resolved: Resolved) -> Resolved:
     return replace(resolved, config=config, problems=(*resolved.problems, *problems))
 
 
-def without_plans(config: Config) -> dict[str, Any]:
-    """Return the values that switch off what a configuration asks for and `covey train` has not yet."""
+def not_built_yet(config: Config) -> dict[str, Any]:
+    """Return what a configuration asks for and `covey train` does not have yet, with the values that switch
+    it off."""
     asked = [n for n, facts in FACTS.items() if facts.not_built and is_asked(n, getattr(config, n))]
     return {name: False if name in DERIVED else default_of(name) for name in asked}
 

@@ -75,12 +75,12 @@ def start_of(typed: Mapping[str, Typed]) -> Start:
         elif name != "lora_dropout" and not _is_same(own.value, value):
             values[name] = (value, source)
             problems.append(_differs(name, own, value, where.value))
-    return Start(packed_as(directory, typed) | values, tuple(problems))
+    return Start(quantization_of_base(directory, typed) | values, tuple(problems))
 
 
-def packed_as(directory: Path, typed: Mapping[str, Typed]) -> dict[str, tuple[Any, str]]:
-    """The options of quantization that follow from an adapter, whose base was packed so, where nobody typed
-    how its base is to be packed."""
+def quantization_of_base(directory: Path, typed: Mapping[str, Typed]) -> dict[str, tuple[Any, str]]:
+    """The options that quantize the base of an adapter as it was quantized in training, where nobody typed
+    others."""
     if typed.keys() & {"quant_bits", "quant_method"}:
         return {}
     source = f"{QUANTIZATION_FILE} of {directory}"

@@ -19,8 +19,7 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     layout = facts.layout
     if layout.is_here and not facts.cuda and facts.npu:
         return [_npu(facts.npu)]
-    is_split = layout.zero_stage > 0 and not layout.fsdp and not config.deepspeed
-    if layout.is_here and not facts.cuda and (is_split or layout.engine != "own"):
+    if layout.is_here and not facts.cuda and layout.engine != "own":
         return [_no_gpu(layout)]
     problems = [*_of_split(config, layout), *_two_dtypes(config, facts), *_offload(config, layout)]
     if layout.is_known and layout.engine == "colocate":

@@ -8,7 +8,7 @@ from covey.config.start import reference_adapter
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.layout import Layout
-from covey.plan.levers import OFFLOADS, by_deepspeed
+from covey.plan.levers import OFFLOADS
 from covey.plan.memory_training import has_kl
 from covey.plan.problem import problem, warning
 from covey.types import Fix, Problem
@@ -19,7 +19,7 @@ _MERGED = "Two commands were merged."
 def lever_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
     """Return what the facts say against offloading and 8-bit moments."""
     found = [*_eight_bit(config, facts.layout), *_groups(config, typed)]
-    check = _with_deepspeed if by_deepspeed(config, facts.layout) else _without_effect
+    check = _with_deepspeed if facts.layout.by_deepspeed else _without_effect
     for name in OFFLOADS:
         if getattr(config, name):
             found += check(name, config, facts)
@@ -30,7 +30,7 @@ def _eight_bit(config: Config, layout: Layout) -> list[Problem]:
     if config.optim != "adamw_8bit":
         return []
     plain = Fix(text="32-bit moments, which are split over the processes", edits={"optim": "adamw_torch"})
-    if by_deepspeed(config, layout):
+    if layout.by_deepspeed:
         seen = "optim is adamw_8bit, and DeepSpeed holds the optimizer state."
         return [problem("E115", "optim", seen, _MERGED, plain)]
     if layout.fsdp:

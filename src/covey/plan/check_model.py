@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from covey.config.objects import is_live
 from covey.options.schema import Config
-from covey.plan.check_quantization import packed_model_fixes
+from covey.plan.check_quantization import quantized_model_fixes
 from covey.plan.check_template import template_problems
 from covey.plan.facts import Facts, ModelFault
 from covey.plan.problem import problem, warning
@@ -157,11 +157,10 @@ _SPECIAL: tuple[tuple[str, str, str], ...] = (
 def _model(config: Config, facts: Facts) -> list[Problem]:
     faults: list[tuple[ModelFault, str | None]] = [(facts.model_fault or "missing", facts.model_problem)]
     faults.append(("template", facts.template_problem))
-    packed = packed_model_fixes(facts)
-    return [_fault(config, fault, words, packed) for fault, words in faults if words is not None]
+    return [_fault(config, facts, fault, words) for fault, words in faults if words is not None]
 
 
-def _fault(config: Config, fault: ModelFault, words: str, packed_fixes: tuple[Fix, ...]) -> Problem:
+def _fault(config: Config, facts: Facts, fault: ModelFault, words: str) -> Problem:
     if fault == "hub" and _looks_local(config.model):
         fault = "missing"
     code, cause, fixes = _FAULTS[fault]
@@ -185,7 +184,7 @@ def _fault(config: Config, fault: ModelFault, words: str, packed_fixes: tuple[Fi
         )
         fixes = (Fix(text=f"where you trust the files: `{command}`; {again}"),)
     elif fault == "quantized":
-        fixes = (*packed_fixes, *fixes)
+        fixes = (*quantized_model_fixes(facts), *fixes)
     elif fault == "hub" and "HF_HUB_OFFLINE" not in words:
         get = f"hf download {config.model.removeprefix('hf::')}"
         fixes = (Fix(text=f"where there is a network `{get}`, then this command again"), *fixes)

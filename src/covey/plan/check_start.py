@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from covey.config.adapters import adapter_path
-from covey.config.quantization import adapter_quantization, quantization_of
+from covey.config.quantization import quantization_of
 from covey.config.start import BASE, START
 from covey.options.schema import Config
 from covey.plan.facts import AdapterFacts, Facts, ResumeFacts
@@ -74,34 +73,24 @@ def _other_base(config: Config, adapter: AdapterFacts) -> list[Problem]:
         seen = (
             f"The adapter {config.adapters} was trained on {adapter.other_base}, and model is {config.model}."
         )
-        its_own = Fix(text="the adapter's own base", edits={"model": adapter.other_base})
-        return [
-            warning(
-                "W152",
-                "adapters",
-                seen,
-                "",
-                its_own,
-                Fix(text="no action is needed if both names mean the same model"),
-            )
-        ]
-    if adapter.quantized:
+        same = [Fix(text="the adapter's own base", edits={"model": adapter.other_base})]
+        other = Fix(text="no action is needed if both names mean the same model")
+    elif adapter.quantized:
         own = quantization_of(config)
-        seen = f"The adapter {config.adapters} was trained on a quantized base ({adapter.quantized}), and "
-        seen += f"{config.model} is " + ("not quantized." if own is None else f"packed to {own.in_words}.")
-        packed = adapter_quantization(adapter_path(config.adapters or ""))
-        bits = packed or ({"quant_bits": adapter.bits} if adapter.bits else {})
-        return [
-            warning(
-                "W152",
-                "adapters",
-                seen,
-                "",
-                *([Fix(text="pack the base as it was", edits=bits)] if bits else []),
-                Fix(text="no action is needed if small differences in the base weights are acceptable"),
-            )
-        ]
-    return []
+        now = "not quantized" if own is None else f"quantized to {own.in_words}"
+        seen = (
+            f"The adapter {config.adapters} was trained on a quantized base ({adapter.quantized}), and "
+            f"{config.model} is {now}."
+        )
+        same = (
+            [Fix(text="quantize the base as it was", edits=adapter.quantization)]
+            if adapter.quantization
+            else []
+        )
+        other = Fix(text="no action is needed if small differences in the base weights are acceptable")
+    else:
+        return []
+    return [warning("W152", "adapters", seen, "", *same, other)]
 
 
 def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:

@@ -49,15 +49,10 @@ def parts_away(config: Config, layout: Layout, phase: str) -> frozenset[str]:
     return frozenset(away)
 
 
-def by_deepspeed(config: Config, layout: Layout) -> bool:
-    """Return whether DeepSpeed holds the state of a run, and not covey."""
-    return bool(config.deepspeed) or (layout.zero_stage > 0 and not layout.fsdp)
-
-
 def lever_edits(config: Config, layout: Layout) -> list[tuple[str, dict[str, Any]]]:
     """Return what a run could still offload or hold in 8 bits, each as words and options, the least costly
     first; nothing where DeepSpeed holds its state."""
-    if by_deepspeed(config, layout):
+    if layout.by_deepspeed:
         return []
     found: list[tuple[str, dict[str, Any]]] = []
     if layout.offload != "params":

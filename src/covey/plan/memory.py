@@ -243,7 +243,7 @@ def _phases(
         held |= _on_cpu(config, how, lever_bytes(config, model, how, layout), samples=bool(rollout))
 
     def there(phase: str) -> dict[str, int]:
-        """What of all that is held lies where the phase computes."""
+        """What of all that is held is where the phase computes."""
         elsewhere = parts_away(config, layout, phase)
         return {name: num_bytes for name, num_bytes in held.items() if name not in elsewhere}
 
@@ -273,8 +273,7 @@ def _phases(
 
 
 def _on_cpu(config: Config, how: Training, copies: int, *, samples: bool) -> dict[str, int]:
-    """What a CPU holds beside a run's tensors, and what offloading keeps beside them: there it moves nothing
-    away."""
+    """What a CPU holds beside a run's tensors; what is offloaded there is a copy in the same memory."""
     held = {"libraries at work": _AT_WORK}
     if samples and how.element != FLOAT:
         num_kernels = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from covey.config.quantization import quantization_of
-from covey.config.resolve import without_plans
+from covey.config.resolve import not_built_yet
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.check_pass_rates import histogram
@@ -115,8 +115,10 @@ def _model(config: Config, facts: Facts) -> list[str]:
         )
         quantization = quantization_of(config)
         if quantization is not None:
-            packed = f"linear layers are packed to {quantization.in_words} by bitsandbytes as they are read"
-            lines.append(f"QLoRA: {packed}; adapters, embedding and head are not")
+            lines.append(
+                f"QLoRA: bitsandbytes quantizes linear layers to {quantization.in_words} as they are read; "
+                "adapters, embedding and head are not quantized"
+            )
         if config.adapters is not None:
             lines.append(f"training continues from the adapter {config.adapters}; {reference_words(config)}")
     else:
@@ -129,7 +131,7 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
     layout = facts.layout
     if layout.is_here:
         is_parked = facts.cuda and any(getattr(config, name) for name in OFFLOADS)
-        return [f"{size(plan.host_bytes)} wait in CPU memory"] if is_parked else []
+        return [f"{size(plan.host_bytes)} are offloaded to CPU memory"] if is_parked else []
     gpus = counted(layout.num_gpus, "GPU")
     lines = [f"{gpus} of {size(layout.gpu_bytes)} ({layout.gpu_bytes / 2**30:.4g} GiB); {layout.in_words()}"]
     lines += [*_forecast_alone(config, layout), *_engine(facts)]
@@ -148,19 +150,19 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
 
 
 def _forecast_alone(config: Config, layout: Layout) -> list[str]:
-    """What of a layout `covey train` does not have, or has another word for."""
+    """What of a layout `covey train` does not have, or has another option for."""
     lines = []
-    asked = without_plans(config)
+    asked = not_built_yet(config)
     if asked:
-        lines.append(f"a forecast alone: `covey train` does not have {', '.join(asked)} yet")
+        lines.append(f"a forecast only: `covey train` does not have {', '.join(asked)} yet")
     if layout.zero_stage and not layout.fsdp and config.deepspeed is None:
         word = flags({"deepspeed": deepspeed_word(layout.zero_stage, layout.offload)})
-        lines.append(f"planned by words of `covey plan`; a run has {word} for it")
+        lines.append(f"planned by options of `covey plan`; in a run this is {word}")
     return lines
 
 
 def _engine(facts: Facts) -> list[str]:
-    """What vLLM's share of a GPU holds."""
+    """What vLLM's share of a GPU has room for."""
     layout, model = facts.layout, facts.model_sizes
     if layout.engine != "colocate" or model is None:
         return []
@@ -175,7 +177,7 @@ def _engine(facts: Facts) -> list[str]:
 
 
 def _step(config: Config, layout: Layout) -> list[str]:
-    """What becomes of the micro-batches of a step under DeepSpeed, whose own settings would do it too."""
+    """How the micro-batches of a step are summed and clipped where DeepSpeed could do it too."""
     if config.deepspeed is None or layout.fsdp or layout.zero_stage == 0:
         return []
     norm = f"clips them to norm {config.max_grad_norm:g}" if config.max_grad_norm else "clips nothing"

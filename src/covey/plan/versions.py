@@ -136,7 +136,7 @@ def _used(config: Config, facts: Facts) -> list[str]:
         "transformers": True,
         "peft": config.tuner_type == "lora",
         "bitsandbytes": quantization_of(config) is not None,
-        "deepspeed": layout.zero_stage > 0 and not layout.fsdp,
+        "deepspeed": layout.by_deepspeed,
         "vllm": layout.engine == "colocate",
         "ray": facts.ray is not None,
         "flash-attn": config.attn_impl == "flash_attn" and facts.cuda is not False,

@@ -7,12 +7,12 @@ first; then smaller forward passes; last LoRA, which is another run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from covey.config.resolve import without_plans
+from covey.config.resolve import not_built_yet
 from covey.options.schema import FACTS, OPTIONS, Config, default_of
 from covey.plan.check_layout import layout_problems
 from covey.plan.checks import checks
@@ -35,41 +35,40 @@ _SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A layout that fits: the options to type or to leave out, the whole command, and its forecast."""
+class FittingLayout:
+    """A layout that fits: the options that change, the whole command, and its forecast."""
 
     edits: Edits
     command: str
     plan: MemoryPlan
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the layout as `covey plan --json` prints it."""
+        return {"edits": self.edits, "command": self.command, "needed_bytes": self.plan.needed_bytes}
+
     def in_words(self) -> str:
-        """The peak of a GPU, and the machine's memory."""
+        """Return the peak of a GPU, and what lies in the machine's memory."""
         host = f"; {size(self.plan.host_bytes)} of the machine's memory" if self.plan.host_bytes else ""
-        peak = f"{size(self.plan.needed_bytes)} in {self.plan.binding.name}, {self.plan.share:.0%} of a GPU"
-        return f"{peak}{host}"
+        peak = f"{size(self.plan.needed_bytes)} in {self.plan.binding.name}"
+        return f"{peak}, {self.plan.share:.0%} of a GPU{host}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Works:
-    """What `covey train` can run in the place of a plan, and what would fit with vLLM; None where nothing
-    that was tried does, or where it was not asked for."""
+    """What `covey train` can run instead of a plan, and what fits with vLLM. None: nothing that was tried
+    fits, or vLLM was neither asked for nor needed."""
 
-    today: Found | None
-    with_vllm: Found | None
+    today: FittingLayout | None
+    with_vllm: FittingLayout | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the layouts as `covey plan --json` prints them."""
-
-        def found(of: Found | None) -> dict[str, Any] | None:
-            if of is None:
-                return None
-            return {"edits": of.edits, "command": of.command, "needed_bytes": of.plan.needed_bytes}
-
-        return {"today": found(self.today), "with_vllm": found(self.with_vllm)}
+        layouts = {"today": self.today, "with_vllm": self.with_vllm}
+        return {name: None if layout is None else layout.as_dict() for name, layout in layouts.items()}
 
     def in_words(self) -> list[str]:
         """Return the layouts as lines."""
-        lines = ["no change of layout, passes or tuner makes it a run that `covey train` can do"]
+        lines = ["no layout, smaller pass or tuner that was tried makes this a run of `covey train`"]
         if self.today is not None:
             lines = [f"`covey train` can run this: {self.today.in_words()}", self.today.command]
         if self.with_vllm is not None:
@@ -81,14 +80,14 @@ class Works:
 def works(config: Config, facts: Facts, typed: Collection[str], verb: str) -> Works:
     """Return layouts that work on the facts' GPUs; `typed` are the options that were given to `verb`."""
     search = _Search(config, facts, frozenset(typed), verb)
-    own = search.first(without_plans(config), with_lora=True)
+    own = search.first(not_built_yet(config))
     is_asked = config.use_vllm or own is None
     return Works(today=own, with_vllm=_with_vllm(search) if is_asked else None)
 
 
-def _with_vllm(search: _Search) -> Found | None:
-    """vLLM on these GPUs, as it is typed; else as few of them for one engine as hold it, awake, or asleep
-    while the model trains."""
+def _with_vllm(search: _Search) -> FittingLayout | None:
+    """vLLM on these GPUs, first as it is typed, then over as few GPUs an engine and with as small a share as
+    fit; awake before asleep while the model trains."""
     base: Edits = {"use_vllm": True, "vllm_mode": "colocate", "async_generate": False, "sleep_level": 0}
     spans, shares = list(range(1, search.facts.layout.num_gpus + 1)), list(_SHARES)
     if search.config.use_vllm:
@@ -100,7 +99,7 @@ def _with_vllm(search: _Search) -> Found | None:
             "vllm_gpu_memory_utilization": share,
             "vllm_enable_sleep_mode": sleeps,
         }
-        found = search.first(base | engine, with_lora=False)
+        found = search.first(base | engine)
         if found is not None:
             return found
     return None
@@ -108,41 +107,34 @@ def _with_vllm(search: _Search) -> Found | None:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """A configuration whose layouts are tried, as it was typed."""
+    """A configuration whose layouts are tried."""
 
     config: Config
     facts: Facts
     typed: frozenset[str]
     verb: str
 
-    def first(self, base: Edits, *, with_lora: bool) -> Found | None:
-        """The first layout that fits with `base` typed; with vLLM forward passes stay as they are."""
+    def first(self, base: Edits) -> FittingLayout | None:
+        """The first layout that fits with `base` typed; with vLLM, forward passes and tuner stay."""
         started = self.config.model_copy(update=base)
         if layout_problems(started, self._laid_out(started, base)):
             return None
+        passes: list[tuple[Edits, Edits]] = [({}, {})]
         tuners: list[Edits] = [{}]
-        if with_lora and self.config.tuner_type != "lora":
-            tuners.append({"tuner_type": "lora"})
-        smaller = smaller_passes(self.config, self.facts, self.typed) if with_lora else ()
-        passes: list[tuple[Edits, Edits]] = [({}, {}), *smaller]
-        for tuner in tuners:
-            for typed, counts in passes:
-                for states in self._states(base):
-                    found = self._try(base | states | tuner, typed, counts)
-                    if found is not None:
-                        return found
+        if not base.get("use_vllm"):
+            passes += smaller_passes(self.config, self.facts, self.typed)
+            tuners += [] if self.config.tuner_type == "lora" else [{"tuner_type": "lora"}]
+        for tuner, (typed, counts), states in product(tuners, passes, self._states()):
+            found = self._try(base | states | tuner, typed, counts)
+            if found is not None:
+                return found
         return None
 
-    def _states(self, base: Edits) -> Iterator[Edits]:
-        """Where the states may lie: as typed, then as the tool that was typed has them, then as the other."""
-        if not self.facts.layout.by_words:
-            yield {}
-        # With vLLM it is a forecast in any case.
-        is_planned = bool(base.get("use_vllm")) or not FACTS["deepspeed"].not_built
-        zero = _ZERO if is_planned else ()
-        is_zero = base.get("deepspeed", self.config.deepspeed) is not None
-        for way in [*zero, *_FSDP] if is_zero else [*_FSDP, *zero]:
-            yield _WHOLE | way
+    def _states(self) -> list[Edits]:
+        """Where the states may be: as typed, then by the tool that was typed, then by the other one."""
+        as_typed: list[Edits] = [] if self.facts.layout.by_words else [{}]
+        ways = (*_FSDP, *_ZERO) if self.config.deepspeed is None else (*_ZERO, *_FSDP)
+        return [*as_typed, *(_WHOLE | way for way in ways)]
 
     def _laid_out(self, config: Config, edits: Edits) -> Facts:
         """The facts with the layout of a changed configuration."""
@@ -163,12 +155,12 @@ class _Search:
             now.num_gpus,
             now.gpu_bytes,
             states,
-            is_here=now.is_here,
+            is_here=False,
             gpus_of_a_machine=now.shard_gpus or _GPUS_OF_A_MACHINE,
         )
         return replace(self.facts, layout=layout, layout_problems=problems)
 
-    def _try(self, edits: Edits, typed: Edits, counts: Edits) -> Found | None:
+    def _try(self, edits: Edits, typed: Edits, counts: Edits) -> FittingLayout | None:
         """The layout of the changed configuration, where it fits and the checks find no fault."""
         config = self.config.model_copy(update=edits | counts)
         facts = self._laid_out(config, edits)
@@ -178,7 +170,7 @@ class _Search:
         if any(p.severity is Severity.ERROR for p in checks(config, facts, self.typed)):
             return None
         changed = {n: v for n, v in edits.items() if getattr(self.config, n) != v} | typed
-        return Found(edits=changed, command=self._command(changed, facts.layout), plan=plan)
+        return FittingLayout(edits=changed, command=self._command(changed, facts.layout), plan=plan)
 
     def _command(self, edits: Edits, layout: Layout) -> str:
         """The command as it was typed, with the edits, for a planned layout of vLLM behind `covey plan`."""

@@ -25,7 +25,6 @@ from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.layout import Layout
-from covey.plan.levers import by_deepspeed
 from covey.plan.shape import tokens_per_pass
 from covey.training.evaluate import EvalTimes
 from covey.training.limits import Limits
@@ -264,7 +263,7 @@ def _has_entropy_term(config: Config) -> bool:
 
 def optimizer(config: Config, layout: Layout) -> OptimizerConfig:
     """AdamW's settings; what lies in CPU memory, or is DeepSpeed's, is not moved by covey."""
-    is_there = (layout.fsdp and layout.offload == "params") or by_deepspeed(config, layout)
+    is_there = (layout.fsdp and layout.offload == "params") or layout.by_deepspeed
     return OptimizerConfig(
         betas=(config.adam_beta1, config.adam_beta2),
         epsilon=config.adam_epsilon,
@@ -274,7 +273,7 @@ def optimizer(config: Config, layout: Layout) -> OptimizerConfig:
         offload=Offload(
             optimizer=config.offload_optimizer and not is_there,
             model=config.offload_model and not is_there,
-            reference=config.offload_reference and not by_deepspeed(config, layout),
+            reference=config.offload_reference and not layout.by_deepspeed,
             groups=config.move_model_batches,
         ),
     )

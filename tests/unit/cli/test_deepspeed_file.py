@@ -83,9 +83,9 @@ def test_the_same_as_the_name_of_ms_swift(capsys: pytest.CaptureFixture[str], mo
     [
         ("", ["E217"], "Expecting value"),
         ('{"zero_optimization": {', ["E217"], "ds.json cannot be read as a configuration of DeepSpeed"),
-        ("[]", ["E217"], "it is no object"),
-        ({"zero_optimization": True}, ["E217"], "zero_optimization is True and no object"),
-        (zero(stage=3, offload_param="cpu"), ["E217"], "offload_param is 'cpu' and no object"),
+        ("[]", ["E217"], "it is no JSON object"),
+        ({"zero_optimization": True}, ["E217"], "zero_optimization is True, not a JSON object"),
+        (zero(stage=3, offload_param="cpu"), ["E217"], "offload_param is 'cpu', not a JSON object"),
         ({"train_batch_size": 0}, ["E217"], "train_batch_size is 0"),
         ({"gradient_accumulation_steps": True}, ["E217"], "gradient_accumulation_steps is True"),
         ({"train_micro_batch_size_per_gpu": "8"}, ["E217"], "train_micro_batch_size_per_gpu is '8'"),

@@ -95,7 +95,8 @@ def test_runs_that_cannot_hold_packed_weights() -> None:
     assert codes(**QLORA, fsdp="full_shard", given=split)["E387"] == "fsdp"
     zero = facts(layout=replace(THIS_MACHINE, num_gpus=8, gpu_bytes=80 << 30, zero_stage=3), num_processes=8)
     assert codes(**QLORA, deepspeed="zero3", given=zero)["E387"] == "deepspeed"
-    assert codes(**QLORA, deepspeed="zero0")["E387"] == "deepspeed"
+    # A whole model in each process, without DeepSpeed.
+    assert codes(**QLORA, deepspeed="zero0") == {}
     lacking = facts(missing_packages=(("quant_bits", "bitsandbytes"),))
     (problem,) = [p for p in found(lacking, **QLORA) if p.code == "E116"]
     assert "covey[qlora]" in problem.fixes[0].text
@@ -103,12 +104,12 @@ def test_runs_that_cannot_hold_packed_weights() -> None:
 
 def test_a_model_that_is_stored_packed_decides() -> None:
     said = {"quant_bits": "4", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False}
-    stored = facts(stored_packing=said)
+    stored = facts(stored_quantization=said)
     assert codes(**QLORA, given=stored) == {"E386": "bnb_4bit_use_double_quant"}
     (problem,) = [p for p in found(stored, **QLORA) if p.code == "E386"]
     assert codes(**{**QLORA, **problem.fixes[0].edits}, given=stored) == {}
     plain = facts(
-        stored_packing=said, model_problem="models/tiny holds packed weights", model_fault="quantized"
+        stored_quantization=said, model_problem="models/tiny holds quantized weights", model_fault="quantized"
     )
     (problem,) = [p for p in found(plain, tuner_type="lora") if p.code == "E373"]
     assert problem.fixes[0].edits == {"tuner_type": "lora", **said}

@@ -141,10 +141,11 @@ def lines(layout: Layout, **options: Any) -> str:
 
 def test_the_report_says_what_is_a_forecast_alone() -> None:
     assert "8 GPUs of 103.1 GB (96 GiB); DDP (ZeRO-0)" in lines(EIGHT)
-    assert "a forecast alone" not in lines(EIGHT)
+    assert "a forecast only" not in lines(EIGHT)
+    assert "a forecast only: `covey train` does not have use_vllm" in lines(EIGHT, use_vllm=True)
     text = lines(OFFLOADED)
     assert "ZeRO-3, optimizer and weights offloaded" in text
-    assert "planned by words of `covey plan`; a run has --deepspeed zero3_offload for it" in text
+    assert "planned by options of `covey plan`; in a run this is --deepspeed zero3_offload" in text
     assert "in the machine's memory 589.7 GB, with DeepSpeed's margin 884.6 GB" in text
     assert "model states 73.72 GB a GPU; with gradients of 2 bytes" in lines(SHARDED)
 

@@ -124,6 +124,8 @@ ZERO = Layout(num_gpus=2, gpu_bytes=80 * 10**9, zero_stage=2)
         ({"offload_optimizer": True}, replace(SHARDED, offload="params"), ["W108"]),
         ({"optim": "adamw_8bit"}, SHARDED, ["E115"]),
         ({"optim": "adamw_8bit"}, ZERO, ["E115"]),
+        ({"optim": "adamw_8bit", "deepspeed": "zero0"}, replace(ZERO, zero_stage=0), []),
+        ({"offload_optimizer": True, "deepspeed": "zero0"}, replace(ZERO, zero_stage=0), []),
         ({"offload_optimizer": True}, ZERO, ["E115"]),
         ({"offload_optimizer": True}, replace(ZERO, offload="optimizer"), ["W108"]),
         ({"offload_model": True}, replace(ZERO, offload="optimizer"), ["E115"]),
@@ -144,6 +146,8 @@ def test_what_deepspeed_holds_is_not_moved_by_covey() -> None:
     levers = {"offload_optimizer": True, "offload_model": True, "offload_reference": True}
     moved = optimizer(config(**levers), SHARDED).offload
     assert moved.optimizer and moved.model and moved.reference
+    whole = optimizer(config(deepspeed="zero0", **levers), replace(ZERO, zero_stage=0)).offload
+    assert whole.optimizer and whole.model and whole.reference
     held = optimizer(config(**levers), replace(ZERO, offload="optimizer")).offload
     assert not (held.optimizer or held.model or held.reference)
 

@@ -44,7 +44,7 @@ class Facts:
     model_problem          why the model cannot be read; None where it can be, or where nobody looked
     model_fault            what kind of fault that is
     template_problem       why its chat template cannot be used, beside what is wrong with the model
-    stored_packing         the options that its packed weights stand for, where bitsandbytes has packed them
+    stored_quantization    the options that its weights stand for, where bitsandbytes has quantized them
     unused_tensors         tensors of its files that the model has no use for
     tokens_beyond          (token, id) of the tokenizer's tokens that the embedding has no row for
     embedding_rows         rows of the embedding, by config.json
@@ -130,7 +130,7 @@ class Facts:
     model_problem: str | None = None
     model_fault: ModelFault | None = None
     template_problem: str | None = None
-    stored_packing: Mapping[str, Any] | None = None
+    stored_quantization: Mapping[str, Any] | None = None
     unused_tensors: tuple[str, ...] = ()
     tokens_beyond: tuple[tuple[str, int], ...] = ()
     embedding_rows: int | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 ModelFault = Literal[
     "missing", "kind", "media", "code", "format", "shards", "hub", "template", "weights", "quantized"
@@ -29,7 +30,7 @@ class AdapterFacts:
     other_base         the base that it names, where that is not the model by its place or name; else ""
     quantized          how its base was quantized while it was trained, where the run does it in another way
                        or not at all; "" where nothing says so
-    bits               the bits of that, where bitsandbytes packs to as many; else ""
+    quantization       the options that quantize a base so; none where bitsandbytes does not
     is_on_all_linear   whether it lies on every layer that `all-linear` means
     reference_problem  (code, words) why that of ref_adapters cannot be the reference, or None
     digest             SHA-256 of the weights of the adapter that the reference has; None where no KL term
@@ -39,7 +40,7 @@ class AdapterFacts:
     problem: str | None = None
     other_base: str = ""
     quantized: str = ""
-    bits: Literal["", "4", "8"] = ""
+    quantization: Mapping[str, Any] = field(default_factory=dict)
     is_on_all_linear: bool = False
     reference_problem: tuple[str, str] | None = None
     digest: str | None = None
@@ -64,7 +65,7 @@ class ModelSizes:
     adapted_parameters  weights of those layers
     adapter_parameters  weights of the adapters
     saved_parameters    weights that are trained whole beside the adapters
-    packable_parameters weights that quantization would pack: of linear layers that are not trained whole
+    packable_parameters weights that may be quantized: of linear layers that are not trained whole
     """
 
     family: str

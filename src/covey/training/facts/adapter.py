@@ -55,16 +55,19 @@ def with_adapter(facts: Facts, config: Config, shapes: ModelShapes) -> Facts:
 
 
 def _quantized(config: Config, directory: Path) -> dict[str, Any]:
-    """How the base of an adapter was packed, where the run does not do the same."""
+    """How the base of an adapter was quantized, where the run does not do the same."""
     own, said = quantization_of(config), adapter_quantization(directory)
     if said:
         if all(getattr(config, name) == value for name, value in said.items()):
             return {}
-        return {"quantized": f"bnb, {said['quant_bits']} bits", "bits": said["quant_bits"]}
+        return {"quantized": f"bnb, {said['quant_bits']} bits", "quantization": said}
     method, bits = quantized_base(directory) or ("", "")
     if not method or (method == "bnb" and own is not None and str(own.bits) == bits):
         return {}
-    return {"quantized": f"{method}, {bits} bits", "bits": bits if bits in ("4", "8") else ""}
+    return {
+        "quantized": f"{method}, {bits} bits",
+        "quantization": {"quant_bits": bits} if bits in ("4", "8") else {},
+    }
 
 
 def _is_base(base: str, config: Config, facts: Facts) -> bool:

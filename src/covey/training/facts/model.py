@@ -102,7 +102,7 @@ def with_model(
         return replace(facts, model_problem=str(error), model_fault="hub"), None
     packs = quantization_of(config) is not None
     problem = model_problem(directory, with_weights=is_whole and facts.layout.is_here, takes_packed=packs)
-    facts = replace(facts, stored_packing=_stored_packing(directory))
+    facts = replace(facts, stored_quantization=_stored_quantization(directory))
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
         fault = _FAULTS.get(problem.kind, "missing")
         facts = replace(facts, model_problem=str(problem), model_fault=fault)
@@ -111,7 +111,7 @@ def with_model(
     try:
         facts = _with_sizes(facts, config, directory, _shapes(directory))
         # Of tensors that are packed the load says whether they are the model's.
-        if is_whole and problem is None and facts.layout.is_here and facts.stored_packing is None:
+        if is_whole and problem is None and facts.layout.is_here and facts.stored_quantization is None:
             facts = _with_fit(facts, directory)
         if not facts.layout.is_here and facts.num_parameters is None:
             words = f"{directory} has no weights, and config.json alone says what a model weighs for the "
@@ -123,7 +123,7 @@ def with_model(
     return _with_codec(facts, config, directory)
 
 
-def _stored_packing(directory: Path) -> dict[str, Any] | None:
+def _stored_quantization(directory: Path) -> dict[str, Any] | None:
     try:
         return stored_options(read_json(directory / "config.json"))
     except ValueError:
