@@ -25,8 +25,7 @@ class DeviceOptions(Options):
         None,
         "PyTorch's sharding (FSDP2): full_shard (or fsdp2) splits weights, gradients and optimizer state "
         "over all processes, hybrid_shard over those of a node, shard_grad_op keeps gathered weights from "
-        "forward to backward; off splits nothing. Words of transformers such as auto_wrap are taken, and "
-        "offload.",
+        "forward to backward; off splits nothing. transformers' words auto_wrap and offload are taken too.",
         trl="not set",
         swift="not set",
         resume="split",
@@ -40,7 +39,7 @@ class DeviceOptions(Options):
     )
     fsdp_config: dict[str, Any] | None = option(
         None,
-        "FSDP settings of transformers or accelerate, as JSON; those for what covey always does have no "
+        "FSDP settings of transformers or accelerate, as JSON. Settings for what covey always does have no "
         "effect.",
         trl="not set",
         swift="not set",
@@ -48,32 +47,33 @@ class DeviceOptions(Options):
     )
     offload_optimizer: bool = option(
         False,
-        "Keep AdamW's moments, and float32 masters beside the weights, in CPU memory; they come to the GPU "
-        "for each step, some layers at a time. Every result stays as it is.",
+        "Keep AdamW's moments and the float32 masters in CPU memory; each step copies them to the GPU, some "
+        "layers at a time. The results are the same.",
         swift="false",
         resume="free",
         sets_pace=True,
     )
     offload_model: bool = option(
         False,
-        "Move to CPU memory during rollouts what no rollout needs: masters, moments, the reference, and the "
-        "shards of FSDP. The native engine samples with the trained weights themselves, which stay.",
+        "During rollouts, move to CPU memory what they do not need: masters, moments, the reference and the "
+        "shards of FSDP. The trained weights stay, since the native engine samples with them.",
         swift="false",
         resume="free",
         sets_pace=True,
     )
     offload_reference: bool = option(
         False,
-        "Keep the weights of the KL term's reference in CPU memory but while it annotates.",
+        "Keep the weights of the KL term's reference in CPU memory, except while its log-probabilities are "
+        "computed.",
         resume="free",
         sets_pace=True,
     )
     move_model_batches: int | None = option(
         None,
-        "With offload_optimizer, the number of groups of layers in which optimizer state comes to the GPU: "
-        "more groups take less memory at a time. Not set: each layer is one.",
+        "With offload_optimizer, how many groups of layers each step copies to the GPU, one after the other: "
+        "more groups take less memory. Not set: one group a layer.",
         ge=1,
-        why="Layers are moved in one group at least.",
+        why="At least one group is needed.",
         swift="not set",
         resume="free",
     )

@@ -236,19 +236,19 @@ _DTYPE_WORDS = {
 
 
 class QuantizationOptions(Options):
-    """Quantization: QLoRA, adapters beside weights of 4 or 8 bits."""
+    """Quantization: QLoRA, an adapter beside weights of 4 or 8 bits."""
 
     quant_bits: Literal["4", "8"] | None = option(
         None,
-        "Bits to which the linear layers of the frozen model are packed as it is loaded; adapters, embedding "
-        "and head stay as they are. Needs tuner_type lora and the extra covey[qlora].",
+        "Bits to which the linear layers of the frozen model are quantized as it is loaded; adapters, "
+        "embedding and head are not. Needs tuner_type lora and pip install 'covey[qlora]'.",
         trl="not set",
         swift="not set",
         sets_pace=True,
     )
     quant_method: Literal["bnb", "hqq", "eetq", "quanto", "gptq", "awq", "fp8"] | None = option(
         ...,
-        "What packs them: bnb, the package bitsandbytes. The others are ms-swift's and refused.",
+        "The method of quantization: bnb (bitsandbytes). The others are ms-swift's, and are refused.",
         rule="bnb where quant_bits is set",
         trl="bitsandbytes",
         swift="not set",
@@ -257,15 +257,15 @@ class QuantizationOptions(Options):
     )
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = option(
         "nf4",
-        "The 16 values that a weight of 4 bits can have: nf4, as normally distributed weights need them, or "
-        "fp4, a number with an exponent.",
+        "The 16 values that a 4-bit weight can have: nf4, chosen for normally distributed weights, or fp4, "
+        "floating-point numbers of 4 bits.",
         trl="nf4",
         swift="nf4",
         read_if=only_with("quant_bits", "4"),
     )
     bnb_4bit_use_double_quant: bool = option(
         True,
-        "Pack the constants of 4-bit weights too: 4.13 instead of 4.5 bits a weight.",
+        "Quantize the scales of 4-bit weights too: 4.13 instead of 4.5 bits a weight.",
         trl="false",
         swift="true",
         names=("use_bnb_nested_quant",),
@@ -273,7 +273,7 @@ class QuantizationOptions(Options):
     )
     bnb_4bit_compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "What layers of 4-bit weights multiply in. auto: what torch_dtype says.",
+        "The dtype in which layers with 4-bit weights compute. auto: that of torch_dtype.",
         trl="torch_dtype's",
         swift="torch_dtype's",
         words=_DTYPE_WORDS,
@@ -282,7 +282,7 @@ class QuantizationOptions(Options):
     )
     bnb_4bit_quant_storage: Literal["uint8", "float16", "bfloat16", "float32"] = option(
         "uint8",
-        "The dtype under which the bytes of 4-bit weights are kept. It changes no number.",
+        "The dtype of the tensors that hold the bytes of 4-bit weights. It changes no result.",
         trl="torch_dtype's",
         swift="not set",
         words={"torch.uint8": "uint8", **_DTYPE_WORDS},

@@ -48,8 +48,9 @@ class OptimizerOptions(Options):
     )
     optim: Literal["adamw_torch", "adamw_8bit"] = option(
         "adamw_torch",
-        "AdamW with moments of 32 bits, or of 8 (by bitsandbytes: pip install 'covey[8bit]'), which take 2 "
-        "bytes a weight in place of 8, and round. A paged one is adamw_8bit with offload_optimizer.",
+        "AdamW with 32-bit moments, or with 8-bit ones of bitsandbytes (pip install 'covey[8bit]'): 2 bytes "
+        "a weight instead of 8, with rounding. In place of a paged optimizer: adamw_8bit with "
+        "offload_optimizer.",
         trl="adamw_torch_fused",
         swift="adamw_torch_fused",
         words={"adamw": "adamw_torch", "adamw_torch_fused": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit"},
@@ -184,8 +185,8 @@ class RunOptions(Options):
     )
     launcher: Literal["torchrun", "ray"] = option(
         "torchrun",
-        "What starts the processes: torchrun, on this machine, or Ray, one actor for each, in the Ray that "
-        "RAY_ADDRESS names or `ray start` has started here, else in one of its own (docs/ray.md).",
+        "What starts the processes: torchrun, on this machine, or Ray, each in an actor. That is the Ray of "
+        "RAY_ADDRESS, else one that `ray start` started here, else one for this run (docs/ray.md).",
         resume="free",
     )
     ignore_memory_forecast: bool = option(

@@ -61,8 +61,8 @@ class Training:
 
     `element` are the bytes of an element in the dtype that is computed in; `cuda` says where; `offload`
     that what is kept leaves the GPU. In one process it `absorbs`: each gradient of lower precision is added
-    to the float32 one, and let go, as soon as it is there. Packed weights have `packed_bits` each, 0 where
-    none are packed.
+    to the float32 one, and let go, as soon as it is there. Quantized weights have `packed_bits` each, 0 where
+    there are none.
     """
 
     element: int
@@ -183,7 +183,7 @@ def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     attention += 2 * size.keys * key * e
     num_bytes = max(mlp, attention)
     num_bytes = num_bytes if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * num_bytes)
-    # A packed weight is made whole for its product.
+    # Each product dequantizes its weight.
     return num_bytes + (model.hidden * model.intermediate * e if training.packed_bits else 0)
 
 

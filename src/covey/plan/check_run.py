@@ -106,9 +106,9 @@ def _processes(config: Config, facts: Facts) -> list[Problem]:
     )
     cause = "A command from a machine with more devices, or CUDA_VISIBLE_DEVICES hides some."
     if facts.cuda:
-        seen = f"nproc_per_node is {asked} and this machine shows {counted(available, 'GPU')}."
+        shown = counted(available, "GPU")
+        seen = f"nproc_per_node is {asked} and this machine shows {shown}."
         if facts.num_processes_here is not None:
-            shown = counted(available, "GPU")
             seen = f"{asked} of the run's processes are on this machine, which shows {shown}."
         return [problem("E209", "nproc_per_node", seen, cause, *fewer)]
     seen = f"nproc_per_node is {asked} and this machine has {counted(available, 'core')}, without a GPU."

@@ -62,7 +62,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *pass_rate_problems(config, facts),
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
         *layout,
-        # Of parts that cannot be together there is no forecast, but where they only cannot work at once.
+        # A layout whose parts cannot be together has no forecast; in E216 they only cannot work at once.
         *(memory_problems(config, facts, typed) if _has_forecast(layout) else []),
         *value_problems(config),
         *algorithm_problems(config, facts.num_processes, typed or ()),
@@ -86,7 +86,7 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
     faulty = {problem.option for problem in said}
     no_gpus = not facts.layout.num_gpus
     no_batch = no_gpus or bool(faulty & {*COUNTS, "nproc_per_node"})
-    # Of a launcher that says something wrong nobody knows how many processes it starts.
+    # Where a launcher's variables are wrong (E370), the number of processes is not known.
     no_batch = no_batch or any(problem.code == "E370" for problem in said)
     checked = [
         problem

@@ -18,7 +18,7 @@ speed, from what the sources say of each:
     DeepSpeed: weights too    every layer over the bus in every pass
     8-bit moments             none, but they round: another run
     LoRA                      none, but it is another run
-    QLoRA                     each weight is made whole for its product, and it is another run: last
+    QLoRA                     each product dequantizes its weight, and it is another run: last
 
 Numbers below are places in that order, not times; those of two changes add up.
 """

@@ -110,7 +110,7 @@ def load_parts(model: ModelSizes, how: Training, held: Mapping[str, int], layout
     if layout.zero_stage:
         return {name: held[name] for name in ("weights", "masters", "reference") if name in held}
     if how.packed_bits:
-        # Each tensor is packed as soon as it is read; the embedding, which stays whole, is cast after.
+        # Each tensor is quantized as soon as it is read; the embedding, which is not, is cast after.
         largest = FLOAT * max(_units(model)[0], model.hidden * model.intermediate)
         return dict(held) | {"tensor in float32": largest, "probe": _of_head(model, how, how.element)}
     start = {"weights in float32": FLOAT * model.parameters, "probe": _of_head(model, how, how.element)}
