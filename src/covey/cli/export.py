@@ -39,9 +39,9 @@ def export(argv: Sequence[str]) -> int:
         )
     if result.packed:
         sys.stdout.write(
-            f"note: the adapter was trained beside weights of {result.packed}, and is merged into the model "
-            "as it was before they were packed; its logits are not quite those of the run (`covey eval` "
-            "says how it scores)\n"
+            f"note: the adapter was trained on a base quantized to {result.packed} and is merged into the "
+            "model before quantization, so the logits differ a little from those of the run; `covey eval` scores "
+            "the merged model\n"
         )
     sys.stdout.write(f"written to {result.target}\n")
     return 0

@@ -166,9 +166,9 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
         return
     if any(is_packed(p) for p in model.parameters()):
         yield (
-            f"model is a {kind} whose weights bitsandbytes has packed.",
-            "the directory or id of the model, with tuner_type='lora' and quant_bits=4 or 8: covey packs it "
-            "as it reads it",
+            f"model is a {kind} whose weights bitsandbytes has quantized.",
+            "the directory or id of the model, with tuner_type='lora' and quant_bits=4 or 8: covey "
+            "quantizes it as it reads it",
         )
         return
     if not isinstance(model, transformers.PreTrainedModel):

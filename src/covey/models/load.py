@@ -160,7 +160,7 @@ def read_policy(
     if words is not None:
         raise _unfit(source, words)
     if is_packed(model.get_output_embeddings().weight):
-        raise _unfit(source, "its head has a name that is not known here, and would be packed too")
+        raise _unfit(source, "its head has a name that is not known here, and would be quantized too")
     _align(model)
     return Policy(model, stream="padded")
 

@@ -135,8 +135,10 @@ def _own_dtype(directory: Path) -> torch.dtype:
     if name not in _DTYPES:
         words = f"the base model at {directory} is stored as {name or 'nothing'}; it cannot be merged"
         if name in _PACKED:
-            words = f"the base model at {directory} is stored packed, and an update is not added to bits"
-            words += "; name the model before it was packed: --base DIR"
+            words = (
+                f"the base model at {directory} is stored quantized, and an adapter cannot be merged into it; "
+                "name the model before it was quantized: --base DIR"
+            )
         raise CoveyError(words)
     return _DTYPES[name]
 
