@@ -40,8 +40,8 @@ def export(argv: Sequence[str]) -> int:
     if result.packed:
         sys.stdout.write(
             f"note: the adapter was trained on a base quantized to {result.packed} and is merged into the "
-            "model before quantization, so the logits differ a little from those of the run; `covey eval` scores "
-            "the merged model\n"
+            "model before quantization, so the logits differ a little from those of the run; `covey eval` "
+            "scores the merged model\n"
         )
     sys.stdout.write(f"written to {result.target}\n")
     return 0

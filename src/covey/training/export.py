@@ -136,8 +136,8 @@ def _own_dtype(directory: Path) -> torch.dtype:
         words = f"the base model at {directory} is stored as {name or 'nothing'}; it cannot be merged"
         if name in _PACKED:
             words = (
-                f"the base model at {directory} is stored quantized, and an adapter cannot be merged into it; "
-                "name the model before it was quantized: --base DIR"
+                f"the base model at {directory} is stored quantized, and an adapter cannot be merged into "
+                "it; name the model before it was quantized: --base DIR"
             )
         raise CoveyError(words)
     return _DTYPES[name]
