@@ -129,7 +129,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{file.name} has a header that cannot be read: {error!r}") from error
     if not isinstance(header, dict):
-        raise DamagedFileError(f"{file.name} has a header that cannot be read: it is no object")
+        raise DamagedFileError(f"{file.name} has a header that cannot be read: it is no JSON object")
     return header, 8 + length
 
 

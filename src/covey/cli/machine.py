@@ -87,7 +87,7 @@ def _bytes(word: str, problems: list[Problem]) -> int:
 
 def _unfit(name: str, word: str, takes: str) -> Problem:
     seen = f"{name} is {word} (flag --{name}); it takes {takes}."
-    cause = "A slip of the hand, or the spelling of another tool."
+    cause = "A typing error, or the spelling of another tool."
     return problem("E103", name, seen, cause, Fix(text=f"--{name} takes {takes}"))
 
 

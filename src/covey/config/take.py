@@ -239,7 +239,7 @@ def _is_same(word: str, value: str) -> bool:
 def _cause(value: Any) -> str:
     if value is None or value in ([], ()):
         return "The option stands without a value."
-    return "A slip of the hand, or the spelling of another tool."
+    return "A typing error, or the spelling of another tool."
 
 
 def _twice(option: str, old: Typed, new: Typed) -> Problem:

@@ -64,7 +64,7 @@ def _words(code: str, shape: Shape, num_prompts: int | None) -> list[Words]:
 def _out_of_range(shape: Shape) -> list[Words]:
     wrong = [name for name in COUNTS if not in_range(getattr(shape, name))]
     own = [name for name in wrong if not _follows(name, shape)]
-    cause = "A slip of the hand, or a number that stands for `not set` in another tool."
+    cause = "A typing error, or a number that stands for `not set` in another tool."
     return [(name, f"{name} is {getattr(shape, name)}.", cause) for name in own or wrong]
 
 

@@ -287,7 +287,7 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
                 option,
                 f"{option} {unmatched.target} matches no module of {config.model}. "
                 f"Nearest: {', '.join(unmatched.nearest) or 'none'}.",
-                "Names of another model family, or a slip of the hand.",
+                "Names of another model family, or a typing error.",
                 *fixes,
             )
         )

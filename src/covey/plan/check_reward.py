@@ -218,7 +218,7 @@ def _twice(config: Config) -> list[Problem]:
             "E307",
             "reward_funcs",
             f"{', '.join(again)} {'is' if len(again) == 1 else 'are'} named more than once.",
-            "A slip of the hand; how much a reward counts is said by its weight.",
+            "A typing error; how much a reward counts is said by its weight.",
             Fix(text="each reward once, with the same total", edits=edits),
         )
     ]

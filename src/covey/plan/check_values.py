@@ -44,7 +44,7 @@ def _out_of_range(name: str, value: Any, allowed: Bounds) -> Problem:
         option=name,
         seen=f"{name} is {_plain(value)}; it has to be {allowed.words}.",
         why=allowed.why,
-        cause="A slip of the hand, or a value that means `not set` in another tool.",
+        cause="A typing error, or a value that means `not set` in another tool.",
         fixes=(fix,),
     )
 

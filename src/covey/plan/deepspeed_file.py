@@ -194,7 +194,7 @@ def unreadable(path: str, words: str) -> Problem:
 def _unknown(path: str, name: str, value: Any, choices: tuple[str, ...]) -> Problem:
     seen = f"{path}: {name} is {value!r}; DeepSpeed has {', '.join(choices)}."
     fix = Fix(text=f"one of {', '.join(choices)} in {path}")
-    return problem("E218", "deepspeed", seen, "A slip of the hand, or the spelling of another tool.", fix)
+    return problem("E218", "deepspeed", seen, "A typing error, or the spelling of another tool.", fix)
 
 
 def _cannot_run(path: str, name: str, value: Any, why: str) -> Problem:

@@ -102,7 +102,7 @@ def _unknown(words: list[str]) -> Problem:
     takes = ", ".join(STRATEGIES)
     seen = f"fsdp has {' '.join(words)}; it takes one of {takes}, and auto_wrap and offload beside it."
     fix = Fix(text="shard weights, gradients and optimizer state", edits={"fsdp": "full_shard"})
-    return problem("E104", "fsdp", seen, "A slip of the hand, or the spelling of another tool.", fix)
+    return problem("E104", "fsdp", seen, "A typing error, or the spelling of another tool.", fix)
 
 
 def _nothing_to_offload() -> Problem:
