@@ -23,16 +23,11 @@ def to_yaml(resolved: Resolved) -> str:
     """Return the text of config.yaml; the parser that reads flags makes an equal Config of it."""
     lines = [_HEAD]
     for group in GROUPS:
-        names = [name for name in OPTIONS if group_of(name) == group]
-        names = [
-            name
-            for name in names
-            if name in resolved.typed_names or is_asked(name, getattr(resolved.config, name))
-        ]
         lines.append(f"{group}:\n")
-        for name in names:
-            value = _value(getattr(resolved.config, name))
-            lines.append(f"  {name}: {value}  # {_comment(resolved.sources[name])}\n")
+        for name in (name for name in OPTIONS if group_of(name) == group):
+            value = getattr(resolved.config, name)
+            if name in resolved.typed_names or is_asked(name, value):
+                lines.append(f"  {name}: {_value(value)}  # {_comment(resolved.sources[name])}\n")
     return "".join(lines)
 
 

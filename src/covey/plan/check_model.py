@@ -128,7 +128,7 @@ _SPECIAL: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "has model_type",
-        "A model newer than the installed transformers, or a slip in config.json.",
+        "A model newer than the installed transformers, or a typing error in config.json.",
         "`pip install -U transformers`, and try again",
     ),
     (

@@ -123,6 +123,11 @@ class Layout:
     by_words: bool = False
 
     @property
+    def by_deepspeed(self) -> bool:
+        """Whether DeepSpeed holds the states; in stage 0 each process holds a whole model, without it."""
+        return self.zero_stage > 0 and not self.fsdp
+
+    @property
     def is_known(self) -> bool:
         """Whether there is a machine to plan for."""
         return self.num_gpus > 0 and self.gpu_bytes > 0

@@ -242,33 +242,36 @@ def _phases(
     if not how.cuda:
         held |= _on_cpu(config, how, lever_bytes(config, model, how, layout), samples=bool(rollout))
 
-    def there(phase: str) -> dict[str, int]:
-        """What of all that is held is where the phase computes."""
-        elsewhere = parts_away(config, layout, phase)
-        return {name: num_bytes for name, num_bytes in held.items() if name not in elsewhere}
+    def add(phase: str, *work: Mapping[str, int]) -> None:
+        """Add a phase: what is held and not in CPU memory during it, and what it works with."""
+        away = parts_away(config, layout, phase)
+        parts = {name: num_bytes for name, num_bytes in held.items() if name not in away}
+        for more in work:
+            parts |= more
+        phases.append(Phase(name=phase, parts=parts))
 
     if rollout:
-        phases.append(Phase(name="rollout", parts=there("rollout") | cache | rollout))
+        add("rollout", cache, rollout)
     if (config.engine == "native" and not rests) or layout.engine != "own":
         held |= cache
     gathered = gathered_layer(model, how, layout)
     passes = pass_sizes(config, facts, prompt)
     if has_kl(config) or _steps_per_rollout(config) > 1:
         work = max((annotation_parts(model, p, how) for p in passes), key=lambda parts: sum(parts.values()))
-        phases.append(Phase(name="annotate", parts=there("annotate") | gathered | work))
+        add("annotate", gathered, work)
     if facts.num_processes > 1:
         held |= bucket_parts(model, how, weights, layout)
     works = [update_parts(model, p, how, weights, layout, adds_up=adds_up) for p in passes]
     fullest = max(works, key=lambda parts: sum(parts.values()))
-    phases.append(Phase(name="update", parts=there("update") | gathered | fullest))
+    add("update", gathered, fullest)
     stepping = step_parts(config, model, how, held, layout)
-    phases.append(Phase(name="step", parts=there("step") | stepping))
+    add("step", stepping)
     if not facts.layout.is_here:
-        phases.append(Phase(name="publish", parts=there("publish") | publish_parts(model, how, layout)))
+        add("publish", publish_parts(model, how, layout))
     whole = {"gathered tensor": FLOAT * model.vocabulary * model.hidden} if layout.zero_stage else {}
     if "kept by the heap" in held:
         whole |= {"gradients": stepping["gradients"]}
-    phases.append(Phase(name="save", parts=there("save") | whole))
+    add("save", whole)
     return tuple(phases)
 
 

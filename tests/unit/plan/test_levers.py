@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from covey.plan.check_memory import memory_problems
+from covey.plan.checks import checks
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder
 from covey.plan.layout import Layout
@@ -161,8 +162,6 @@ def test_what_deepspeed_holds_is_not_moved_by_covey() -> None:
     ],
 )
 def test_what_has_nothing_to_act_on(options: dict[str, Any], words: str) -> None:
-    from covey.plan.checks import checks
-
     told = [p for p in checks(config(**options), facts(), set(options)) if p.option in options]
     assert [p.code for p in told] == ["W108"] and words in told[0].seen
 
