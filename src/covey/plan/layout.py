@@ -1,9 +1,9 @@
-"""How a run would lie on GPUs that are not here: what each holds under DeepSpeed's ZeRO, and what beside it.
+"""Layouts: what each GPU holds of weights, gradients and optimizer state under ZeRO or FSDP, and of vLLM.
 
 P parameters, N GPUs. Shares of a tensor's bytes on one GPU, from the paper (arXiv:1910.02054, section 5) and
-DeepSpeed's page on memory: stage 1 cuts the optimizer's state into N parts, stage 2 gradients too, stage 3
-weights too. The optimizer offloaded takes its state, and from stage 2 on the gradients, to the machine's
-memory; parameters offloaded, which stage 3 alone has, take the weights as well.
+DeepSpeed's page on memory: stage 1 splits the optimizer state into N parts, stage 2 gradients too, stage 3
+weights too. Offloading the optimizer moves its state, and from stage 2 on the gradients, to CPU memory;
+offloading parameters, which only stage 3 has, moves the weights too.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class DeepSpeedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Where weights, gradients and optimizer lie: the stage of ZeRO, what is offloaded, and the file that
-    says so. `fsdp`: FSDP splits as much as the stage, and where it `is_hybrid` over the GPUs of a machine.
-    `by_words`: a word of `covey plan` says the stage or the offloading."""
+    """Where weights, gradients and optimizer state are: the stage of ZeRO, what is offloaded, and the file that
+    says so. With `fsdp`, FSDP splits as much as the stage says, and where `is_hybrid` over one machine only.
+    `by_words`: options of `covey plan` say the stage or the offloading."""
 
     stage: int = 0
     offload: Offload = "none"
@@ -92,7 +92,7 @@ class States:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Devices of one kind, and how model and engine lie on them. A number of 0 could not be read.
+    """Devices of one kind, and how a model and an engine are placed on them. A number of 0 could not be read.
 
     is_here          whether they are this machine's; of them the memory that is free now is known, and their
                      number is that of the processes
@@ -101,10 +101,10 @@ class Layout:
     engine_parallel  GPUs that one vLLM spans
     engine_sleeps    whether it gives its memory back while the model trains
     asynchronous     whether it samples while the model trains
-    file             where stage and offloading stand, unless it is the command
-    fsdp             whether FSDP splits the model, or DeepSpeed
+    file             the DeepSpeed file that says stage and offloading; None where it is the command
+    fsdp             whether FSDP splits the model; else DeepSpeed does, from stage 1 on
     shard_gpus       GPUs over which it is split; 0 for all of them
-    by_words         whether a word of `covey plan` says stage or offloading
+    by_words         whether options of `covey plan` say stage or offloading
     """
 
     num_gpus: int
