@@ -78,8 +78,8 @@ class DeepSpeedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Where weights, gradients and optimizer state are: the stage of ZeRO, what is offloaded, and the file that
-    says so. With `fsdp`, FSDP splits as much as the stage says, and where `is_hybrid` over one machine only.
+    """Where weights, gradients and optimizer state are: the stage of ZeRO, what is offloaded, and the file
+    that says so. With `fsdp`, FSDP splits as much as the stage says, if `is_hybrid` over one machine only.
     `by_words`: options of `covey plan` say the stage or the offloading."""
 
     stage: int = 0
