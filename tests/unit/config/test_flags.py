@@ -123,7 +123,7 @@ def test_an_unknown_name_like_no_other_points_to_the_list() -> None:
         ("--vllm_max_model_len 4096", "its own engine"),
         ("--vLLM_max_model_len 4096", "its own engine"),
         ("--sequence_parallel_size 2", "--fsdp full_shard"),
-        ("--context_parallel_size 2", "activations computed again"),
+        ("--context_parallel_size 2", "activations are recomputed"),
         ("--pipeline_model_parallel_size 2", "--fsdp full_shard"),
         ("--tensor_model_parallel_size 4", "Megatron"),
         ("--device_map npu", "not on Ascend NPUs"),
