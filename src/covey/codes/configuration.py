@@ -204,8 +204,8 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E219",
         "DeepSpeed file that says something else",
-        "The file and the command are of two runs, and only one of them can be planned. DeepSpeed refuses a "
-        "batch whose numbers do not agree.",
+        "The file and the command describe different runs, and covey does not choose between them. DeepSpeed "
+        "refuses a batch whose numbers do not agree.",
     ),
     (
         "E220",

@@ -149,11 +149,11 @@ def _without_effect(config: Config, file: DeepSpeedFile) -> list[Problem]:
     if not found:
         return []
     instead = "; ".join(dict.fromkeys(words for words in found.values() if words))
-    fixes = [Fix(text=f"no action is needed. In covey, {instead}")] if instead else []
-    if unknown:
-        fixes.append(Fix(text=f"check the spelling of {', '.join(unknown)}"))
+    advice = [f"check the spelling of {', '.join(unknown)}"] if unknown else []
+    advice += [f"in covey, {instead}"] if instead else []
     seen = f"{file.path} sets {', '.join(found)}, which {'has' if len(found) == 1 else 'have'} no effect."
-    return [warning("W126", "deepspeed", seen, "The file was written for another trainer.", *fixes)]
+    cause = "The file was written for another trainer."
+    return [warning("W126", "deepspeed", seen, cause, Fix(text="; ".join(advice)))]
 
 
 def _asked(content: Mapping[str, Any]) -> Iterator[str]:

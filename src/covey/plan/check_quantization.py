@@ -90,7 +90,7 @@ def _of_run(config: Config, facts: Facts) -> Iterator[Problem]:
             "E387",
             name,
             f"quant_bits is {config.quant_bits}, and {what} splits the model over the processes.",
-            "Each process has to hold all quantized weights, which need little memory.",
+            "",
             Fix(text=f"keep the whole quantized model in each process: leave out --{name}"),
             Fix(text="split a model that is not quantized: leave out --quant_bits"),
         )

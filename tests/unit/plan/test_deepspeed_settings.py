@@ -156,6 +156,8 @@ def test_what_covey_owns_is_overridden_and_said_once() -> None:
         "curriculum_learning", "flops_profiler", "checkpoint", "made_up",
     ):  # fmt: skip
         assert note.seen.count(name) == 1
+    (fix,) = note.fixes
+    assert fix.text.startswith("check the spelling of made_up; in covey, ")
     assert "data_efficiency" not in note.seen and "comms_logger" not in note.seen
     got = settings(HARD, deepspeed="ds.json")
     assert got.items() >= OWNED.items() and got["bf16"] == {"enabled": True}
