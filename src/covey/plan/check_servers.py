@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
-from covey.plan.deepspeed import computes_low
 from covey.plan.facts import Facts, ServerFacts
+from covey.plan.layout import computes_low
 from covey.plan.problem import problem
 from covey.plan.shape import counted
 from covey.types import Fix, Problem
