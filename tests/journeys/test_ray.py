@@ -21,9 +21,10 @@ import pytest
 from covey.checkpoint.read import verify
 from covey.cli.listening import processes_below
 from covey.training.facts.ray_cluster import silence
+from faults import rank_run
 from journeys.helpers import assert_same_run, covey, flags, rows, small, write_jsonl
 from support.processes import _free_port
-from support.ranks import MARK, left, marked
+from support.ranks import MARK, left, marked, run_ranks
 
 pytestmark = pytest.mark.multi
 
@@ -52,7 +53,7 @@ def test_a_ray_of_its_own(tmp_path: Path) -> None:
     """Nothing differs from torchrun but the line on Ray, and nothing is left of it."""
     given = options(tmp_path, max_steps=3, save_steps=3)
     folders = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
-    own = {MARK: str(tmp_path), "TMPDIR": str(folders), "RAY_ADDRESS": "local"}
+    own = {MARK: str(tmp_path), "TMPDIR": str(folders), "RAY_ADDRESS": "local", "OMP_NUM_THREADS": "1"}
     ray = run(["train", *flags({**given, "launcher": "ray"})], tmp_path, **own)
     out, err = ray.communicate(timeout=_LIMIT_S)
     assert ray.returncode == 0, err + out
@@ -60,12 +61,12 @@ def test_a_ray_of_its_own(tmp_path: Path) -> None:
     assert [path.name for path in folders.iterdir() if path.name.startswith("covey")] == []
     shutil.rmtree(folders)
     (tmp_path / "run").rename(tmp_path / "ray")
-    torchrun = run(["train", *flags(given)], tmp_path)
-    plain, err = torchrun.communicate(timeout=_LIMIT_S)
-    assert torchrun.returncode == 0, err
+    plain = run_ranks(rank_run.__file__, "none", "none", "0", "train", *flags(given), folder=tmp_path)
+    assert plain.code == 0, plain.said
     assert_same_run(tmp_path / "ray", tmp_path / "run", step=3)
     # One voice: what is printed differs in the opening words alone.
-    kinds = [[line.split()[0] for line in text.splitlines() if line[:1].strip()] for text in (out, plain)]
+    texts = (out + err, plain.said)
+    kinds = [[line.split()[0] for line in text.splitlines() if line[:1].strip()] for text in texts]
     assert kinds[0] == ["ray", *kinds[1]]
     opening = out[: out.index("run  ")]
     assert "on all addresses" in opening and "token" in opening
