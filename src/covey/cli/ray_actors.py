@@ -26,6 +26,7 @@ from covey.cli.ray_rank import RankProcess
 from covey.errors import ConfigError
 from covey.plan.check_ray import too_few, unusable
 from covey.plan.facts import RayFacts
+from covey.plan.shape import counted
 from covey.types import Fix, Problem
 
 # The least that Ray takes; nothing of a run goes through it.
@@ -127,8 +128,8 @@ class Cluster:
                 return False
             if not is_said and time.monotonic() > until:
                 is_said = True
-                free = int(ray.available_resources().get(self.kind, 0))
-                words = f"Ray has {free} free {self.kind}s; others hold the rest. Ctrl-C ends the wait."
+                free = counted(int(ray.available_resources().get(self.kind, 0)), self.kind)
+                words = f"Ray has {free} free; others hold the rest. Ctrl-C ends the wait."
                 sys.stderr.write(f"covey: {words}\n")
         return True
 
