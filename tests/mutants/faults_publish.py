@@ -34,7 +34,7 @@ def samples_from_a_copy(kind: Callable[..., CopyEngine] = CopyEngine) -> Callabl
     """Runs sample from engines of their own on the model that they start from; the last rank's is of this
     kind."""
 
-    def engine_for(config: Config, facts: Any, policy: Policy) -> CopyEngine:
+    def engine_for(config: Config, facts: Any, policy: Policy, *more: Any) -> CopyEngine:
         own = load_policy(
             model_dir(config),
             device=torch.device("cpu"),
