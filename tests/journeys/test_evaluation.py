@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import pytest
 
 import covey as package
+from covey.errors import GuardStop
+from covey.training import standalone
+from covey.types import Completion
 from journeys.helpers import (
     covey,
     events,
@@ -25,6 +30,7 @@ from journeys.helpers import (
     timeless,
     write_jsonl,
 )
+from support.engines import CopyEngine
 
 
 @pytest.fixture(autouse=True)
@@ -303,3 +309,21 @@ def test_a_stream_has_no_epochs(tmp_path: Path) -> None:
     options = small("train.jsonl", "run", val_dataset=["held.jsonl"], streaming=True, eval_strategy="epoch")
     done = covey("train", *flags(options))
     assert done.code == 2 and "eval_strategy" in done.err
+
+
+class _Shifted(CopyEngine):
+    """Its logprobs are not its weights'."""
+
+    def results(self) -> Iterator[Completion]:
+        for done in super().results():
+            yield replace(done, logprobs=tuple(x - 0.02 for x in done.logprobs))
+
+
+def test_an_engine_with_a_copy_is_held_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"val_dataset": ["held.jsonl"], "reward_funcs": ["accuracy"]}
+    given |= {"max_completion_length": 8, "num_generations_eval": 1}
+    monkeypatch.setattr(standalone, "engine_for", lambda config, facts, policy, comm: CopyEngine(policy))
+    assert package.evaluate("quickstart", output_dir="one", **given).metrics["eval_reward"].count == 7
+    monkeypatch.setattr(standalone, "engine_for", lambda config, facts, policy, comm: _Shifted(policy))
+    with pytest.raises(GuardStop, match="F152: publish of version 0 to the engine: its logprobs"):
+        package.evaluate("quickstart", output_dir="two", **given)

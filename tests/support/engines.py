@@ -14,7 +14,7 @@ from covey.models.lora import plain_name
 from covey.models.policy import Policy
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.engine import NativeEngine
-from covey.types import Completion, GenerationRequest, Receipt
+from covey.types import Completion, Finding, GenerationRequest, Receipt
 
 
 class CopyEngine:
@@ -49,6 +49,12 @@ class CopyEngine:
 
     def rest(self) -> None:
         self.engine.rest()
+
+    def take_notices(self) -> list[Finding]:
+        return []
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
 
     def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
         """Take the tensors one by one."""

@@ -5,14 +5,16 @@ Axes: N sampled tokens, R of them with the whole vocabulary in their place, V vo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from covey.batching.pack import PackPlan, build_micros
-from covey.learner.backends.base import Backend
+from covey.learner.backends.base import Advance, Annotation
+from covey.models.policy import Policy
 from covey.rollout.canary import LearnersView, Sampled, View
 from covey.types import AnnotatedSample, Completion, GenerationRequest, MicroBatch, Sample, TrainSample
 
@@ -20,20 +22,32 @@ from covey.types import AnnotatedSample, Completion, GenerationRequest, MicroBat
 _CELLS = 1 << 20
 
 
-def learners_view(backend: Backend, advance: Callable[[], None]) -> View:
-    """What asks the learner of a backend, by the forward passes that train, in evaluation mode.
+class Learner(Protocol):
+    """What computes logprobs: a backend, or the policy of an evaluation."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def sampler(self) -> Policy: ...
+
+    def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor: ...
+
+
+def learners_view(learner: Learner, advance: Advance) -> View:
+    """What asks the learner, by the forward passes that train, in evaluation mode.
 
     One pass on every rank, whatever it was given, for the sampled tokens and for the whole vocabulary in
     place of the first of them. Collective.
     """
 
     def view(sampled: Sequence[Sampled]) -> LearnersView:
-        policy, vocab = backend.policy, backend.sampler.vocab
-        micro = _micro(sampled, backend)
+        policy, vocab = learner.policy, learner.sampler.vocab
+        micro = _micro(sampled, policy)
         is_training = policy.training
         policy.eval()
         try:
-            logprob_X = backend.annotate([_with_vocabulary(micro, vocab)], "old", advance).float().cpu()
+            logprob_X = learner.annotate([_with_vocabulary(micro, vocab)], "old", advance).float().cpu()
         finally:
             policy.train(is_training)
         num = int(micro.target_N.shape[0])
@@ -42,7 +56,7 @@ def learners_view(backend: Backend, advance: Callable[[], None]) -> View:
     return view
 
 
-def _micro(sampled: Sequence[Sampled], backend: Backend) -> MicroBatch:
+def _micro(sampled: Sequence[Sampled], policy: Policy) -> MicroBatch:
     """One forward pass over all completions, each with a prompt of its own."""
     rows = [
         TrainSample(
@@ -59,8 +73,8 @@ def _micro(sampled: Sequence[Sampled], backend: Backend) -> MicroBatch:
         num_iterations=1,
         max_tokens=sum(len(row.annotated.sample.token_ids) for row in rows),
         max_completion_length=max(len(row.loss_mask) for row in rows),
-        stream=backend.policy.stream,
-        device=backend.policy.device,
+        stream=policy.stream,
+        device=policy.device,
     )
     (micro,) = build_micros([rows], plan)
     return micro

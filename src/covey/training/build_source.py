@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from covey.comm import Comm
 from covey.data.order import Order
 from covey.data.pass_rates import levels
-from covey.learner.backends.base import Backend
-from covey.learner.canary import learners_view
+from covey.learner.canary import Learner, learners_view
 from covey.models.lora import tied_names
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
@@ -17,7 +17,7 @@ from covey.rewards.registry import metric_names
 from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
-from covey.rollout.publisher import Publisher
+from covey.rollout.publisher import Owner, Publisher
 from covey.training import settings
 from covey.training.evaluate import EvalPrompts, Evaluator
 from covey.training.facts import Survey
@@ -51,19 +51,23 @@ def prompt_supply(config: Config, found: Survey, plan: BatchPlan) -> TableSupply
     return TableSupply(prompts=found.prompts, order=order)
 
 
-def publisher_for(config: Config, found: Survey, backend: Backend, engine: Engine, comm: Comm) -> Publisher:
-    """What gives an engine the weights of a backend, with a canary where the engine holds a copy of them."""
+class _Owner(Owner, Learner, Protocol):
+    """What owns weights and computes with them: a backend, or the policy of an evaluation."""
+
+
+def publisher_for(config: Config, found: Survey, owner: _Owner, engine: Engine, comm: Comm) -> Publisher:
+    """What gives an engine the weights, with a canary where the engine holds a copy of them."""
     if not engine.capabilities.holds_weights:
-        return Publisher(backend, engine, comm)
+        return Publisher(owner, engine, comm)
     assert found.codec is not None
-    vocab = min(backend.sampler.vocab, found.codec.tokenizer.get_vocab_size())
-    own = settings.compute_dtype(config, backend.policy.device)
+    vocab = min(owner.sampler.vocab, found.codec.tokenizer.get_vocab_size())
+    own = settings.compute_dtype(config, owner.policy.device)
     canary = Canary(
         requests=canary_requests(vocab),
-        view=learners_view(backend, comm.activity.advance),
+        view=learners_view(owner, comm.activity.advance),
         bound=Bound(own, engine.capabilities.dtype or own),
     )
-    return Publisher(backend, engine, comm, canary=canary, tied=tied_names(backend.sampler))
+    return Publisher(owner, engine, comm, canary=canary, tied=tied_names(owner.sampler))
 
 
 def source_for(

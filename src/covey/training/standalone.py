@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from covey.comm import LocalComm
 from covey.config.adapters import ADAPTER_CONFIG
@@ -20,6 +21,7 @@ from covey.config.quantization import quantization_of
 from covey.config.resolve import Resolved
 from covey.data.pass_rates import FILE as PASS_RATES
 from covey.data.pass_rates import lines_of
+from covey.learner.backends.base import Advance, Annotation
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.live import LiveModel, lent
 from covey.models.load import base_directory, choose_stream, load_adapted, load_policy
@@ -29,10 +31,10 @@ from covey.models.quantized import cast_unpacked
 from covey.options.schema import Config
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import NamedWeights
-from covey.rollout.publisher import Publisher
 from covey.rollout.records import records_of
 from covey.telemetry.jsonl import encode, write_text
 from covey.training.backend import engine_for
+from covey.training.build_source import publisher_for
 from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir
 from covey.training.facts.evaluation import survey_checked
@@ -41,7 +43,7 @@ from covey.training.process import own_device
 from covey.training.scoring import Scoring
 from covey.training.settings import compute_dtype, reward_weights, sampling
 from covey.training.state import Progress
-from covey.types import Metric
+from covey.types import Metric, MicroBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     engine = engine_for(config, found.facts, policy, comm)
     evaluator = Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
-        publisher=Publisher(_Still(policy), engine, comm),
+        publisher=publisher_for(config, found, _Still(policy), engine, comm),
         score=Scoring(found.rewards, reward_weights(config), Progress(), None),
         codec=found.codec,
         plan=CollectPlan(
@@ -96,15 +98,21 @@ class _Still:
     """The owner of a policy that no step changes."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self.policy = self.sampler = policy
 
     def rollout_view(self) -> AbstractContextManager[Policy]:
         """The policy with its adapter merged."""
-        return merged(self._policy)
+        return merged(self.policy)
 
     def weights(self, dtype: torch.dtype | None = None) -> NamedWeights:
         """Under transformers' names."""
-        return ((n, w if dtype is None else w.to(dtype)) for n, w in plain_weights(self._policy))
+        return ((n, w if dtype is None else w.to(dtype)) for n, w in plain_weights(self.policy))
+
+    @torch.no_grad()
+    def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
+        """Logprobs of the trained tokens by the policy."""
+        assert which == "old", "an evaluation has no other policy"
+        return torch.cat([self.policy(micro).logprob_N for micro in micros])
 
 
 def _output_dir(resolved: Resolved, directory: Path) -> Path:
