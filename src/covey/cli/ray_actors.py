@@ -205,8 +205,8 @@ def _started(folder: str, num_ranks: int) -> Iterator[Cluster]:
         try:
             ray.init(
                 address="local",
-                # torchrun starts as many processes as it is asked for too.
-                num_cpus=max(num_ranks, os.cpu_count() or 1),
+                # One for each actor; Ray starts so many workers at once.
+                num_cpus=num_ranks,
                 include_dashboard=False,
                 object_store_memory=_STORE_BYTES,
                 log_to_driver=False,
