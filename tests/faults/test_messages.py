@@ -19,6 +19,8 @@ from covey.cli.main import main
 from covey.cli.options import read
 from covey.config.names import look_up
 from covey.errors import ConfigError
+from covey.options.declare import fields_of
+from covey.options.verbs import RolloutOptions
 from covey.plan.checks import refuse_faults
 from covey.plan.words import flags
 from covey.training.facts import survey
@@ -99,6 +101,7 @@ def test_no_message_is_left_over() -> None:
 def test_every_option_that_a_message_names_is_one() -> None:
     """What follows two dashes in a text is an option of this version, or the name that was typed."""
     foreign = {"--help", "--repo-type", "--local-dir", "--dataset", "--merge"}
+    foreign |= {f"--{name}" for name in fields_of(RolloutOptions)}
     for path in MESSAGES.glob("*.txt"):
         command, _, said = path.read_text(encoding="utf-8").partition("\n")
         for flag in re.findall(r"(?<![\w-])--[A-Za-z]\w*(?:-\w+)*", said):

@@ -26,7 +26,7 @@ def server_problems(config: Config, facts: Facts) -> list[Problem]:
     if config.rollout_token_file is None or facts.token_problem is not None:
         return [*problems, _no_token(config, facts)]
     if quantization_of(config) is not None:
-        problems.append(_packed())
+        problems.append(_quantized())
     for server in facts.servers or ():
         problems += _of_one(config, facts, server)
     return problems
@@ -45,9 +45,9 @@ def _addresses(config: Config, addresses: Sequence[str]) -> list[Problem]:
     return []
 
 
-def _packed() -> Problem:
-    seen = "quant_bits packs the base of the run, and a server takes whole weights in the dtype of its model."
-    whole = Fix(text="a base that is not packed", edits={"quant_bits": None})
+def _quantized() -> Problem:
+    seen = "quant_bits quantizes the base of the run, and a server takes only weights that are not quantized."
+    whole = Fix(text="do not quantize the base", edits={"quant_bits": None})
     return problem("E422", _OPTION, seen, "", whole, _HERE)
 
 
