@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from covey.quickstart import task
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.http import _Handler
 from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
-from support.servers import Process, Running, engine_on, policy_of_server, processes, running
+from faults import covey_run
+from support.ranks import run_ranks
+from support.servers import Process, Running, covey, engine_on, policy_of_server, processes, running
 
 pytestmark = pytest.mark.multi
 
@@ -103,7 +106,7 @@ def test_a_server_that_is_killed_in_a_rollout_loses_nothing_and_comes_back(
         engine = engine_on([first.address, second.address], token=first.token)
         engine.publish(plain_weights(policies[0]), 0)
         started = time.monotonic()
-        assert tokens(sampled(engine, requests, second.popen.kill)) == tokens(expected)
+        assert tokens(sampled(engine, requests, second.kill)) == tokens(expected)
         assert time.monotonic() - started < 60
         engine.publish(plain_weights(policies[0]), 1)
         (notice,) = engine.take_notices()[:1]
@@ -318,26 +321,18 @@ def test_a_publish_that_fails_on_one_of_three_goes_on_with_two(
 # -- whole runs
 
 
-def start(folder: Path, servers: list[Process], *words: str) -> subprocess.Popen[str]:
-    """`covey train` on the servers, in `folder`."""
-    own = [
-        *("--rollout_servers", *(server.address for server in servers)),
-        *("--rollout_token_file", str(servers[0].token_file)),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with (folder / "said.log").open("w") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "covey", "train", *WORDS, *own, *words],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=folder,
-            env=environment,
-        )
+def start(folder: Path, servers: list[Process], *words: str) -> tuple[BaseProcess, Path]:
+    """`covey train` on the servers, in `folder`, and the file of what it says."""
+    own = []
+    if servers:
+        own = ["--rollout_servers", *(server.address for server in servers)]
+        own += ["--rollout_token_file", str(servers[0].token_file)]
+    return covey(folder, "train", *WORDS, *own, *words)
 
 
-def said(folder: Path) -> str:
-    return (folder / "said.log").read_text()
+def ended(run: BaseProcess, seconds: float = 120.0) -> int | None:
+    run.join(seconds)
+    return run.exitcode
 
 
 def wait_for(holds: Callable[[], object], seconds: float = 120.0) -> None:
@@ -356,78 +351,120 @@ def test_a_run_goes_on_bit_for_bit_where_a_server_is_killed(tmp_path: Path) -> N
     """Against the same run on the engine of the process."""
     (tmp_path / "own").mkdir()
     words = ["--max_steps", "12", "--output_dir", "run"]
-    done = subprocess.run(
-        [sys.executable, "-m", "covey", "train", *WORDS, *words],
-        cwd=tmp_path / "own",
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    alone, log = start(tmp_path / "own", [], *words)
     with processes(tmp_path, 2) as servers:
-        run = start(tmp_path, servers, *words)
-        wait_for(lambda: steps(tmp_path) >= 2 or run.poll() is not None)
-        servers[1].popen.kill()
-        assert run.wait(120) == 0, said(tmp_path)
-    ours, theirs = (
-        load_file(str(folder / "run/checkpoint-12/model.safetensors"))
-        for folder in (tmp_path / "own", tmp_path)
-    )
-    assert all(ours[name].equal(theirs[name]) for name in ours)
-    assert "W180" in said(tmp_path) and servers[1].address in said(tmp_path)
+        run, said = start(tmp_path, servers, *words)
+        wait_for(lambda: steps(tmp_path) >= 2 or run.exitcode is not None)
+        servers[1].kill()
+        assert ended(run) == 0, said.read_text()
+    assert ended(alone) == 0, log.read_text()
+    assert_same(tmp_path / "own/run/checkpoint-12", tmp_path / "run/checkpoint-12")
+    assert "W180" in said.read_text() and servers[1].address in said.read_text()
     events = [json.loads(x) for x in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     assert any(event.get("code") == "W180" for event in events)
+
+
+def assert_same(one: Path, two: Path) -> None:
+    """The same weights to the bit."""
+    for file in sorted(one.glob("*.safetensors")):
+        ours, theirs = load_file(str(file)), load_file(str(two / file.name))
+        assert ours and all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_ranks_share_servers_and_evaluate_on_them(tmp_path: Path, pair: list[Process]) -> None:
+    """Two ranks on two servers, with evaluations, against two ranks with an engine each."""
+    words = [*WORDS, "--max_steps", "3", "--split_dataset_ratio", "0.1", "--eval_steps", "2"]
+    words += ["--output_dir", "run"]
+    served = ["--rollout_servers", *(server.address for server in pair)]
+    served += ["--rollout_token_file", str(pair[0].token_file)]
+    for name, more in (("own", []), ("served", served)):
+        (tmp_path / name).mkdir()
+        done = run_ranks(covey_run.__file__, "train", *words, *more, folder=tmp_path / name)
+        assert done.code == 0, done.said
+    own, theirs = tmp_path / "own/run", tmp_path / "served/run"
+    assert_same(own / "checkpoint-3", theirs / "checkpoint-3")
+    evaluated = [
+        [line["eval_reward"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+         if "eval_reward" in line]
+        for run in (own, theirs)
+    ]  # fmt: skip
+    assert evaluated[0] == evaluated[1] and len(evaluated[0]) == 2
 
 
 def test_the_status_names_the_server_that_is_waited_for_and_the_run_stops(
     tmp_path: Path, pair: list[Process]
 ) -> None:
     server = pair[0]
-    run = start(tmp_path, [server], "--max_steps", "1000", "--output_dir", "run", "--rollout_timeout", "3")
-    wait_for(lambda: steps(tmp_path) >= 2 or run.poll() is not None)
+    words = ["--max_steps", "1000", "--output_dir", "run", "--rollout_timeout", "3"]
+    run, said = start(tmp_path, [server], *words)
+    wait_for(lambda: steps(tmp_path) >= 2 or run.exitcode is not None)
     try:
         server.send(signal.SIGSTOP)
         stopped = time.monotonic()
         status = tmp_path / "run/status-rank-0.json"
         wait_for(lambda: status.is_file() and json.loads(status.read_text())["service"], 10)
         assert json.loads(status.read_text())["service"] == server.address
-        assert run.wait(30) == 1
+        assert ended(run, 30) == 1
         assert time.monotonic() - stopped < 25
     finally:
         server.send(signal.SIGCONT)
         run.kill()
-    assert re.search(rf"F14[01][\s\S]*{re.escape(server.address)}", said(tmp_path)), said(tmp_path)
+    assert re.search(rf"F14[01][\s\S]*{re.escape(server.address)}", said.read_text()), said.read_text()
 
 
 def test_a_server_waits_for_the_next_run_where_its_run_is_killed(tmp_path: Path, pair: list[Process]) -> None:
     """And while a run uses it, another one is refused before it loads weights."""
     words = ["--output_dir", "run", "--max_steps", "1000"]
-    first = start(tmp_path, pair, *words)
-    wait_for(lambda: steps(tmp_path) >= 1 or first.poll() is not None)
+    first, _ = start(tmp_path, pair, *words)
+    wait_for(lambda: steps(tmp_path) >= 1 or first.exitcode is not None)
     other = tmp_path / "other"
     other.mkdir()
-    second = start(other, pair, *words)
-    assert second.wait(60) == 2
-    assert "E424" in said(other) and str(tmp_path / "run") in said(other).replace("\n         ", "")
+    second, said = start(other, pair, *words)
+    assert ended(second) == 2
+    assert "E424" in said.read_text() and "is used by the run" in said.read_text()
     first.kill()
-    first.wait()
-    third = start(other, pair, "--output_dir", "run", "--max_steps", "1")
-    assert third.wait(120) == 0, said(other)
-    assert all(server.popen.poll() is None for server in pair)
+    first.join()
+    third, said = start(other, pair, "--output_dir", "run", "--max_steps", "1")
+    assert ended(third) == 0, said.read_text()
+    assert all(server.code is None for server in pair)
 
 
 def test_a_server_ends_with_its_run_where_that_was_typed(tmp_path: Path) -> None:
     with processes(tmp_path, 1, "--end_with_run") as (server,):
         engine = engine_on([server.address], token=server.token)
         engine.publish(plain_weights(policy_of_server()), 0)
-        assert server.popen.poll() is None
+        assert server.code is None
         engine.close()
-        assert server.popen.wait(20) == 0
+        assert server.ends_with(20) == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_over_tls_the_certificate_is_checked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policies: list[Policy],
+    requests: list[GenerationRequest],
+    expected: list[Completion],
+) -> None:
+    make = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2"
+    )
+    make += " -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(make.split(), cwd=tmp_path, check=True, capture_output=True)
+    with processes(tmp_path, 1, "--ssl_certfile", "cert.pem", "--ssl_keyfile", "key.pem") as (server,):
+        assert server.address.startswith("https://")
+        engine = engine_on([server.address], token=server.token)
+        with pytest.raises(RunFailed, match="certificate verify failed"):
+            engine.publish(plain_weights(policies[0]), 0)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        engine.publish(plain_weights(policies[0]), 1)
+        assert tokens(sampled(engine, requests[:8])) == tokens(expected[:8])
+        engine.close()
 
 
 def test_only_this_machine_reaches_a_server(pair: list[Process]) -> None:
     found = listening(os.getpid())
+    # What listens in the tests' other processes is none of this.
     ports = {server.port for server in pair}
     assert ports <= set(found["127.0.0.1"])
     assert not ports & {port for address, own in found.items() if address != "127.0.0.1" for port in own}
@@ -442,4 +479,4 @@ def test_signals_end_a_server(tmp_path: Path) -> None:
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         with processes(tmp_path, 1) as (server,):
             server.send(number)
-            assert server.popen.wait(15) == code
+            assert server.ends_with(15) == code

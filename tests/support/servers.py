@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,11 @@ from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
 from covey.rollout.server.remote import Server
 from covey.rollout.server.wire import NO_VERSION, ServerStatus
+from faults import covey_run
+from support.processes import start_processes
 
 TOKEN = "a-token-of-tests"
+RUN = covey_run.__file__
 
 
 def policy_of_server(directory: Path = MODEL_DIR) -> Policy:
@@ -108,10 +111,10 @@ def engine_on(
 class Process:
     """`covey rollout` in a process of its own."""
 
-    popen: subprocess.Popen[str]
-    address: str
+    process: BaseProcess
     token_file: Path
     log: Path
+    address: str = ""
 
     @property
     def token(self) -> str:
@@ -123,27 +126,35 @@ class Process:
         """Where it listens."""
         return int(self.address.rpartition(":")[2])
 
+    @property
+    def code(self) -> int | None:
+        """What it has ended with; None while it runs."""
+        return self.process.exitcode
+
     def send(self, number: signal.Signals) -> None:
         """A signal, where it is still there."""
-        if self.popen.poll() is None:
-            os.kill(self.popen.pid, number)
+        if self.code is None and self.process.pid is not None:
+            os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.join()
+
+    def ends_with(self, seconds: float) -> int | None:
+        """What it ends with in time; None where it does not."""
+        self.process.join(seconds)
+        return self.code
 
 
 @contextmanager
 def processes(folder: Path, count: int = 1, *words: str, port: int = 0) -> Iterator[list[Process]]:
     """Servers of the embedded model with one token, ready to be used; they end with the block."""
     token_file, started = folder / "servers.token", []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     try:
         for number in range(count):
-            log = folder / f"server-{len(list(folder.glob('server-*.log')))}.log"
             given = ["--model", "quickstart", "--port", str(port), "--token_file", str(token_file), *words]
-            command = [sys.executable, "-m", "covey", "rollout", *given]
-            with log.open("w") as file:
-                popen = subprocess.Popen(
-                    command, stdout=file, stderr=subprocess.STDOUT, text=True, cwd=folder, env=environment
-                )
-            started.append(Process(popen, "", token_file, log))
+            started.append(_process(folder, token_file, given))
             if number == 0:
                 # The first one writes the token that the others read.
                 _wait_until(lambda: token_file.is_file() and bool(token_file.read_text()), started[0])
@@ -155,12 +166,23 @@ def processes(folder: Path, count: int = 1, *words: str, port: int = 0) -> Itera
         yield started
     finally:
         for server in started:
-            server.popen.kill()
-            server.popen.wait()
+            server.kill()
 
 
-def _wait_until(is_there: Any, server: Process) -> None:
+def _process(folder: Path, token_file: Path, words: Sequence[str]) -> Process:
+    process, log = covey(folder, "rollout", *words)
+    return Process(process, token_file, log)
+
+
+def covey(folder: Path, *words: str) -> tuple[BaseProcess, Path]:
+    """The command in a process of its own, in `folder`, and the file of what it says."""
+    said = Path(tempfile.mkdtemp(prefix="said-", dir=folder))
+    (process,) = start_processes(RUN, *words, processes=1, said=said, folder=folder)
+    return process, said / "0"
+
+
+def _wait_until(is_there: Callable[[], bool], server: Process) -> None:
     end = time.monotonic() + 120
-    while not is_there():
-        assert server.popen.poll() is None and time.monotonic() < end, server.log.read_text()
+    while not (server.log.is_file() and is_there()):
+        assert server.code is None and time.monotonic() < end, server.log.read_text()
         time.sleep(0.05)

@@ -87,7 +87,7 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
     server.start()
     say(f"rollout   {serving.name}, {about.dtype}, on {device}; no weights are published yet")
     say(f"token     {serving.token_file}")
-    say(f"ready     {serving.address}")
+    say(f"ready     {about.name}")
     try:
         front.serve()
     finally:
