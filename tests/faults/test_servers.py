@@ -3,6 +3,7 @@ run stops in time and names the server."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -18,20 +19,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from covey.cli.listening import listening
+from covey.comm import LocalComm
 from covey.data.text import load_codec
-from covey.errors import RunFailed
-from covey.models.lora import plain_weights
+from covey.errors import GuardStop, RunFailed
+from covey.learner.backends.single import SingleBackend
+from covey.learner.canary import learners_view
+from covey.models.lora import plain_weights, tied_names
 from covey.models.policy import Policy
 from covey.quickstart import task
+from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.native.engine import NativeEngine
+from covey.rollout.publisher import Publisher
 from covey.rollout.server.http import _Handler
 from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
 from faults import covey_run
+from support.models import VOCAB, policy_of
 from support.ranks import run_ranks
 from support.servers import Process, Running, covey, engine_on, policy_of_server, processes, running
+from support.steps import OPTIMIZER
 
 pytestmark = pytest.mark.multi
 
@@ -318,6 +327,53 @@ def test_a_publish_that_fails_on_one_of_three_goes_on_with_two(
         engine.close()
 
 
+class Mute(_Handler):
+    """Samples nothing."""
+
+    def _stream(self, call: Any) -> None:
+        raise ConnectionError("cut")
+
+
+def test_a_server_that_is_gone_before_the_canary_is_left_out() -> None:
+    """It took the weights; what the canary says of the others holds."""
+    learner = policy_of("llama")
+    backend = SingleBackend(learner, OPTIMIZER)
+    with running(copy.deepcopy(learner)) as good, running(copy.deepcopy(learner)) as bad:
+        engine = engine_on([good.address, bad.address])
+        canary = Canary(
+            requests=canary_requests(VOCAB),
+            view=learners_view(backend, lambda: None),
+            bound=Bound(torch.float32, torch.float32),
+        )
+        publisher = Publisher(backend, engine, LocalComm(), canary=canary, tied=tied_names(learner))
+        bad.http.RequestHandlerClass = Mute
+        with publisher.serve(0):
+            assert list(engine.members) == [good.address]
+        assert [bad.address in notice.seen for notice in engine.take_notices()] == [True]
+        good.http.RequestHandlerClass = Mute
+        with pytest.raises(RunFailed, match="F140"), publisher.serve(1):
+            pass
+        engine.close()
+
+
+def test_a_server_with_other_weights_stops_the_run_by_its_name() -> None:
+    learner = policy_of("llama")
+    backend = SingleBackend(learner, OPTIMIZER)
+    with running(copy.deepcopy(learner)) as good, running(copy.deepcopy(learner)) as bad:
+        engine = engine_on([good.address, bad.address])
+        publisher = Publisher(backend, engine, LocalComm(), tied=tied_names(learner))
+        real = bad.engine.publish
+
+        def keeps_one(named: Any, version: int) -> Any:
+            first, *others = list(named)
+            return real(iter([(first[0], torch.zeros_like(first[1])), *others]), version)
+
+        bad.engine.publish = keeps_one  # type: ignore[method-assign]
+        with pytest.raises(GuardStop, match=re.escape(bad.address)), publisher.serve(0):
+            pass
+        engine.close()
+
+
 # -- whole runs
 
 
@@ -446,9 +502,7 @@ def test_over_tls_the_certificate_is_checked(
     requests: list[GenerationRequest],
     expected: list[Completion],
 ) -> None:
-    make = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2"
-    )
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2"
     make += " -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     subprocess.run(make.split(), cwd=tmp_path, check=True, capture_output=True)
     with processes(tmp_path, 1, "--ssl_certfile", "cert.pem", "--ssl_keyfile", "key.pem") as (server,):

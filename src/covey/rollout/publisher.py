@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from covey.comm import Comm, raise_on_all_ranks
+from covey.errors import RunFailed
 from covey.rollout.canary import Canary, Comparison, sample_canary
 from covey.rollout.engine import Engine, NamedWeights
 from covey.rollout.receipts import Sent, check_canary, check_receipt, check_sampled_by
@@ -169,9 +170,17 @@ class Publisher:
 
         def sample() -> None:
             engines = self._engine.members or {"": self._engine}
+            lost: RunFailed | None = None
             for name, engine in engines.items() if self._is_sender else ():
-                sampled[name] = sample_canary(engine, canary.requests)
+                try:
+                    sampled[name] = sample_canary(engine, canary.requests)
+                except RunFailed as error:
+                    # It took the weights and is gone: it is asked for nothing more, and the others go on.
+                    lost = error
+                    continue
                 check_sampled_by(self._who(name), {v for c in sampled[name] for v in c.versions}, version)
+            if lost is not None and not sampled:
+                raise lost
 
         self._on_all_ranks(sample)
         comparison = Comparison(canary, list(sampled.values()))

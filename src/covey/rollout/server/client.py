@@ -74,7 +74,7 @@ class ServerEngine:
             publishes=self._publishes,
             noise_keys=self.capabilities.noise_keys,
         )
-        engine._version = self._version
+        engine._version, engine._notices = self._version, self._notices
         return engine
 
     @property
@@ -84,7 +84,8 @@ class ServerEngine:
 
     def take_notices(self) -> list[Finding]:
         """What happened to servers since the last call."""
-        found, self._notices = self._notices, []
+        found = list(self._notices)
+        self._notices.clear()
         return found
 
     # -- sampling
