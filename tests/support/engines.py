@@ -47,13 +47,6 @@ class CopyEngine:
     def abort(self, ids: Sequence[int]) -> None:
         self.engine.abort(ids)
 
-    def take_notices(self) -> list[Finding]:
-        """Nothing happens to it."""
-        return []
-
-    def close(self) -> None:
-        """It holds nothing."""
-
     def rest(self) -> None:
         self.engine.rest()
 
