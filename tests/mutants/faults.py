@@ -13,7 +13,7 @@ import torch
 
 from covey.batching import pack, samples
 from covey.learner import annotate, optimizer, reference, update
-from covey.learner.backends import single
+from covey.learner.backends import single, whole
 from covey.models.policy import Policy
 from covey.models.prefix import Prefix
 from covey.rollout import collect
@@ -386,7 +386,7 @@ def _scores(change: Callable[[Sequence[Score]], list[Score]]) -> Plant:
 
 
 def unmerged_inexactly(patch: Patch) -> None:
-    real = single.merged
+    real = whole.merged
 
     @contextmanager
     def merged(policy: Policy) -> Any:
@@ -398,7 +398,7 @@ def unmerged_inexactly(patch: Patch) -> None:
                     if not parameter.requires_grad:
                         parameter.mul_(1 + 1e-3)
 
-    patch.setattr(single, "merged", merged)
+    patch.setattr(whole, "merged", merged)
 
 
 def _does_not_move(patch: Patch) -> None:

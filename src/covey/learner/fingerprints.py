@@ -27,7 +27,6 @@ def frozen_tensors(policy: Policy, reference: Policy | None) -> dict[str, Tensor
     frozen: dict[str, Tensor] = {}
     for name, parameter in policy.named_parameters():
         if not parameter.requires_grad:
-            is_plain = not is_packed(parameter)
-            frozen |= {name: parameter.detach()} if is_plain else bytes_of(name, parameter)
+            frozen |= bytes_of(name, parameter) if is_packed(parameter) else {name: parameter.detach()}
     still = {} if reference is None else dict(reference.named_parameters())
     return {**frozen, **{f"reference {n}": p.detach() for n, p in still.items()}}

@@ -17,9 +17,9 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 class Offload:
     """What lies in CPU memory, and when.
 
-    optimizer  the moments, and masters that are not the weights themselves: but while a step uses them
-    model      what a rollout does not need of these and of the reference: during rollouts
-    reference  the reference: but while it annotates
+    optimizer  the moments, and masters that are not the weights themselves, except while a step uses them
+    model      what a rollout does not need of these and of the reference, during rollouts
+    reference  the reference, except while it annotates
     groups     groups of layers in which masters and moments come to a step, and what a rollout does not need
                comes back; None: each layer is one
     """

@@ -74,10 +74,14 @@ class Alone:
 
 
 class Steps(Protocol):
-    """What steps masters in the place of an AdamW of their own."""
+    """What steps masters: covey's AdamW, or another library."""
 
     def step(self, learning_rate: float) -> None:
         """Step the masters by their gradients."""
+        ...
+
+    def moments(self) -> list[Tensor]:
+        """The moments of all masters."""
         ...
 
     def state(self, master: Tensor) -> Mapping[str, Tensor]:
@@ -101,14 +105,14 @@ class _Group:
         steps: Steps | None,
     ) -> None:
         self.places = places
-        adam = Adam(
+        adam: Steps = steps or Adam(
             [masters[i] for i in places],
             config.kind,
             betas=config.betas,
             epsilon=config.epsilon,
             weight_decay=config.weight_decay,
         )
-        self.adam: Steps = steps or adam
+        self.adam = adam
         own = [masters[i] for i in places if low[i]]
         self.parked = Parked(lambda: [*own, *adam.moments()])
 
@@ -118,7 +122,8 @@ class Masters:
 
     `params` compute; a master that is not its parameter is copied to it after each step. What is held may be
     the shards of tensors: `across` adds up what is asked of all of them. `steps` is what steps them where
-    that is another library.
+    that is another library. Masters named in `low` are gathered in a lower dtype to compute: the model's
+    files have them rounded, so they are part of the state.
     """
 
     def __init__(
@@ -129,11 +134,13 @@ class Masters:
         config: OptimizerConfig,
         across: Across | None = None,
         steps: Steps | None = None,
+        low: Collection[str] = (),
     ) -> None:
         self.names, self.params, self.masters = list(names), list(params), list(masters)
         self._master_of = dict(zip(self.params, self.masters, strict=True))
         self._config, self._across = config, across or Alone()
         self._low = [p is not m for p, m in zip(self.params, self.masters, strict=True)]
+        self._is_saved = [is_low or n in low for n, is_low in zip(self.names, self._low, strict=True)]
         offload = config.offload
         places = [list(range(len(self.masters)))]
         if offload.optimizer or offload.model:
@@ -146,10 +153,8 @@ class Masters:
         vectors = [m for m in self.masters if m.dim() == 1]
         ups = [m for n, m in zip(self.names, self.masters, strict=True) if "lora_B" in n]
         self._sampled = [*self.masters, *vectors, *ups][-1]
-        total = self._across.sum(
-            torch.tensor(float(sum(p.numel() for p in self.masters)), dtype=torch.double)
-        )
-        self._stride = max(1, math.ceil(float(total) / _WATCHED))
+        size = torch.tensor(sum(m.numel() for m in self.masters), dtype=torch.double)
+        self._stride = max(1, math.ceil(float(self._across.sum(size)) / _WATCHED))
         self._inspections = _INSPECTED
 
     @classmethod
@@ -163,10 +168,7 @@ class Masters:
     ) -> Masters:
         """Those of a whole module, which is cast to `compute_dtype`, but for packed weights and the
         parameters named in `float32`."""
-        trained: dict[str, nn.Parameter] = {}
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                trained[name] = parameter
+        trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         cast_unpacked((p for p in module.parameters() if not p.requires_grad), compute_dtype)
         masters = [_master(p, torch.float32 if n in float32 else compute_dtype) for n, p in trained.items()]
         return cls(list(trained), list(trained.values()), masters, config, across)
@@ -297,10 +299,7 @@ class Masters:
 
     def gradients(self) -> dict[str, Tensor]:
         """The accumulated float32 gradients by parameter name; zeros where there is none."""
-        return {
-            name: torch.zeros_like(m) if m.grad is None else m.grad.detach().clone()
-            for name, m in zip(self.names, self.masters, strict=True)
-        }
+        return {name: gradient.clone() for name, gradient in self.each_gradient()}
 
     def _watched(self, places: Sequence[int], *, gradient: bool = False) -> Tensor:
         """The watched weights of some masters, or their gradients."""
@@ -330,14 +329,14 @@ class Masters:
             yield
 
     def state(self) -> dict[str, Tensor]:
-        """Moments, step counts and, where they are not the parameters themselves, masters."""
+        """Moments, step counts and, where the model's files have them in a lower dtype, masters."""
         out: dict[str, Tensor] = {}
         for group in self._groups:
             for i in group.places:
                 name, master = self.names[i], self.masters[i]
                 for key, value in group.adam.state(master).items():
                     out[f"{key}/{name}"] = group.parked.look(value)
-                if self._low[i]:
+                if self._is_saved[i]:
                     out[f"master/{name}"] = group.parked.look(master)
         return out
 
@@ -369,7 +368,7 @@ class Masters:
                     f"{kind}/{name} of the checkpoint is {tuple(tensor.shape)}, and in this run "
                     f"{tuple(master.shape)}"
                 )
-        if self._low[place]:
+        if self._is_saved[place]:
             if "master" not in found:
                 raise CheckpointError(f"the checkpoint has no master/{name}, the float32 weights of {name}")
             master.copy_(found["master"])

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces, share_of
 from covey.learner.offload import Parked
-from covey.learner.optimizer import Masters
 from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy
 
@@ -74,12 +73,13 @@ class MovingReference:
             self._policy.train(is_training)
 
     @torch.no_grad()
-    def move(self, step: int, masters: Masters) -> bool:
-        """Move the tensors towards the masters if a sync is due after this step; says whether it was."""
+    def move(self, step: int, masters: Iterable[tuple[str, Tensor]]) -> bool:
+        """Move the tensors towards the masters, which are read one after the other, if a sync is due after
+        this step; says whether it was."""
         if not self._every or step % self._every:
             return False
         with self.parked.here():
-            for name, master in masters.each():
+            for name, master in masters:
                 self._float32[name].lerp_(master, self._alpha)
             self._cast()
         return True

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @contextmanager
 def sampled_gradients(
-    trained: Mapping[str, nn.Parameter],
+    trained: Mapping[str, Tensor],
     sample: Callable[[Tensor], Tensor],
     whole: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Iterator[dict[str, Tensor]]:

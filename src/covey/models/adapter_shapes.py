@@ -210,10 +210,7 @@ def _own_shapes(shapes: ModelShapes, facts: LoraFacts, settings: LoraSettings) -
     """The tensors of an adapter of these settings."""
     found: dict[str, tuple[int, ...]] = {}
     for module in facts.targets:
-        one, other = shapes.tensors[f"{module}.weight"]
-        # GPT-2 holds its matrices turned round; the bias tells which side is the output.
-        is_turned = shapes.tensors.get(f"{module}.bias", (one,)) != (one,)
-        out, into = (other, one) if is_turned else (one, other)
+        out, into = _sides(shapes, module)
         found[_within(f"{module}.lora_A.weight")] = (settings.rank, into)
         found[_within(f"{module}.lora_B.weight")] = (out, settings.rank)
         if settings.use_dora:
@@ -295,10 +292,16 @@ def _is_vocab(shapes: ModelShapes, module: str) -> bool:
 
 
 def _num_lora(shapes: ModelShapes, module: str, settings: LoraSettings) -> int:
-    weight = shapes.tensors[f"{module}.weight"]
+    out, into = _sides(shapes, module)
+    return settings.rank * (out + into) + (out if settings.use_dora else 0)
+
+
+def _sides(shapes: ModelShapes, module: str) -> tuple[int, int]:
+    """The outputs and the inputs of a linear layer."""
+    one, other = shapes.tensors[f"{module}.weight"]
     # GPT-2 holds its matrices turned round; the bias tells which side is the output.
-    out = shapes.tensors.get(f"{module}.bias", weight)[0]
-    return settings.rank * sum(weight) + (out if settings.use_dora else 0)
+    is_turned = shapes.tensors.get(f"{module}.bias", (one,)) != (one,)
+    return (other, one) if is_turned else (one, other)
 
 
 def _numel(shapes: ModelShapes, module: str) -> int:

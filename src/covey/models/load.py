@@ -25,7 +25,7 @@ from covey.models.liger import use_liger, wants_liger
 from covey.models.lora import adapter_tensors, add_adapter, load_adapter, save_adapter
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
-from covey.models.quantized import cast_unpacked, compute_in, is_packed, loading_words
+from covey.models.quantized import cast_unpacked, compute_in, is_packed, loading_arguments
 from covey.plan.problem import problem
 from covey.types import Fix
 
@@ -136,8 +136,8 @@ def read_policy(
     packing: dict[str, Any] = {}
     if quantization is not None:
         is_stored = stored_options(json.loads((source / "config.json").read_text("utf-8"))) is not None
-        places = device or torch.device("cpu")
-        packing = loading_words(quantization, (*HEAD_LEAVES, *whole), places, is_stored=is_stored)
+        on = device or torch.device("cpu")
+        packing = loading_arguments(quantization, (*HEAD_LEAVES, *whole), on, is_stored=is_stored)
     try:
         model, report = auto.from_pretrained(
             source,

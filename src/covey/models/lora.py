@@ -177,12 +177,13 @@ def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in policy.model.named_parameters():
         if ".lora_" in name or (policy.adapter is not None and ".original_module." in name):
             continue
-        weight = parameter.detach()
-        if is_packed(parameter):
-            weight = unpacked(parameter)
+        layer: Any = None
         if name.endswith(".base_layer.weight"):
             layer = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
-            weight = weight if layer.merged else _sum(layer)
+        if layer is not None and not layer.merged:
+            weight = _sum(layer)
+        else:
+            weight = unpacked(parameter) if is_packed(parameter) else parameter.detach()
         if is_packed(parameter):
             weight = as_stored(policy.model.get_submodule(name.removesuffix(".weight")), weight)
         yield plain_name(name), weight
@@ -251,7 +252,9 @@ def load_adapter(policy: Policy, directory: Path) -> None:
 
 def merge_into_base(policy: Policy) -> nn.Module:
     """The plain model of transformers with the update added for good; the policy is used up."""
-    assert policy.adapter is not None and policy.adapter.quantization is None, "no update is added to bits"
+    assert policy.adapter is not None and policy.adapter.quantization is None, (
+        "packed weights cannot hold an update"
+    )
     model = policy.adapter.handle.merge_and_unload(safe_merge=True)
     policy.adapter = None
     return model  # type: ignore[no-any-return]
@@ -299,11 +302,10 @@ def _sum(layer: Any) -> Tensor:
     """A layer's weight with its update, as peft merges it; the layer is left as it was."""
     base = layer.get_base_layer()
     if is_packed(base.weight):
-        whole = unpacked(base.weight)
-        variant = layer.lora_variant.get(_NAME)
-        if variant is None:
+        whole, dora = unpacked(base.weight), layer.lora_variant.get(_NAME)
+        if dora is None:
             return whole + layer.get_delta_weight(_NAME)  # type: ignore[no-any-return]
-        return variant.merge_safe(layer, _NAME, whole)  # type: ignore[no-any-return]
+        return dora.merge_safe(layer, _NAME, whole)  # type: ignore[no-any-return]
     weight = base.weight.data
     try:
         # The safe kind works on a copy of the weight and puts the copy in its place.

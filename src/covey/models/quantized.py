@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -31,7 +31,7 @@ def is_packed(parameter: Tensor) -> bool:
     return type(parameter).__name__ in _PACKED
 
 
-def cast_unpacked(parameters: Iterator[nn.Parameter], dtype: torch.dtype) -> None:
+def cast_unpacked(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
     """Cast parameters in place, but for packed weights."""
     for parameter in parameters:
         if not is_packed(parameter):
@@ -45,7 +45,7 @@ def whole_shape(parameter: Tensor) -> tuple[int, ...]:
 
 
 def as_stored(layer: Any, whole_NK: Tensor) -> Tensor:
-    """The weight of a packed layer as the files of its model have it: those of GPT-2 are turned round."""
+    """The weight of a packed layer as the files of its model have it: GPT-2's are transposed."""
     return whole_NK.T if layer.source_cls.__name__ == "Conv1D" else whole_NK
 
 
@@ -72,7 +72,7 @@ def bytes_of(name: str, parameter: Any) -> dict[str, Tensor]:
     return found
 
 
-def loading_words(
+def loading_arguments(
     quantization: Quantization, whole: Sequence[str], device: torch.device, *, is_stored: bool
 ) -> dict[str, Any]:
     """The arguments with which transformers packs the linear layers of a model as it reads them onto a
@@ -81,18 +81,18 @@ def loading_words(
 
     # Its 8-bit product warns of each cast; the one below is used in its place.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    words: dict[str, Any] = {"device_map": {"": device}}
+    found: dict[str, Any] = {"device_map": {"": device}}
     if not is_stored:
         said = {**quantization.as_json(), "llm_int8_skip_modules": list(whole)}
-        words["quantization_config"] = BitsAndBytesConfig.from_dict(said)
-    return words
+        found["quantization_config"] = BitsAndBytesConfig.from_dict(said)
+    return found
 
 
 def compute_in(model: nn.Module, quantization: Quantization, dtype: torch.dtype) -> None:
     """Let the packed layers of a model multiply in a dtype, or in that of the quantization.
 
-    bitsandbytes' own layers would not do. Of 8 bits they round the inputs, by what else is in the batch, so a
-    token's logprob would depend on the tokens beside it; of 4 bits they change bias and packing in place.
+    bitsandbytes' own layers are replaced. Those of 8 bits round the inputs by what else is in the batch, so a
+    token's logprob would depend on the tokens beside it; those of 4 bits change bias and packing in place.
     """
     four, eight = _layers()
     asked = quantization.compute_dtype

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from covey.learner.backends.deepspeed import ZeroEngine, partition
 from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.backends.single import SingleBackend
 from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
-from covey.learner.optimizer import OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import Hollow, hollow_policy, rows_of_source, sharded_policy
-from covey.learner.sharding.partitions import Partitioned, PartitionedReference
-from covey.learner.sharding.reference import ShardedReference
-from covey.learner.sharding.units import Sharded, Sharding, sharding_over
+from covey.learner.sharding.partitions import Partitioned
+from covey.learner.sharding.reference import SplitReference
+from covey.learner.sharding.units import Sharded, sharding_over
 from covey.models.live import LiveModel, take_weights
 from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy, prepare_policy
 from covey.models.lora import load_adapter
@@ -41,6 +40,9 @@ from covey.training import settings
 from covey.training.facts import model_dir
 from covey.training.facts.model import lora_settings
 from covey.training.served import served_engine
+
+# Splits a policy without weights over the ranks, and fills it from a source; False: it is a frozen reference.
+Splitter = Callable[[Hollow, Path | nn.Module, bool], Any]
 
 
 def backend_for(
@@ -143,81 +145,54 @@ def _sharded(
 
     trained, sampler = hollow(first, of_reference or own, trains=True), hollow(first, own, trains=False)
     trained.policy.keep_activations(recompute_of(config, facts))
-    still: Hollow | None = None
+    split = _by_fsdp(config, facts, device, dtype) if facts.layout.fsdp else _by_zero3(config, facts, dtype)
+    frozen: Any = None
     if reference and lora is None and not config.sync_ref_model:
         still = hollow(start, None, trains=False)
         still.policy.requires_grad_(False).eval()
         for parameter in still.policy.parameters():
             parameter.data = parameter.data.to(dtype)
+        frozen = split(still, start, False)
     if live is not None and lora is None and resume is not None:
+        # The reference has been read by now: it is the model as it was given.
         take_weights(live.model, resume, trust_remote_code=config.trust_remote_code)
     trained.policy.train()
-    pace = settings.reference_pace(config, trained.policy) if reference else None
-    kind = _fsdp2 if facts.layout.fsdp else _zero3
-    starts = _Starts(trained, first, sampler, still, start, pace, new_values=of_reference is not None)
-    return kind(config, facts, device, dtype, starts)
+    policy = split(trained, first, True)
+    pace = settings.reference_pace(config, policy.policy) if reference else None
+    moving = None if pace is None else SplitReference(policy, **pace)
+    if of_reference is not None:
+        policy.refill(sampler.values)
+    how: dict[str, Any] = {"compute_dtype": dtype, "reference": frozen, "moving": moving}
+    optimizer = settings.optimizer(config, facts.layout)
+    if facts.layout.fsdp:
+        how["reduces_each"] = reduces_each(config, facts)
+        return FSDP2Backend(policy, sampler.policy, optimizer, **how)
+    return Zero3Backend(policy, sampler.policy, optimizer, **how)
 
 
-@dataclass(frozen=True, slots=True)
-class _Starts:
-    """What a split model starts from: policy, sampler, and the reference where it is a model of its own, with
-    the places of their weights. `pace` is that of a reference which moves or has an adapter of its own: it is
-    made of the policy, which has `new_values` after it."""
-
-    policy: Hollow
-    source: Path | nn.Module
-    sampler: Hollow
-    still: Hollow | None
-    still_source: Path | nn.Module
-    pace: Mapping[str, Any] | None
-    new_values: bool
-
-
-def _fsdp2(
-    config: Config, facts: Facts, device: torch.device, dtype: torch.dtype, starts: _Starts
-) -> Backend:
-    def split(found: Hollow, source: Path | nn.Module, how: Sharding) -> Sharded:
-        return sharded_policy(found, source, how, dtype, trust_remote_code=config.trust_remote_code)
-
+def _by_fsdp(config: Config, facts: Facts, device: torch.device, dtype: torch.dtype) -> Splitter:
     sharding = sharding_over(facts.layout, device)
     # FSDP itself keeps the shards of a reference in CPU memory, and copies a layer at a time.
-    parked = replace(sharding, offload=sharding.offload or config.offload_reference)
-    still = None if starts.still is None else split(starts.still, starts.still_source, parked)
-    sharded = split(starts.policy, starts.source, sharding)
-    moving = None if starts.pace is None else ShardedReference(sharded, **starts.pace)
-    if starts.new_values:
-        sharded.refill(starts.sampler.values)
-    return FSDP2Backend(
-        sharded,
-        starts.sampler.policy,
-        settings.optimizer(config, facts.layout),
-        compute_dtype=dtype,
-        reduces_each=reduces_each(config, facts),
-        reference=still,
-        moving=moving,
-    )
+    of_reference = replace(sharding, offload=sharding.offload or config.offload_reference)
+
+    def split(found: Hollow, source: Path | nn.Module, trains: bool) -> Sharded:
+        how = sharding if trains else of_reference
+        return sharded_policy(found, source, how, dtype, trust_remote_code=config.trust_remote_code)
+
+    return split
 
 
-def _zero3(
-    config: Config, facts: Facts, device: torch.device, dtype: torch.dtype, starts: _Starts
-) -> Backend:
-    optimizer, own = settings.optimizer(config, facts.layout), engine_settings(config, facts)
+def _by_zero3(config: Config, facts: Facts, dtype: torch.dtype) -> Splitter:
+    own, optimizer = engine_settings(config, facts), settings.optimizer(config, facts.layout)
 
-    def split(found: Hollow, source: Path | nn.Module, optimizer: OptimizerConfig | None) -> Partitioned:
+    def split(found: Hollow, source: Path | nn.Module, trains: bool) -> Partitioned:
         with rows_of_source(found, source, trust_remote_code=config.trust_remote_code) as read:
             partition(found.policy, own, read, dtype)
-            made = Partitioned(ZeroEngine(found.policy, own, optimizer))
+            made = Partitioned(ZeroEngine(found.policy, own, optimizer if trains else None))
             made.fill_masters(read)
         return made
 
-    still = None if starts.still is None else split(starts.still, starts.still_source, None)
-    made = split(starts.policy, starts.source, optimizer)
-    moving = None if starts.pace is None else PartitionedReference(made, **starts.pace)
-    if starts.new_values:
-        made.refill(starts.sampler.values)
-    return Zero3Backend(
-        made, starts.sampler.policy, optimizer, compute_dtype=dtype, reference=still, moving=moving
-    )
+    return split
 
 
 def _reference(first: Path | nn.Module, config: Config, device: torch.device) -> Policy:

@@ -16,7 +16,7 @@ from covey.plan.memory import LIBRARIES, MemoryPlan
 from covey.types import Finding, Metric, Severity
 
 MOST_OVER = 0.15
-"""The share by which a GPU may hold more than the forecast says without a word."""
+"""How far a GPU may exceed its forecast before a warning, as a share of it."""
 
 PHASES = ("rollout", "annotate", "update")
 """The phases of a step that are measured."""

@@ -284,7 +284,7 @@ def _reference(steps: int, **options: Any) -> float:
     pace = settings.reference_pace(config_of(beta=0.1, **options), own)
     moving = None if pace is None else MovingReference(own, reference, **pace, dtype=torch.float32)
     for number in range(1, steps + 1) if moving is not None else ():
-        moving.move(number, Masters.of(own, OPTIMIZER))
+        moving.move(number, Masters.of(own, OPTIMIZER).each())
     return float(next(reference.parameters()).detach().flatten()[0])
 
 

@@ -55,7 +55,7 @@ def test_three_syncs_by_hand(dtype):
     for step in range(1, 10):
         if step in policies:
             set_to(masters.masters, policies[step])
-        assert moving.move(step, masters) == (step in policies)
+        assert moving.move(step, masters.each()) == (step in policies)
         now = wanted.get(step, now)
         assert moving.last_sync(step) == step // 3 * 3
         exact = torch.tensor(now)
@@ -72,7 +72,7 @@ def test_a_copy_is_exact():
     with torch.no_grad():
         for master in masters.masters:
             master.copy_(torch.randn_like(master))
-    moving.move(1, masters)
+    moving.move(1, masters.each())
     for master, (name, parameter) in zip(masters.masters, reference.named_parameters(), strict=True):
         assert torch.equal(moving.state()[name], master)
         assert torch.equal(parameter, master.to(BF16))
@@ -85,7 +85,7 @@ def test_small_moves_add_up_below_bfloat16():
     set_to(masters.masters, 2.0)
     alone = torch.ones(1, dtype=BF16)
     for step in range(1, 101):
-        moving.move(step, masters)
+        moving.move(step, masters.each())
         alone = alone + 1e-3 * (2.0 - alone)
     assert alone == 1.0
     held = next(iter(moving.state().values()))

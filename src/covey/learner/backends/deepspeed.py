@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from covey.algorithm.losses import LossOutput
 from covey.learner.backends.base import LossFunction
 from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
-from covey.learner.sharding.build import ReadRows
 from covey.learner.sharding.fragments import Fragment, Fragments
 from covey.learner.sharding.room import computing_dtypes
+from covey.learner.sharding.rows import ReadRows
 from covey.learner.sharding.units import join_group
 from covey.models.policy import Policy
 from covey.types import MicroBatch, TokenStats
@@ -54,8 +54,8 @@ def _library(device: torch.device) -> Any:
 
 @contextmanager
 def _quiet_import() -> Iterator[None]:
-    """Within it no logger says less than an error: DeepSpeed's are made as it is imported. Its autotuner,
-    which nothing uses, does without mlflow, which would take most of the time."""
+    """Within it DeepSpeed is imported without its warnings, and without mlflow, which takes most of the
+    import's time and serves an autotuner that covey does not use."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     is_hidden = "mlflow" not in sys.modules
@@ -82,8 +82,8 @@ def _local_rank() -> Iterator[None]:
 
 
 def _settings(given: Settings, dtype: torch.dtype) -> dict[str, Any]:
-    """What DeepSpeed is given. It casts what it trains, and of an adapter that is float32; `linear` it would
-    replace for every model of the process."""
+    """What DeepSpeed is given: the dtype of what it trains, float32 for an adapter; and to leave torch's
+    `linear` alone, which it would replace for every model of this process."""
     own = copy.deepcopy(dict(given))
     own["bf16"] = {"enabled": dtype == torch.bfloat16}
     own["zero_optimization"] = {**own["zero_optimization"], "memory_efficient_linear": False}
@@ -104,16 +104,16 @@ class ZeroEngine:
         self.stage: int = given["zero_optimization"]["stage"]
         every = self._trained.values() if config is not None else policy.parameters()
         settings = _settings(given, next(iter(every)).dtype)
-        self._adam = None if config is None else self._optimizer(config)
+        self._adam = None if config is None else self._make_adam(config)
         with _local_rank():
             self._engine: Any = library.initialize(model=policy, optimizer=self._adam, config=settings)[0]
-        self._optimizer_: Any = self._engine.optimizer
+        self._optimizer: Any = self._engine.optimizer
         self.masters: dict[str, nn.Parameter] = {}
         self._places: dict[int, tuple[Tensor, int, int]] = {}
         found = {name: self._place(name, p) for name, p in self._trained.items()} if config else {}
         self.fragments = Fragments(found, policy.device)
 
-    def _optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
+    def _make_adam(self, config: OptimizerConfig) -> torch.optim.Optimizer:
         """AdamW of torch; weight decay spares biases and norms."""
         matrices = [p for n, p in self._trained.items() if len(self.shape(n)) > 1]
         others = [p for n, p in self._trained.items() if len(self.shape(n)) <= 1]
@@ -131,7 +131,7 @@ class ZeroEngine:
 
     def _place(self, name: str, parameter: Any) -> Fragment:
         """Where this rank's fragment lies, whose master is made of it."""
-        optimizer, shape = self._optimizer_, self.shape(name)
+        optimizer, shape = self._optimizer, self.shape(name)
         if self.stage == 3:
             group, offset, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
             first, count = _partition(parameter)
@@ -168,7 +168,7 @@ class ZeroEngine:
         parameter: Any = self._trained[name]
         count = self.fragments[name].count
         if self.stage == 3:
-            part, _ = self._optimizer_._get_fp32_grad_state_partition(parameter, True)
+            part, _ = self._optimizer._get_fp32_grad_state_partition(parameter, True)
         elif count:
             part = parameter._hp_mapping.get_lp_grad_fragment(parameter._index_in_param_group)
         else:
@@ -184,13 +184,13 @@ class ZeroEngine:
         for master in self.masters.values():
             master.grad = None
         self._engine.step()
-        if self._optimizer_.overflow:
+        if self._optimizer.overflow:
             raise NonFiniteGradient("DeepSpeed found a gradient that is not finite, and has not stepped")
         self._forget()
 
     def discard(self) -> None:
         """Let go of the accumulated gradient: the next step is as if it had never been."""
-        optimizer = self._optimizer_
+        optimizer = self._optimizer
         for master in self.masters.values():
             master.grad = None
         optimizer.zero_grad(set_to_none=True)
@@ -208,15 +208,23 @@ class ZeroEngine:
         optimizer.micro_step_id = -1
 
     def _forget(self) -> None:
-        """ZeRO-3 keeps the gradient of a step where the next one has none."""
+        """Zero the gradients in stage 3: where the next step has none, DeepSpeed would take the old one."""
         for name in self.masters if self.stage == 3 else ():
             self._gradient(name).zero_()
+
+    def moments(self) -> list[Tensor]:
+        """Those of all masters, with DeepSpeed's padding."""
+        return [v for flat in self._flats() for v in self._state(flat).values() if v.dim()]
 
     def state(self, master: Tensor) -> Mapping[str, Tensor]:
         """Its moments, and the steps that were taken; nothing before the first."""
         flat, offset, count = self._places[id(master)]
         held = self._state(flat)
         return {k: v.narrow(0, offset, count) if v.dim() else v for k, v in held.items()}
+
+    def _flats(self) -> Iterable[Tensor]:
+        """The buffers that DeepSpeed steps, each once."""
+        return {id(flat): flat for flat, _, _ in self._places.values()}.values()
 
     def _state(self, flat: Tensor) -> dict[str, Tensor]:
         assert self._adam is not None
@@ -227,7 +235,7 @@ class ZeroEngine:
         """Go on with moments and steps."""
         assert self._adam is not None
         flat, offset, count = self._places[id(master)]
-        for other in {id(f): f for f, _, _ in self._places.values()}.values():
+        for other in self._flats():
             if not self._state(other):
                 zeros = {k: torch.zeros_like(other.detach()) for k, v in moments.items() if v.dim()}
                 steps = {"step": torch.zeros((), dtype=torch.float32, device=other.device)}
@@ -239,16 +247,13 @@ class ZeroEngine:
     # -- weights
 
     def held(self) -> dict[str, Tensor]:
-        """What this rank holds of each tensor as it computes: all of it, or in stage 3 its part."""
+        """In stage 3, this rank's part of each tensor as it computes."""
         own: dict[str, Any] = dict(self.policy.named_parameters())
-        if self.stage < 3:
-            return {n: p.detach() for n, p in own.items()}
         return {n: p.ds_tensor.detach().reshape(-1)[: _partition(p)[1]] for n, p in own.items()}
 
     def let_go(self) -> None:
         """Free the weights that passes have left gathered, in stage 3."""
-        if self.stage == 3:
-            getattr(self._optimizer_, "parameter_offload", self._optimizer_).partition_all_parameters()
+        getattr(self._optimizer, "parameter_offload", self._optimizer).partition_all_parameters()
 
     @contextmanager
     def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:

@@ -7,40 +7,33 @@ and stepped are the shards, as plain tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from covey.algorithm.losses import LossOutput
-from covey.checkpoint.model_files import ModelFiles
 from covey.checkpoint.pieces import Piece, SavedPieces
-from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
-from covey.learner.backends.writers import adapter_writer, model_writer
-from covey.learner.fingerprints import whole_checksums
+from covey.learner.backends.base import LossFunction, Objective
+from covey.learner.backends.split import SplitModel
 from covey.learner.offload import Parked
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
-from covey.learner.sharding.room import Room, Shards, computing_dtypes
+from covey.learner.sharding.room import Shards
 from covey.learner.sharding.units import Sharded, local
-from covey.models.lora import adapter_off, adapter_tensors, merged, plain_weights, reset_magnitudes
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
-class FSDP2Backend:
+class FSDP2Backend(SplitModel):
     """FSDP averages gradients over ranks, so losses are scaled by their number.
 
-    `sampler` is a policy without weights beside the sharded one: a rollout fills it and lets go of it after.
     Where `reduces_each`, a micro-batch's gradients are reduced as it ends, so that no rank holds whole ones;
     else they add up whole, in float32, and are reduced in the last.
     """
-
-    is_sharded = True
 
     def __init__(
         self,
@@ -53,72 +46,32 @@ class FSDP2Backend:
         reference: Sharded | None = None,
         moving: MovingReference | None = None,
     ) -> None:
-        self._sharded, self._reference, self._reduces_each = sharded, reference, reduces_each
-        self.policy, self.sampler = sharded.policy, sampler
-        self.moving = moving
         self.dp_rank, self.dp_world = dist.get_rank(), dist.get_world_size()
         self.grad_scale = float(self.dp_world)
-        trained = {n: p for n, p in sharded.parameters.items() if p.requires_grad}
-        shards = [nn.Parameter(local(p)) for p in trained.values()]
         mesh = sharded.sharding.mesh
-        self._trained, self._across = trained, Shards(mesh.get_group(mesh.ndim - 1))
-        self.masters = Masters(list(trained), shards, shards, config, self._across)
+        across = Shards(mesh.get_group(mesh.ndim - 1))
+        self._reduces_each = reduces_each
+        self._trained = {n: p for n, p in sharded.parameters.items() if p.requires_grad}
+        super().__init__(
+            sharded, sampler, compute_dtype=compute_dtype, across=across, reference=reference, moving=moving
+        )
+        shards = [nn.Parameter(local(p)) for p in self._trained.values()]
+        low = [n for n in self._trained if self._room.dtypes[n] != torch.float32]
+        self.masters = Masters(list(self._trained), shards, shards, config, across, low=low)
         self._offload = config.offload
         self._shards = Parked(self._all_shards)
         if moving is not None and config.offload.reference:
             moving.parked = Parked(moving.own_tensors)
             moving.parked.leave()
-        self._room = Room(
-            sampler, sharded.sharding.device, computing_dtypes(sharded.parameters, compute_dtype)
-        )
-        self._reset_magnitudes()
-
-    @torch.no_grad()
-    def _reset_magnitudes(self) -> None:
-        """Give a new adapter of DoRA its magnitudes, norms of whole weights; a saved one has them, and none
-        is 0. Collective."""
-        own = {n: p for n, p in self._trained.items() if "magnitude" in n}
-        total = sum((local(p).abs().sum() for p in own.values()), torch.zeros(()))
-        if not own or self.sampler.adapter is None or float(self._across.sum(total)):
-            return
-        with self._room.held(self._sharded.whole()):
-            reset_magnitudes(self.sampler.adapter)
-            self.sampler.requires_grad_(False)
-            whole = dict(self.sampler.named_parameters())
-            self._sharded.refill({name: whole[name] for name in own})
 
     def _all_shards(self) -> list[Tensor]:
         """This rank's rows of the policy and of its reference, but for what is in CPU memory in any case."""
-        own = list(self._sharded.parameters.values())
-        still = [] if self._reference is None else list(self._reference.parameters.values())
-        moving = [] if self.moving is None or self._offload.reference else self.moving.own_tensors()
-        return [*map(local, own), *(local(p) for p in still if not self._offload.reference), *moving]
-
-    def use_layout(self, probed: Policy) -> None:
-        """As probed; but each pass computes its own prompts, since one that did not would run its layers less
-        often than another rank's."""
-        for policy in (self.policy, *([self._reference.policy] if self._reference else [])):
-            policy.use_layout_of(probed)
-            policy.shares_prompts = False
-
-    @torch.no_grad()
-    def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
-        """As many passes on every rank. Collective."""
-        sharded = self._reference if which == "reference" and self._reference else self._sharded
-        values = []
-        with self._turned_to(which):
-            for micro in micros:
-                stats = sharded.policy(micro)
-                values.append(stats.entropy_N if which == "entropy" else stats.logprob_N)
-                advance()
-            sharded.let_go()
-        return torch.cat(values)
-
-    def _turned_to(self, which: Annotation) -> AbstractContextManager[object]:
-        """Within it the policy is the reference, where that is made of it."""
-        if which != "reference" or self._reference is not None:
-            return nullcontext()
-        return adapter_off(self.policy) if self.moving is None else self.moving.view()
+        found = list(self.split.held().values())
+        if self._offload.reference:
+            return found
+        if self.split_reference is not None:
+            found += self.split_reference.held().values()
+        return found if self.moving is None else [*found, *self.moving.own_tensors()]
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Forward, loss and backward; collective in each micro-batch."""
@@ -153,7 +106,7 @@ class FSDP2Backend:
         sample: Callable[[Tensor], Tensor],
     ) -> dict[str, Tensor]:
         """What autograd has for whole weights, before FSDP reduces it: in place of it FSDP is given zeros."""
-        seen = {name: weight for name, weight in self._sharded.whole() if weight.requires_grad}
+        seen = {name: weight for name, weight in self.split.whole() if weight.requires_grad}
         self.policy.set_requires_gradient_sync(True)  # type: ignore[operator]
         with sampled_gradients(seen, sample) as sums:
             for micro in micros:
@@ -171,85 +124,24 @@ class FSDP2Backend:
 
     def move_reference(self, step: int) -> bool:
         """The rows of this rank, where a sync is due."""
-        return self.moving is not None and self.moving.move(step, self.masters)
-
-    @contextmanager
-    def rollout_view(self) -> Iterator[Policy]:
-        """The sampler with whole weights as they compute, gathered a layer at a time; the shards are in CPU
-        memory meanwhile where that was asked for."""
-        with self._room.held(self._sharded.whole()), self._rest_away(), merged(self.sampler):
-            yield self.sampler
+        return self.moving is not None and self.moving.move(step, self.masters.each())
 
     @contextmanager
     def _rest_away(self) -> Iterator[None]:
         if not self._offload.model:
             yield
             return
-        self._sharded.let_go()
+        self.split.let_go()
         with self.masters.away(), self._shards.away():
             yield
 
-    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Gathered a layer at a time; with an adapter, all of them before the first."""
-        if self.policy.adapter is not None:
-            with nullcontext() if self._room.is_held else self._room.held(self._sharded.whole()):
-                for name, weight in plain_weights(self.sampler):
-                    yield name, weight if dtype is None else weight.to(dtype)
-            return
-        held = self.sampler.named_parameters() if self._room.is_held else self._sharded.whole()
-        for name, weight in held:
-            yield name.removeprefix("model."), weight if dtype is None else weight.to(dtype)
-
-    def frozen(self) -> Mapping[str, Tensor]:
-        """The shards of the base of an adapter, and of the reference."""
-        own = {n: local(p) for n, p in self._sharded.parameters.items() if not p.requires_grad}
-        still = {} if self._reference is None else self._reference.parameters
-        return {**own, **{f"reference {n}": local(p) for n, p in still.items()}}
-
-    def trained(self) -> Mapping[str, Tensor]:
-        """The float32 shards."""
-        return {n: local(p) for n, p in self._trained.items()}
-
-    def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
-        """Sums over the shards."""
-        return whole_checksums(tensors, self._across)
-
-    def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
-        """Each rank keeps the tensors that it writes, on the CPU; the first one an adapter."""
-        adapter = self.sampler.adapter
-        if adapter is not None:
-            with self._room.held(self._sharded.whole()):
-                own = {n: t.to("cpu", copy=True) for n, t in adapter_tensors(adapter).items()}
-            return adapter_writer(adapter, own, origin, base, self.dp_rank)
-        files = ModelFiles(self.sampler.model, self.dp_rank, self.dp_world)
-        for name, weight in self._sharded.whole():
-            files.add(name.removeprefix("model."), weight)
-        return model_writer(files, origin, self.dp_rank)
-
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterable[Piece]:
         """The rows of this rank; of equal shards those of the first."""
-        masters = {f"master/{n}": local(p) for n, p in self._trained.items() if self._is_low(n)}
-        return self._sharded.pieces({**self.masters.state(), **masters})
+        return self.split.pieces(self.masters.state())
 
-    @torch.no_grad()
     def load_pieces(self, saved: SavedPieces) -> None:
         """The rows of this rank."""
-        own = self._sharded.own_rows(saved)
-        self.masters.load_state(own)
-        for name, parameter in self._trained.items():
-            if self._is_low(name):
-                local(parameter).copy_(own[f"master/{name}"])
-
-    def _is_low(self, name: str) -> bool:
-        """Whether it computes in a lower dtype than it is held in, so that no saved model has it."""
-        return self._room.dtypes[name] != torch.float32
-
-    @torch.no_grad()
-    def give_back(self, model: nn.Module) -> None:
-        """Copy the whole weights into the model that the shards were made of."""
-        own = dict(model.named_parameters(remove_duplicate=False))
-        for name, weight in self.weights():
-            own[name].copy_(weight)
+        self.masters.load_state(self.split.own_parts(saved))
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
-from covey.checkpoint.model_files import ModelFiles
 from covey.checkpoint.pieces import Piece, SavedPieces, share_of
-from covey.checksums import checksum
-from covey.learner.backends.base import Advance, Annotation, LossFunction, ModelWriter, Objective
-from covey.learner.backends.writers import adapter_writer, model_writer
-from covey.learner.fingerprints import frozen_tensors
+from covey.learner.backends.base import Annotation, LossFunction, Objective
+from covey.learner.backends.whole import WholeModel
 from covey.learner.offload import Parked, own_memory
 from covey.learner.optimizer import Across, Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
-from covey.models.live import fold_adapter
-from covey.models.lora import adapter_off, adapter_parameters, adapter_tensors, merged, plain_weights
+from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
-class SingleBackend:
+class SingleBackend(WholeModel):
     """The policy in one process; `reference` is a frozen policy where the loss has a KL term.
 
     A policy with an adapter needs none: its reference is the policy with the adapter off, or with that of
@@ -73,35 +68,13 @@ class SingleBackend:
     def use_layout(self, probed: Policy) -> None:
         """The policy was probed itself."""
 
-    @torch.no_grad()
-    def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
-        """Logprobs of the trained tokens by the current policy (`old`) or by the reference, or entropies."""
-        values = []
-        with self._model_of(which) as policy:
-            for micro in micros:
-                stats = policy(micro)
-                values.append(stats.entropy_N if which == "entropy" else stats.logprob_N)
-                advance()
-        return torch.cat(values)
-
-    @contextmanager
-    def _model_of(self, which: Annotation) -> Iterator[Policy]:
+    def _model_of(self, which: Annotation) -> AbstractContextManager[Policy]:
         if which != "reference":
             self._let_reference_go()
-            yield self.policy
-            return
-        if self._parked_reference.is_away:
+        elif self._parked_reference.is_away:
             # It stays until something else is computed: a rollout is annotated in several calls.
             self._parked_reference.come()
-        if self.moving is not None:
-            with self.moving.view() as reference:
-                yield reference
-        elif self.policy.adapter is not None:
-            with adapter_off(self.policy):
-                yield self.policy
-        else:
-            assert self.reference is not None, "nothing asked for a reference when the run was built"
-            yield self.reference
+        return super()._model_of(which)
 
     def _let_reference_go(self) -> None:
         if self._offload.reference and not self._parked_reference.is_away:
@@ -145,19 +118,13 @@ class SingleBackend:
 
     def move_reference(self, step: int) -> bool:
         """Where the reference follows the policy, and a sync is due."""
-        return self.moving is not None and self.moving.move(step, self.masters)
+        return self.moving is not None and self.moving.move(step, self.masters.each())
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
-        """The policy itself, in evaluation mode, its adapter merged where that is exact; what no rollout
-        needs is in CPU memory where that was asked for."""
-        training = self.policy.training
-        self.policy.eval()
-        try:
-            with self._rest_away(), merged(self.policy):
-                yield self.policy
-        finally:
-            self.policy.train(training)
+        """What no rollout needs is in CPU memory where that was asked for."""
+        with self._rest_away(), super().rollout_view() as sampler:
+            yield sampler
 
     @contextmanager
     def _rest_away(self) -> Iterator[None]:
@@ -171,43 +138,17 @@ class SingleBackend:
                 torch.cuda.empty_cache()
             yield
 
-    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Weights under transformers' names, adapters merged, in `dtype` (None: as held)."""
-        for name, weight in plain_weights(self.policy):
-            yield name, weight if dtype is None else weight.to(dtype)
-
     def frozen(self) -> Mapping[str, Tensor]:
-        """Frozen tensors of the policy, and a reference that does not move."""
-        found = frozen_tensors(self.policy, None if self.moving is not None else self.reference)
-        return {name: self._parked_reference.look(tensor) for name, tensor in found.items()}
-
-    def trained(self) -> Mapping[str, Tensor]:
-        """The trained parameters, as they compute."""
-        return {n: p.detach() for n, p in self.policy.named_parameters() if p.requires_grad}
-
-    def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
-        """Those of the tensors themselves."""
-        return [checksum(tensor) for tensor in tensors.values()]
-
-    def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
-        """Tensors are dealt out to the processes; the first one writes an adapter."""
-        adapter = self.policy.adapter
-        if adapter is not None:
-            return adapter_writer(adapter, adapter_tensors(adapter), origin, base, self.dp_rank)
-        files = ModelFiles(self.policy.model, self.dp_rank, self.dp_world)
-        return model_writer(files.add_all(self.policy.model.named_parameters()), origin, self.dp_rank)
+        """Also those that are in CPU memory."""
+        return {name: self._parked_reference.look(tensor) for name, tensor in super().frozen().items()}
 
     def pieces(self) -> Iterable[Piece]:
         """Its part of AdamW's moments and the masters, whole tensors."""
         return share_of(self.masters.state(), self.dp_rank, self.dp_world)
 
-    def give_back(self, model: nn.Module) -> None:
-        """The policy is that model; an adapter is added to it for good."""
-        fold_adapter(self.policy)
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
     def load_pieces(self, saved: SavedPieces) -> None:
         """Restore moments and masters."""
         self.masters.load_state(saved)
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from covey.learner.sharding.hollow import add_hollow_adapter, hollow_model
-from covey.learner.sharding.rows import FileRows, file_keys, rows_of
+from covey.learner.sharding.rows import FileRows, ReadRows, file_keys, rows_of
 from covey.learner.sharding.units import Sharded, Sharding
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import read_policy
 from covey.models.lora import plain_name
 from covey.models.policy import Policy
-
-# A parameter's name, the first row and the last; None where nothing is known of it.
-ReadRows = Callable[[str, int, int], "Tensor | None"]
 
 
 @dataclass(frozen=True, slots=True)

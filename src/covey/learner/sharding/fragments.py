@@ -7,7 +7,7 @@ on with them: they are put together as they are saved, and each rank reads the r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces, deal, whole
 from covey.errors import CheckpointError
+from covey.learner.sharding.rows import OwnParts, parameter_of
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """So many numbers of a tensor of a shape, from `first` on where it is laid flat."""
+    """`count` numbers of a tensor of this shape, from number `first` of the flattened tensor on."""
 
     shape: tuple[int, ...]
     first: int
@@ -50,10 +51,10 @@ class Fragments:
     """This rank's fragments of named tensors, which together with those of all ranks are the tensors."""
 
     def __init__(self, fragments: Mapping[str, Fragment], device: torch.device) -> None:
-        self.fragments, self._device = fragments, device
+        self._fragments, self._device = fragments, device
 
     def __getitem__(self, name: str) -> Fragment:
-        return self.fragments[name]
+        return self._fragments[name]
 
     def whole(self, name: str, part: Tensor) -> Tensor:
         """A whole float32 tensor of which this rank has a part, to the bit. Collective."""
@@ -69,43 +70,23 @@ class Fragments:
         whole tensors, dealt out by size, on the CPU. Collective."""
         rank, world = dist.get_rank(), dist.get_world_size()
         names = sorted(parts)
-        sizes = [math.prod(self[_named(n)].shape) if parts[n].dim() else 1 for n in names]
+        sizes = [math.prod(self[parameter_of(n)].shape) if parts[n].dim() else 1 for n in names]
         own = []
         for name, owner in zip(names, deal(sizes, world), strict=True):
             part = parts[name]
             if part.dim():
-                part = self.whole(_named(name), part)
+                part = self.whole(parameter_of(name), part)
             if owner == rank:
                 own.append(whole(name, part.detach().to("cpu", copy=True)))
         return own
 
-    def own(self, saved: SavedPieces) -> Mapping[str, Tensor]:
-        """This rank's parts of saved tensors."""
-        return _Own(saved, self.fragments)
+    def own_parts(self, saved: SavedPieces) -> Mapping[str, Tensor]:
+        """This rank's parts of what `pieces` gave, on any ranks."""
 
+        def read(key: str) -> Tensor:
+            fragment, shape = self[parameter_of(key)], saved.shape(key)
+            if shape != fragment.shape:
+                raise CheckpointError(f"{key} of the checkpoint is {shape}, and in this run {fragment.shape}")
+            return fragment.of_rows(saved.read(key, *fragment.rows))
 
-class _Own(Mapping[str, Tensor]):
-    """A rank's parts of saved tensors, read as they are asked for."""
-
-    def __init__(self, saved: SavedPieces, fragments: Mapping[str, Fragment]) -> None:
-        self._saved, self._fragments = saved, fragments
-
-    def __getitem__(self, key: str) -> Tensor:
-        """The part of a tensor; all of one without dimensions."""
-        shape = self._saved.shape(key)
-        if not shape:
-            return self._saved[key]
-        fragment = self._fragments[_named(key)]
-        if shape != fragment.shape:
-            raise CheckpointError(f"{key} of the checkpoint is {shape}, and in this run {fragment.shape}")
-        return fragment.of_rows(self._saved.read(key, *fragment.rows))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._saved)
-
-    def __len__(self) -> int:
-        return len(self._saved)
-
-
-def _named(key: str) -> str:
-    return key.rpartition("/")[2]
+        return OwnParts(saved, read)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces
-from covey.learner.offload import Parked
-from covey.learner.reference import MovingReference
-from covey.learner.sharding.build import ReadRows
+from covey.learner.sharding.rows import ReadRows
 from covey.learner.sharding.units import decoder_layers
-from covey.models.policy import Policy
 
 if TYPE_CHECKING:
     from covey.learner.backends.deepspeed import ZeroEngine
 
 
 class Partitioned:
-    """The policy of an engine of stage 3."""
+    """The policy of an engine of stage 3 as `Split` says."""
 
     def __init__(self, engine: ZeroEngine) -> None:
         self.engine, self.policy = engine, engine.policy
@@ -60,43 +56,18 @@ class Partitioned:
             self.engine.masters[name].copy_(part)
             held[name].copy_(part)
 
+    def held(self) -> Mapping[str, Tensor]:
+        """The parts of this rank as they compute."""
+        return self.engine.held()
 
-class PartitionedReference(MovingReference):
-    """This rank's parts of the trained tensors as they are when it is made, in float32; for a pass they take
-    the place of the policy's."""
+    def masters(self) -> Mapping[str, Tensor]:
+        """The float32 parts of the trained tensors."""
+        return self.engine.masters
 
-    def __init__(self, partitioned: Partitioned, *, every: int, alpha: float) -> None:
-        self._partitioned, self._policy = partitioned, partitioned.policy
-        self._every, self._alpha = every, alpha
-        self._float32 = {n: m.detach().clone() for n, m in partitioned.engine.masters.items()}
-        self._computing = {}
-        self.parked = Parked()
-
-    @contextmanager
-    def view(self) -> Iterator[Policy]:
-        """The policy with the reference's parts, for passes without gradient."""
-        own = {n: t for n, t in self._partitioned.engine.held().items() if n in self._float32}
-        held = {n: t.clone() for n, t in own.items()}
-        is_training = self._policy.training
-        self._policy.eval()
-        try:
-            self._write(own, self._float32)
-            yield self._policy
-        finally:
-            self._write(own, held)
-            self._policy.train(is_training)
-
-    @torch.no_grad()
-    def _write(self, own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        """Change the parts, while no weights are gathered."""
-        self._partitioned.let_go()
-        for name, part in own.items():
-            part.copy_(values[name])
-
-    def pieces(self, rank: int, world: int) -> Iterable[Piece]:
+    def pieces(self, tensors: Mapping[str, Tensor]) -> list[Piece]:
         """This rank's share of the whole tensors. Collective."""
-        return self._partitioned.engine.fragments.pieces(self._float32)
+        return self.engine.fragments.pieces(tensors)
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def own_parts(self, saved: SavedPieces) -> Mapping[str, Tensor]:
         """The parts of this rank."""
-        self.load_state(self._partitioned.engine.fragments.own(saved))
+        return self.engine.fragments.own_parts(saved)

@@ -2,60 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.offload import Parked
 from covey.learner.reference import MovingReference
-from covey.learner.sharding.units import Sharded, local
+from covey.learner.sharding.protocol import Split
 from covey.models.policy import Policy
 
 
-class ShardedReference(MovingReference):
-    """This rank's rows of the trained tensors as they are when it is made, in float32; for a pass they take
+class SplitReference(MovingReference):
+    """This rank's parts of the trained tensors as they are when it is made, in float32; for a pass they take
     the place of the policy's."""
 
-    def __init__(self, sharded: Sharded, *, every: int, alpha: float) -> None:
-        self._sharded, self._policy = sharded, sharded.policy
+    def __init__(self, split: Split, *, every: int, alpha: float) -> None:
+        self._split, self._policy = split, split.policy
         self._every, self._alpha = every, alpha
-        self._trained = {n: local(p) for n, p in sharded.parameters.items() if p.requires_grad}
-        self._float32 = {n: t.clone() for n, t in self._trained.items()}
+        self._float32 = {n: t.detach().clone() for n, t in split.masters().items()}
         self._computing = {}
         self.parked = Parked()
 
     @contextmanager
     def view(self) -> Iterator[Policy]:
-        """The policy with the reference's rows, for passes without gradient."""
-        held = {n: t.clone() for n, t in self._trained.items()}
+        """The policy with the reference's parts, for passes without gradient."""
+        own = {n: t for n, t in self._split.held().items() if n in self._float32}
+        policys = {n: t.clone() for n, t in own.items()}
         is_training = self._policy.training
         self._policy.eval()
-        self._settle()
         try:
-            with torch.no_grad():
-                for name, rows in self._trained.items():
-                    rows.copy_(self.parked.look(self._float32[name]))
+            self._write(own, self.state())
             yield self._policy
         finally:
-            self._settle()
-            with torch.no_grad():
-                for name, rows in self._trained.items():
-                    rows.copy_(held[name])
-            self._sharded.let_go()
+            self._write(own, policys)
             self._policy.train(is_training)
 
-    def _settle(self) -> None:
-        """Wait for a GPU's copies of offloaded rows, which the CPU is about to write."""
-        device = self._sharded.sharding.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+    @torch.no_grad()
+    def _write(self, own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Change the parts, while no weights are gathered from them."""
+        self._split.let_go()
+        if self._policy.device.type == "cuda":
+            # It may still be copying offloaded parts, which the CPU is about to overwrite.
+            torch.cuda.synchronize(self._policy.device)
+        for name, part in own.items():
+            part.copy_(values[name])
 
     def pieces(self, rank: int, world: int) -> Iterable[Piece]:
-        """The rows of this rank."""
-        return self._sharded.pieces(self.state())
+        """This rank's share of the whole tensors. Collective."""
+        return self._split.pieces(self.state())
 
     def load_pieces(self, saved: SavedPieces) -> None:
-        """The rows of this rank."""
-        self.load_state(self._sharded.own_rows(saved))
+        """The parts of this rank."""
+        self.load_state(self._split.own_parts(saved))

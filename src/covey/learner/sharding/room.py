@@ -67,7 +67,8 @@ class Room:
 
 
 def computing_dtypes(parameters: Mapping[str, Tensor], compute_dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """What each parameter computes in: a trained one that is no adapter's in the dtype asked for."""
+    """The dtype that each parameter computes in: its own, but `compute_dtype` where it is trained and is no
+    matrix of an adapter."""
     return {
         name: compute_dtype if p.requires_grad and ".lora_" not in name else p.dtype
         for name, p in parameters.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,11 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from covey.checkpoint.pieces import SavedPieces
 from covey.weight_files import stored_tensors
+
+# Reads rows of a parameter, by its name, the first row and the last; None where nothing is known of it.
+ReadRows = Callable[[str, int, int], "Tensor | None"]
 
 
 def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
@@ -58,3 +62,26 @@ def file_keys(model: nn.Module, directory: Path) -> dict[str, str] | None:
             return None
         keys[name] = found[0]
     return keys
+
+
+def parameter_of(key: str) -> str:
+    """The parameter that a saved tensor, NAME or `KIND/NAME`, belongs to."""
+    return key.rpartition("/")[2]
+
+
+class OwnParts(Mapping[str, Tensor]):
+    """This rank's parts of saved tensors, read as they are asked for: `read` gives that of a tensor with
+    dimensions."""
+
+    def __init__(self, saved: SavedPieces, read: Callable[[str], Tensor]) -> None:
+        self._saved, self._read = saved, read
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The part of a tensor; all of one without dimensions."""
+        return self._read(key) if self._saved.shape(key) else self._saved[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._saved)
+
+    def __len__(self) -> int:
+        return len(self._saved)

@@ -1,9 +1,9 @@
 """FSDP2 around a policy: which modules are sharded, how their shards are filled, and how whole tensors are
-had of them, a group of layers at a time."""
+gathered, a layer at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces, whole
 from covey.errors import ConfigError
+from covey.learner.sharding.rows import OwnParts, ReadRows, parameter_of
 from covey.models.policy import Policy
 from covey.plan.layout import Layout
 from covey.plan.problem import problem
@@ -75,7 +76,7 @@ def sharding_over(layout: Layout, device: torch.device) -> Sharding:
 
 
 class Sharded:
-    """A policy whose parameters are shards; on the meta device until `fill`."""
+    """A policy whose parameters are shards, as `Split` says; on the meta device until `fill`."""
 
     def __init__(self, policy: Policy, sharding: Sharding, compute_dtype: torch.dtype) -> None:
         self.policy, self.sharding = policy, sharding
@@ -97,9 +98,17 @@ class Sharded:
         """The shards by name."""
         return dict(self.policy.named_parameters())  # type: ignore[arg-type]
 
+    def held(self) -> dict[str, Tensor]:
+        """The float32 shards as plain tensors, not copied."""
+        return {name: local(parameter) for name, parameter in self.parameters.items()}
+
+    def masters(self) -> dict[str, Tensor]:
+        """Those of the trained tensors."""
+        return {name: local(p) for name, p in self.parameters.items() if p.requires_grad}
+
     @torch.no_grad()
-    def fill(self, read: Callable[[str, int, int], Tensor | None]) -> None:
-        """Give every shard its weights, read by name, first row and last; zeros where there are none yet."""
+    def fill(self, read: ReadRows) -> None:
+        """Give every shard its weights; zeros where there are none yet."""
         shared: dict[int, nn.Parameter] = {}
         held = {}
         for name, parameter in self.policy.named_parameters(remove_duplicate=False):
@@ -121,9 +130,7 @@ class Sharded:
             first, last = self.rows_of(parameter)
             local(parameter).copy_(value[first:last])
 
-    def _filled(
-        self, name: str, parameter: DTensor, read: Callable[[str, int, int], Tensor | None]
-    ) -> nn.Parameter:
+    def _filled(self, name: str, parameter: DTensor, read: ReadRows) -> nn.Parameter:
         shape, device = parameter.to_local().shape, self.sharding.device
         own = torch.zeros(shape, dtype=parameter.dtype, device="cpu" if self.sharding.offload else device)
         rows = read(name, *self.rows_of(parameter)) if own.numel() else None
@@ -158,16 +165,16 @@ class Sharded:
             return
         parameters = self.parameters
         for key, tensor in tensors.items():
-            parameter = parameters[key.rpartition("/")[2]]
+            parameter = parameters[parameter_of(key)]
             if tensor.dim():
                 yield Piece(key, tensor, self.rows_of(parameter)[0], tuple(parameter.shape))
             elif self.sharding.shard == 0:
                 yield whole(key, tensor)
 
-    def own_rows(self, saved: SavedPieces) -> Mapping[str, Tensor]:
-        """This rank's rows of tensors that `pieces` gave, on any ranks."""
+    def own_parts(self, saved: SavedPieces) -> Mapping[str, Tensor]:
+        """This rank's rows of what `pieces` gave, on any ranks."""
         parameters = self.parameters
-        return OwnRows(saved, lambda key: self.rows_of(parameters[key.rpartition("/")[2]]))
+        return OwnParts(saved, lambda key: saved.read(key, *self.rows_of(parameters[parameter_of(key)])))
 
     def let_go(self) -> None:
         """Free the weights that a pass without a backward pass leaves gathered."""
@@ -244,22 +251,3 @@ def local(tensor: Tensor) -> Tensor:
     """This rank's rows of a sharded tensor, not copied."""
     assert isinstance(tensor, DTensor)
     return tensor.to_local().detach()
-
-
-class OwnRows(Mapping[str, Tensor]):
-    """A rank's rows of saved tensors, read as they are asked for."""
-
-    def __init__(self, saved: SavedPieces, rows_of: Callable[[str], tuple[int, int]]) -> None:
-        self._saved, self._rows_of = saved, rows_of
-
-    def __getitem__(self, key: str) -> Tensor:
-        """The rows of a tensor; all of one without dimensions."""
-        if not self._saved.shape(key):
-            return self._saved[key]
-        return self._saved.read(key, *self._rows_of(key))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._saved)
-
-    def __len__(self) -> int:
-        return len(self._saved)

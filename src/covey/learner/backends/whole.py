@@ -1,0 +1,67 @@
+"""A model that each rank holds whole: what is sampled, checked, saved and handed back of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from covey.checkpoint.model_files import ModelFiles
+from covey.checksums import checksum
+from covey.learner.backends.base import ModelWriter
+from covey.learner.backends.passes import Passes
+from covey.learner.backends.writers import adapter_writer, model_writer
+from covey.learner.fingerprints import frozen_tensors
+from covey.models.live import fold_adapter
+from covey.models.lora import adapter_tensors, merged, plain_weights
+from covey.models.policy import Policy
+
+
+class WholeModel(Passes):
+    """The policy is the sampler too."""
+
+    dp_rank: int
+    dp_world: int
+
+    @contextmanager
+    def rollout_view(self) -> Iterator[Policy]:
+        """The policy itself, in evaluation mode, its adapter merged where that is exact."""
+        training = self.policy.training
+        self.policy.eval()
+        try:
+            with merged(self.policy):
+                yield self.policy
+        finally:
+            self.policy.train(training)
+
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Weights under transformers' names, adapters merged, in `dtype` (None: as held)."""
+        for name, weight in plain_weights(self.policy):
+            yield name, weight if dtype is None else weight.to(dtype)
+
+    def frozen(self) -> Mapping[str, Tensor]:
+        """Frozen tensors of the policy, and a reference that does not move."""
+        return frozen_tensors(self.policy, None if self.moving is not None else self.reference)
+
+    def trained(self) -> Mapping[str, Tensor]:
+        """The trained parameters, as they compute."""
+        return {n: p.detach() for n, p in self.policy.named_parameters() if p.requires_grad}
+
+    def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
+        """Those of the tensors themselves."""
+        return [checksum(tensor) for tensor in tensors.values()]
+
+    def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
+        """Tensors are dealt out to the processes; the first one writes an adapter."""
+        adapter = self.policy.adapter
+        if adapter is not None:
+            return adapter_writer(adapter, adapter_tensors(adapter), origin, base, self.dp_rank)
+        files = ModelFiles(self.policy.model, self.dp_rank, self.dp_world)
+        return model_writer(files.add_all(self.policy.model.named_parameters()), origin, self.dp_rank)
+
+    def give_back(self, model: nn.Module) -> None:
+        """The policy is that model; an adapter is added to it for good."""
+        fold_adapter(self.policy)

@@ -1,0 +1,47 @@
+"""What is asked of a policy that is split over ranks, by FSDP or by DeepSpeed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.models.policy import Policy
+
+
+class Split(Protocol):
+    """A policy of which this rank holds a part of every tensor. Tensors have the policy's names."""
+
+    policy: Policy
+
+    def held(self) -> Mapping[str, Tensor]:
+        """This rank's parts, not copied: FSDP's in float32, DeepSpeed's as they compute."""
+        ...
+
+    def masters(self) -> Mapping[str, Tensor]:
+        """This rank's parts of the trained tensors in float32, not copied."""
+        ...
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor whole and in the dtype that it computes in, a layer at a time; its memory is freed
+        with its layer. Collective."""
+        ...
+
+    def refill(self, values: Mapping[str, Tensor]) -> None:
+        """Overwrite this rank's parts of trained tensors with those of whole ones."""
+        ...
+
+    def let_go(self) -> None:
+        """Free the weights that a pass without a backward pass leaves gathered."""
+        ...
+
+    def pieces(self, tensors: Mapping[str, Tensor]) -> Iterable[Piece]:
+        """What this rank saves of tensors called NAME or `KIND/NAME` that are split as the parameter NAME
+        is; of equal ones on several ranks the first rank saves them. Collective."""
+        ...
+
+    def own_parts(self, saved: SavedPieces) -> Mapping[str, Tensor]:
+        """This rank's parts of what any number of ranks have saved so."""
+        ...
