@@ -130,8 +130,7 @@ def test_every_column_reaches_the_rewards(tmp_path: Path) -> None:
 
 
 def test_resume(tmp_path: Path) -> None:
-    """A resumed run is the run that was never stopped, whichever weights the object has then; with a
-    reference it has to be the object of the start."""
+    """A resumed run is the run that was never stopped, whichever weights the object has then."""
     changes = {"max_steps": 4, "save_steps": 2}
     package.train(**live(loaded(), TRAINED, "whole", **changes))
     model = loaded()
@@ -146,7 +145,11 @@ def test_resume(tmp_path: Path) -> None:
     (problem,) = [p for p in refused.value.problems if p.code == "E405"]
     assert "dataset object 20 rows" in problem.seen and "the same objects" in problem.fixes[0].text
 
-    kl = {**changes, "beta": 0.1}
+
+@pytest.mark.parametrize("split", [{}, {"fsdp": "full_shard"}], ids=["whole", "split"])
+def test_resume_with_a_reference(split: dict[str, Any], tmp_path: Path) -> None:
+    """It has to be the object of the start, whose weights are the reference's again."""
+    kl = {"max_steps": 4, "save_steps": 2, "beta": 0.1, **split}
     package.train(**live(loaded(), TRAINED, "kl-whole", **kl))
     package.train(**live(model := loaded(), TRAINED, "kl", **kl, stop_after_steps=2))
     again = {**kl, "resume_from_checkpoint": "latest"}
