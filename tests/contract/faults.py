@@ -16,8 +16,8 @@ from contract.cells import STEPS
 from covey.training import build
 
 Patch = pytest.MonkeyPatch
-# Changes a backend that has just been built: its kind, and this process's rank.
-Change = Callable[[Any, Kind, int], None]
+# Changes a backend that has just been built in the process of a rank.
+Change = Callable[[Any, int], None]
 CONTRACT = "contract"
 """Stands for a code where no guard can see a fault, and a comparison with the oracle must."""
 
@@ -35,13 +35,13 @@ class Fault:
     tuner: str = "full"
     is_resumed: bool = False
 
-    def plant(self, patch: Patch, kind: Kind, rank: int) -> None:
+    def plant(self, patch: Patch, rank: int) -> None:
         """Have every backend that is built from here on changed."""
         real = build.backend_for
 
         def made(*args: Any, **kwargs: Any) -> Any:
             backend = real(*args, **kwargs)
-            self.change(backend, kind, rank)
+            self.change(backend, rank)
             return backend
 
         patch.setattr(build, "backend_for", made)
@@ -56,13 +56,13 @@ class Fault:
 def _after_last(change: Callable[[torch.Tensor, int], Any]) -> Change:
     """Change each tensor of a step's gradient, in place, once it is complete."""
 
-    def plant(backend: Any, kind: Kind, rank: int) -> None:
+    def plant(backend: Any, rank: int) -> None:
         real = backend.backward
 
         def backward(micro: Any, loss: Any, *, last: bool) -> Any:
             out = real(micro, loss, last=last)
             if last:
-                for tensor in kind.trained(backend):
+                for tensor in backend.masters.masters:
                     if tensor.grad is not None:
                         change(tensor.grad, rank)
             return out
@@ -75,11 +75,11 @@ def _after_last(change: Callable[[torch.Tensor, int], Any]) -> Change:
 def _before_step(change: Callable[[list[torch.Tensor], int], Any]) -> Change:
     """Change the gradient, in place, when it is about to be clipped and stepped."""
 
-    def plant(backend: Any, kind: Kind, rank: int) -> None:
+    def plant(backend: Any, rank: int) -> None:
         real = backend.step
 
         def step(rate: float) -> Any:
-            change([t.grad for t in kind.trained(backend) if t.grad is not None], rank)
+            change([t.grad for t in backend.masters.masters if t.grad is not None], rank)
             return real(rate)
 
         backend.step = step
@@ -87,17 +87,17 @@ def _before_step(change: Callable[[list[torch.Tensor], int], Any]) -> Change:
     return plant
 
 
-def _is_not_reduced(backend: Any, kind: Kind, rank: int) -> None:
+def _is_not_reduced(backend: Any, rank: int) -> None:
     """No backward pass is told that it is the last."""
     real = backend.backward
     backend.backward = lambda micro, loss, *, last: real(micro, loss, last=False)
 
 
-def _averages(backend: Any, kind: Kind, rank: int) -> None:
+def _averages(backend: Any, rank: int) -> None:
     backend.grad_scale /= backend.dp_world
 
 
-def _keeps_the_last_micro_batch(backend: Any, kind: Kind, rank: int) -> None:
+def _keeps_the_last_micro_batch(backend: Any, rank: int) -> None:
     real = backend.backward
 
     def backward(micro: Any, loss: Any, *, last: bool) -> Any:
@@ -116,7 +116,7 @@ def _keeps_the_last_micro_batch(backend: Any, kind: Kind, rank: int) -> None:
 def _steps_with(owner: Any, name: str, replaced: Callable[[Any], Any]) -> Change:
     """A step within which a function of torch is another one, made of it."""
 
-    def plant(backend: Any, kind: Kind, rank: int) -> None:
+    def plant(backend: Any, rank: int) -> None:
         real = backend.step
 
         def step(rate: float) -> Any:
@@ -147,7 +147,7 @@ _clips = partial(_steps_with, torch.nn.utils, "clip_grads_with_norm_")
 
 
 def _after_steps(first: int, change: Callable[[Any], Any]) -> Change:
-    def plant(backend: Any, kind: Kind, rank: int) -> None:
+    def plant(backend: Any, rank: int) -> None:
         real, taken = backend.step, 0
 
         def step(rate: float) -> Any:
@@ -173,7 +173,7 @@ def _spoils_a_weight(backend: Any) -> None:
 
 
 def _annotates(which: str, by: float) -> Change:
-    def plant(backend: Any, kind: Kind, rank: int) -> None:
+    def plant(backend: Any, rank: int) -> None:
         real = backend.annotate
 
         def annotate(micros: Any, asked: str, advance: Any) -> Any:
@@ -185,13 +185,14 @@ def _annotates(which: str, by: float) -> Change:
     return plant
 
 
-def _loses_moments(backend: Any, kind: Kind, rank: int) -> None:
+def _loses_moments(backend: Any, rank: int) -> None:
     real = backend.load_pieces
 
     def load(saved: Any) -> None:
         real(saved)
-        for moment in kind.moments(backend):
-            moment.zero_()
+        for group in backend.masters._groups:
+            for moment in group.adam.moments():
+                moment.zero_()
 
     backend.load_pieces = load
 

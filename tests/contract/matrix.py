@@ -36,7 +36,7 @@ class Bench:
         """A cell as it is typed for a backend; `more` are further options."""
         model, replay = self.model(cell.family), self.replay(cell)
         own = cells.options(cell, model, replay, self.folder(), processes=processes)
-        return Run(kind=kind.name, options={**own, **kind.options, **more}, layout=cell.layout, fault=fault)
+        return Run(options={**own, **kind.options, **more}, layout=cell.layout, fault=fault)
 
     def run(self, kind: Kind, given: Sequence[Cell], processes: int) -> list[Left]:
         """What these cells left on a backend."""

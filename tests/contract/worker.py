@@ -18,19 +18,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from contract import faults
-from contract.backends import BY_NAME
 from contract.cells import SAVED, STEPS
 from covey.checkpoint.pieces import SavedPieces, write_pieces
 from covey.comm import Comm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError, GuardStop
-from covey.learner.backends.zero import Zero3Backend
+from covey.learner.backends.split import SplitModel
 from covey.models import load
 from covey.models.policy import Policy
 from covey.plan.checks import refuse_faults
@@ -49,7 +47,6 @@ _LIMIT_S = 1500
 class Run:
     """A run to make: its options, the layout of its rows, and the fault that is planted in it."""
 
-    kind: str
     options: Mapping[str, Any]
     layout: str
     fault: str | None = None
@@ -110,7 +107,7 @@ def _left_by(run_: Run, comm: Comm, folder: Path) -> Left:
     began = time.process_time()
     with pytest.MonkeyPatch.context() as patch:
         if run_.fault is not None:
-            faults.BY_NAME[run_.fault].plant(patch, BY_NAME[run_.kind], comm.rank)
+            faults.BY_NAME[run_.fault].plant(patch, comm.rank)
         _lay_out(patch, run_.layout)
         seen = _Seen(folder)
         code, words = None, ""
@@ -200,22 +197,17 @@ def _keep(job: Job, seen: _Seen, step: int) -> None:
         return
     kept = _whole_state(job, seen.folder / str(step))
     held = _trained(job.backend)
-    seen.weights[step] = {name: kept.get(f"master/{name}", tensor).clone() for name, tensor in held.items()}
+    seen.weights[step] = {name: kept.get(f"master/{name}", tensor) for name, tensor in held.items()}
     if step == SAVED:
         seen.states[step] = {name: t for name, t in kept.items() if not name.startswith("master/")}
 
 
 def _trained(backend: Any) -> dict[str, Tensor]:
     """Whole trained tensors as they compute. Collective."""
-    parameters = {n: p for n, p in backend.policy.named_parameters() if p.requires_grad}
-    if isinstance(backend, Zero3Backend):
-        return {n: t.cpu().clone() for n, t in backend.partitioned.whole() if n in parameters}
-    return {n: _whole(p) for n, p in parameters.items()}
-
-
-def _whole(parameter: Tensor) -> Tensor:
-    held = parameter.detach()
-    return (held.full_tensor() if isinstance(held, DTensor) else held).cpu()
+    trained = {n for n, p in backend.policy.named_parameters() if p.requires_grad}
+    split = isinstance(backend, SplitModel)
+    whole = backend.split.whole() if split else backend.policy.named_parameters()
+    return {n: t.detach().cpu().clone() for n, t in whole if n in trained}
 
 
 def _whole_state(job: Job, folder: Path) -> dict[str, Tensor]:
