@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from covey.models import flash
 from covey.token_streams import Row
 from support import rows
 from support.attention import varlen
+from support.models import save_model
 from support.rows import VOCAB
 
 WINDOW = 7
@@ -112,6 +114,19 @@ def tiny_model() -> Callable[..., Any]:
         return model
 
     return make
+
+
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a family's random model, made when it is first asked for."""
+    made: dict[str, Path] = {}
+
+    def base(family: str) -> Path:
+        if family not in made:
+            made[family] = save_model(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return base
 
 
 @pytest.fixture(scope="session")

@@ -27,26 +27,12 @@ from covey.models.lora import (
 from covey.models.probe import micro_of
 from covey.rollout.native.engine import NativeEngine
 from covey.types import GenerationRequest, NoiseKey, SamplingParams
-from support.models import save_model
 
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
 LORA = LoraSettings(rank=4, alpha=8)
 KINDS = {"lora": LORA, "rslora": replace(LORA, use_rslora=True), "dora": replace(LORA, use_dora=True)}
 WHOLE = replace(LORA, modules_to_save=("lm_head", "embed_tokens"))
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    """Model directories by family, made once."""
-    made = {}
-
-    def base(family):
-        if family not in made:
-            made[family] = save_model(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return base
 
 
 def adapted(directory, settings=LORA, **changes):

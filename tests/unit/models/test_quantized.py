@@ -14,6 +14,7 @@ import torch
 import transformers
 from bitsandbytes.functional import dequantize_4bit
 
+from covey.algorithm.losses import LossOutput
 from covey.checksums import checksum
 from covey.config.quantization import Quantization, adapter_quantization
 from covey.learner.backends.single import SingleBackend
@@ -24,8 +25,8 @@ from covey.models.load import choose_stream, load_adapted, load_policy, save_pol
 from covey.models.lora import adapter_off, merge_into_base, merged, plain_weights
 from covey.models.probe import micro_of
 from covey.models.quantized import is_packed
-from covey.token_streams import Row
-from support.models import random_model, save_model
+from support.models import random_model
+from support.rows import random_rows
 
 CPU, FP32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
 LORA = LoraSettings(rank=4, alpha=8)
@@ -34,19 +35,6 @@ EIGHT = Quantization(bits=8)
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
 # Two orders of the same float32 sums.
 CLOSE = 1e-5
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    """Model directories by family, made when first asked for."""
-    made = {}
-
-    def base(family):
-        if family not in made:
-            made[family] = save_model(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return base
 
 
 def adapted(base, quantization, settings=LORA, *, dtype=FP32, seed=0, moved=True, adapter=None):
@@ -92,15 +80,7 @@ def unpacked_copy(policy, base, directory):
 
 def rows():
     """Siblings of two prompts."""
-    generator = torch.Generator().manual_seed(4)
-    prompts = [torch.randint(300, (n,), generator=generator).tolist() for n in (6, 9)]
-    made = []
-    for number, length in ((0, 7), (0, 12), (1, 5), (1, 9)):
-        tokens = prompts[number] + torch.randint(300, (length,), generator=generator).tolist()
-        start = len(prompts[number])
-        trained = [False] * start + [True] * length
-        made.append(Row(token_ids=tokens, is_trained=trained, prompt_length=start, prompt_key=number))
-    return made
+    return random_rows((6, (7, 12)), (9, (5, 9)))
 
 
 def logprobs_and_gradients(policy, stream="prefix"):
@@ -194,8 +174,6 @@ def test_no_bit_moves(bases, quantization):
 
 
 def _loss(stats, micro):
-    from covey.algorithm.losses import LossOutput
-
     return LossOutput(loss=stats.logprob_N.sum(), sums={})
 
 
