@@ -1,5 +1,5 @@
-"""DeepSpeed's stages in two processes: a gradient that is not finite leaves nothing behind, and a reference
-that follows the policy is that of one process."""
+"""DeepSpeed's stages in two processes: a gradient that is not finite leaves nothing behind, a reference that
+follows the policy is that of one process, and masters have the digits of the model's files."""
 
 from __future__ import annotations
 
@@ -21,36 +21,30 @@ from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
 from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import hollow_policy, rows_of_source
-from covey.learner.sharding.partitions import Partitioned, PartitionedReference
+from covey.learner.sharding.partitions import Partitioned
+from covey.learner.sharding.reference import SplitReference
 from covey.models.load import load_policy, read_policy
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
+from covey.plan.deepspeed import engine_settings
+from covey.plan.layout import PRESETS, Layout
 from covey.token_streams import Row
+from support.checks import config, facts
 from support.models import save_model
 from support.processes import run_in_processes
 
 CPU = torch.device("cpu")
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-3, weight_decay=0.1, max_grad_norm=0.5)
-STAGES = {"zero2": (2, ()), "zero2_offload": (2, ("optimizer",)), "zero3": (3, ())}
-STAGES["zero3_offload"] = (3, ("optimizer", "param"))
+STAGES = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 
 
 def settings(name: str) -> dict[str, Any]:
-    """What the engine of a preset is configured with."""
-    stage, offloaded = STAGES[name]
-    offloads = {f"offload_{what}": {"device": "cpu"} for what in offloaded}
-    zero = {"stage": stage, "overlap_comm": False, "stage3_param_persistence_threshold": 100, **offloads}
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "communication_data_type": "fp32",
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 10**9,
-        "zero_optimization": zero,
-    }
+    """What the engine of a preset is configured with; of these models nothing is too small to be split."""
+    stage, offload = PRESETS[name]
+    layout = Layout(num_gpus=2, gpu_bytes=0, zero_stage=stage, offload=offload)
+    found = engine_settings(config(deepspeed=name), facts(layout=layout, cuda=False))
+    found["zero_optimization"]["stage3_param_persistence_threshold"] = 100
+    return found
 
 
 def whole(base: Path) -> Policy:
@@ -63,7 +57,7 @@ def whole(base: Path) -> Policy:
 def made(base: Path, name: str, dtype: torch.dtype, *, follows: bool = False) -> Any:
     """The backend of a preset; `single` is one process."""
     pace = {"every": 1, "alpha": 0.5}
-    if name == "zero3" or name == "zero3_offload":
+    if name.startswith("zero3"):
         hollow = hollow_policy(base, None, adapter=None, seed=0, dtype=dtype, trust_remote_code=False)
         sampler = hollow_policy(base, None, adapter=None, seed=0, dtype=dtype, trust_remote_code=False)
         hollow.policy.runs_on = sampler.policy.runs_on = CPU
@@ -71,7 +65,7 @@ def made(base: Path, name: str, dtype: torch.dtype, *, follows: bool = False) ->
             partition(hollow.policy, settings(name), read, dtype)
             own = Partitioned(ZeroEngine(hollow.policy, settings(name), OPTIMIZER))
             own.fill_masters(read)
-        moving = PartitionedReference(own, **pace) if follows else None
+        moving = SplitReference(own, **pace) if follows else None
         return Zero3Backend(own, sampler.policy, OPTIMIZER, compute_dtype=dtype, moving=moving)
     policy = whole(base)
     reference = whole(base).requires_grad_(False).eval() if follows else None
@@ -119,9 +113,12 @@ def assert_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
     assert [name for name in one if not torch.equal(one[name], two[name])] == []
 
 
-def a_spoiled_step_is_as_none(base: Path, name: str, dtype: torch.dtype) -> None:
-    """Weights, masters, moments and step counts stay, and the next step has the same bits."""
+def a_spoiled_step_is_as_none(base: Path, name: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Weights, masters, moments and step counts stay, and the next step has the same bits; returns the whole
+    masters as they were before any step."""
     undisturbed, disturbed = made(base, name, dtype), made(base, name, dtype)
+    engine = undisturbed.engine
+    masters = {n: engine.fragments.whole(n, m.detach()) for n, m in engine.masters.items()}
     for backend in (undisturbed, disturbed):
         take_step(backend, 1)
     before = state(disturbed)
@@ -136,6 +133,7 @@ def a_spoiled_step_is_as_none(base: Path, name: str, dtype: torch.dtype) -> None
     assert {float(t) for n, t in after.items() if n.startswith("step/")} == {2.0}
     undisturbed.close()
     disturbed.close()
+    return masters
 
 
 def followed(base: Path, name: str) -> dict[str, Tensor]:
@@ -154,48 +152,49 @@ def followed(base: Path, name: str) -> dict[str, Tensor]:
     return {**found, **{f"piece/{n}": t for n, t in tensors.items()}}
 
 
-@pytest.mark.multi
-def test_stages_in_two_processes(tmp_path: Path) -> None:
-    base = save_model("qwen2", tmp_path / "base", num_hidden_layers=2, layer_types=["full_attention"] * 2)
-    run_in_processes(__file__, base, tmp_path)
-    expected = followed(base, "single")
-    pieces = {n for n in expected if n.startswith("piece/")}
-    for name in ("zero2", "zero3"):
-        found = [load_file(str(tmp_path / f"{name}-{rank}.safetensors")) for rank in range(2)]
-        together = {**found[0], **found[1]}
-        assert {n for n in together if n.startswith("piece/")} == pieces
-        for key, tensor in expected.items():
-            assert torch.allclose(together[key], tensor, atol=2e-6), (name, key)
-        assert not torch.allclose(together["reference"], together["old"], atol=1e-4)
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes have left of all stages, and the model."""
+    folder = tmp_path_factory.mktemp("zero")
+    save_model("qwen2", folder / "base", num_hidden_layers=2, layer_types=["full_attention"] * 2)
+    run_in_processes(__file__, folder)
+    return folder
 
 
 @pytest.mark.multi
-def test_parts_that_have_lost_digits_have_masters_that_have_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["zero2", "zero3"])
+def test_a_reference_that_follows_is_that_of_one_process(name: str, work: Path) -> None:
+    expected = followed(work / "base", "single")
+    found = [load_file(str(work / f"{name}-{rank}.safetensors")) for rank in range(2)]
+    together = {**found[0], **found[1]}
+    assert together.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert torch.allclose(together[key], tensor, atol=2e-6), key
+    assert not torch.allclose(together["reference"], together["old"], atol=1e-4)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("name", ["zero2", "zero3"])
+def test_parts_that_have_lost_digits_have_masters_that_have_not(name: str, work: Path) -> None:
     """Of a model that is saved in float32, in bfloat16."""
-    base = save_model("llama", tmp_path / "base")
-    run_in_processes(__file__, base, tmp_path, "masters", processes=1)
-    expected = {f"model.{n}": p for n, p in read_policy(base, False).model.named_parameters()}
-    for name in ("zero2", "zero3"):
-        assert_equal(load_file(str(tmp_path / f"{name}.safetensors")), dict(expected))
+    expected = {f"model.{n}": p for n, p in read_policy(work / "base", False).model.named_parameters()}
+    assert_equal(load_file(str(work / f"masters-{name}.safetensors")), dict(expected))
 
 
-def _main(base: Path, work: Path, what: str = "") -> None:
+def _main(work: Path) -> None:
     torch.set_num_threads(1)
-    if what:
-        for name in ("zero2", "zero3"):
-            backend = made(base, name, torch.bfloat16)
-            own = {n: m.view(backend.engine.shape(n)) for n, m in backend.engine.masters.items()}
-            save_file({n: t.detach().clone() for n, t in own.items()}, str(work / f"{name}.safetensors"))
-        return
     dist.init_process_group("gloo")
+    rank, base = dist.get_rank(), work / "base"
     for name in STAGES:
-        a_spoiled_step_is_as_none(base, name, torch.bfloat16)
+        masters = a_spoiled_step_is_as_none(base, name, torch.bfloat16)
+        if rank == 0:
+            save_file(masters, str(work / f"masters-{name}.safetensors"))
     a_spoiled_step_is_as_none(base, "zero3_offload", torch.float32)
     for name in ("zero2", "zero3"):
-        path = work / f"{name}-{dist.get_rank()}.safetensors"
-        save_file({n: t.contiguous() for n, t in followed(base, name).items()}, str(path))
+        tensors = {n: t.contiguous() for n, t in followed(base, name).items()}
+        save_file(tensors, str(work / f"{name}-{rank}.safetensors"))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
+    _main(Path(sys.argv[1]))
