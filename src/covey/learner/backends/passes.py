@@ -1,15 +1,16 @@
-"""Forward passes without gradient, of a policy and of its reference."""
+"""Passes that change nothing: annotations by a policy and its reference, and plain gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from covey.learner.backends.base import Advance, Annotation
+from covey.learner.backends.base import Advance, Annotation, Objective
 from covey.learner.reference import MovingReference
+from covey.learner.sampled import sampled_gradients
 from covey.models.lora import adapter_off
 from covey.models.policy import Policy
 from covey.types import MicroBatch
@@ -48,6 +49,26 @@ class Passes:
         if self.moving is not None:
             return self.moving.view()
         return adapter_off(self.policy) if self.reference is None else nullcontext(self.reference)
+
+    def plain_gradient(
+        self,
+        micros: Sequence[MicroBatch],
+        objective: Objective,
+        sample: Callable[[Tensor], Tensor],
+    ) -> dict[str, Tensor]:
+        """No `.grad` is written, and of a gradient no more is kept than its sample."""
+        trained = {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
+        with sampled_gradients(trained, sample, self._shapes()) as sums:
+            for micro in micros:
+                with self.policy.recomputing_prompts():
+                    stats = self.policy(micro)
+                torch.autograd.grad(objective(stats, micro), list(trained.values()), allow_unused=True)
+                self.let_go()
+        return sums
+
+    def _shapes(self) -> Mapping[str, tuple[int, ...]] | None:
+        """The shapes of the trained tensors, where they are whole within a pass alone."""
+        return None
 
     def let_go(self) -> None:
         """Free the weights that a pass without a backward pass leaves gathered; here there are none."""

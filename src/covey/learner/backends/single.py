@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -10,12 +10,11 @@ from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
 from covey.checkpoint.pieces import Piece, SavedPieces, share_of
-from covey.learner.backends.base import Annotation, LossFunction, Objective
+from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.backends.whole import WholeModel
 from covey.learner.offload import Parked, own_memory
 from covey.learner.optimizer import Across, Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
-from covey.learner.sampled import sampled_gradients
 from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
@@ -96,21 +95,6 @@ class SingleBackend(WholeModel):
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor's accumulated gradient."""
         return self.masters.each_gradient()
-
-    def plain_gradient(
-        self,
-        micros: Sequence[MicroBatch],
-        objective: Objective,
-        sample: Callable[[Tensor], Tensor],
-    ) -> dict[str, Tensor]:
-        """No `.grad` is written, and of a gradient no more is kept than its sample."""
-        trained = {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
-        with sampled_gradients(trained, sample) as sums:
-            for micro in micros:
-                with self.policy.recomputing_prompts():
-                    stats = self.policy(micro)
-                torch.autograd.grad(objective(stats, micro), list(trained.values()), allow_unused=True)
-        return sums
 
     def step(self, learning_rate: float) -> StepStats:
         """One optimizer step."""

@@ -5,7 +5,7 @@ What is watched and clipped are this rank's fragments of the gradient, in float3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -13,14 +13,13 @@ from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
 from covey.checkpoint.pieces import Piece, SavedPieces
-from covey.learner.backends.base import LossFunction, Objective
+from covey.learner.backends.base import LossFunction
 from covey.learner.backends.deepspeed import Settings, ZeroEngine
 from covey.learner.backends.passes import Passes
 from covey.learner.backends.split import SplitModel
 from covey.learner.backends.whole import WholeModel
 from covey.learner.optimizer import Masters, NonFiniteGradient, OptimizerConfig
 from covey.learner.reference import MovingReference
-from covey.learner.sampled import sampled_gradients
 from covey.learner.sharding.partitions import Partitioned
 from covey.learner.sharding.room import Shards, computing_dtypes
 from covey.models.policy import Policy
@@ -60,21 +59,8 @@ class _Zero(Passes):
             part = torch.zeros_like(master) if master.grad is None else master.grad
             yield name, self.engine.fragments.whole(name, part)
 
-    def plain_gradient(
-        self,
-        micros: Sequence[MicroBatch],
-        objective: Objective,
-        sample: Callable[[Tensor], Tensor],
-    ) -> dict[str, Tensor]:
-        """What autograd has for whole weights; DeepSpeed's reduction is not run."""
-        trained = {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
-        shapes = {name: self.engine.shape(name) for name in trained}
-        with sampled_gradients(trained, sample, shapes) as sums:
-            for micro in micros:
-                value = objective(self.policy(micro), micro)
-                torch.autograd.grad(value, list(trained.values()), allow_unused=True)
-                self.let_go()
-        return sums
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: self.engine.shape(name) for name in self.engine.masters}
 
     def step(self, learning_rate: float) -> StepStats:
         """None is stepped where one rank's gradient is not finite; that gradient is then gone."""
