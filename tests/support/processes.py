@@ -6,6 +6,7 @@ machine most of a test. What `covey` does from its start on is for tests that ca
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -113,5 +114,7 @@ def _run(words: list[str], environment: Mapping[str, str], folder: str, said: st
     os.dup2(output, 1)
     os.dup2(output, 2)
     torch.set_num_threads(1)
+    # DeepSpeed collects garbage for each engine of ZeRO-3, and would look at all that is imported.
+    gc.freeze()
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")

@@ -14,18 +14,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from covey.errors import ConfigError
+from covey.learner.backends.base import Annotation
+from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.sharding import rows
 from covey.learner.sharding.build import hollow_policy, sharded_policy
 from covey.learner.sharding.hollow import hollow_model, read_buffers
+from covey.learner.sharding.reference import SplitReference
 from covey.learner.sharding.units import Sharded, decoder_layers, sharding_over
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, read_policy
+from covey.models.probe import micro_of
 from covey.plan.layout import Layout
 from support.models import random_model, save_model
 from support.processes import run_in_processes
+from support.rows import random_rows
+from support.steps import OPTIMIZER
 
 LAYOUT = Layout(num_gpus=2, gpu_bytes=0, is_here=True, zero_stage=3, fsdp=True)
 CPU = torch.device("cpu")
+ANNOTATIONS: tuple[Annotation, ...] = ("old", "reference")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -105,6 +112,21 @@ def test_a_new_adapter_is_that_of_a_whole_model(tmp_path: Path) -> None:
         n: p.requires_grad for n, p in expected.items()
     }
     assert all(torch.equal(found[name].float(), weight.float()) for name, weight in expected.items())
+
+
+def test_a_reference_that_follows_begins_as_a_new_adapter_of_dora(tmp_path: Path) -> None:
+    """Whose magnitudes are norms of whole weights, which are gathered once the reference is there."""
+    save_model("llama", tmp_path)
+    lora = LoraSettings(rank=4, alpha=8, use_dora=True)
+    sharded = split(tmp_path, lora)
+    sampler = hollow_policy(
+        tmp_path, lora, adapter=None, seed=3, dtype=torch.float32, trust_remote_code=False
+    ).policy
+    moving = SplitReference(sharded, every=1, alpha=0.5)
+    backend = FSDP2Backend(sharded, sampler, OPTIMIZER, compute_dtype=torch.float32, moving=moving)
+    micros = [micro_of(random_rows((5, (7,))), "padded", CPU)]
+    old, reference = (backend.annotate(micros, which, lambda: None) for which in ANNOTATIONS)
+    assert torch.equal(old, reference) and float(old.std()) > 0.01
 
 
 def test_a_model_of_a_program_is_copied_without_its_weights() -> None:

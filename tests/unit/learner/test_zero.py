@@ -79,7 +79,7 @@ def made(base: Path, name: str, dtype: torch.dtype, *, follows: bool = False) ->
 def rows(step: int) -> list[Row]:
     generator = torch.Generator().manual_seed(step)
     made = []
-    for number, length in enumerate((9, 14, 21, 6, 12, 8)):
+    for number, length in enumerate((9, 14, 21, 6)):
         tokens = torch.randint(300, (length,), generator=generator).tolist()
         trained = [False] * 4 + [True] * (length - 4)
         made.append(Row(token_ids=tokens, is_trained=trained, prompt_length=4, prompt_key=number))
@@ -88,7 +88,7 @@ def rows(step: int) -> list[Row]:
 
 def take_step(backend: Any, step: int, *, spoiled: bool = False) -> None:
     """A step over the rows of this rank, each a micro-batch; a spoiled one has a loss of NaN on the first."""
-    factors = [math.nan if spoiled and backend.dp_rank == 0 and i == 2 else 1.0 for i in range(6)]
+    factors = [math.nan if spoiled and backend.dp_rank == 0 and i == 2 else 1.0 for i in range(4)]
     own = list(zip(rows(step), factors, strict=True))[backend.dp_rank :: backend.dp_world]
     for number, (row, factor) in enumerate(own, start=1):
 

@@ -60,6 +60,10 @@ class SplitModel(Passes):
             self.sampler.requires_grad_(False)
             whole = dict(self.sampler.named_parameters())
             self.split.refill({name: whole[name] for name in own})
+        if self.moving is not None:
+            # It was made of the policy before.
+            masters = self.split.masters()
+            self.moving.load_state({**self.moving.state(), **{name: masters[name] for name in own}})
 
     def let_go(self) -> None:
         """Free the weights that a pass without a backward pass leaves gathered."""
