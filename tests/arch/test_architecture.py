@@ -187,7 +187,7 @@ def test_nothing_foreign() -> None:
     for file in FILES:
         for name in imports(file):
             assert not name.startswith(FOREIGN), f"{module_name(file)} imports {name}"
-    for library in ("matplotlib", "datasets", "math_verify", "openai", "regex"):
+    for library in ("matplotlib", "datasets", "math_verify", "openai", "regex", "vllm"):
         users = {module_name(f) for f in FILES if any(n.split(".")[0] == library for n in imports(f))}
         assert len(users) == 1, f"{library}: {users}"
 
@@ -204,11 +204,11 @@ def test_what_is_compiled_stands_behind_one_seam() -> None:
 
 def test_parameters_belong_to_the_backend() -> None:
     """What loads, wraps and shards a model handles its parameters; a run asks the backend. Beside it: the
-    wiring that casts a model before a backend has it, a model that no step changes, and an engine, which
-    looks at sizes and addresses of its sampler."""
+    wiring that casts a model before a backend has it, a model that no step changes, and engines, which look
+    at sizes and addresses of their sampler, or at vLLM's own copy."""
     owners = ("covey.models.", "covey.kernels.", "covey.learner.", "covey.selftest.", "covey.quickstart.")
     beside = {"training.backend", "training.standalone", "training.announce", "checkpoint.model_files"}
-    beside |= {"rollout.native.decoding", "rollout.native.budget"}
+    beside |= {"rollout.native.decoding", "rollout.native.budget", "rollout.vllm.names"}
     found = {module_name(f) for f in FILES if re.search(r"\.(named_)?parameters\(", f.read_text("utf-8"))}
     others = {name.removeprefix("covey.") for name in found if not name.startswith(owners)}
     assert others == beside

@@ -21,6 +21,14 @@ CASES = (
     ),
     Case(name="gc_collect_after_offload", words=words("--gc_collect_after_offload true --num_generations 1")),
     Case(name="use_vllm", words=words("--use_vllm true --vllm_mode colocate")),
+    Case(
+        name="vllm_where_it_cannot_run",
+        words=words(
+            "--vllm_mode colocate --vllm_tensor_parallel_size 2 --vllm_data_parallel_size 3 --vllm_max_model_len "
+            "20 --temperature 0.005 --vllm_engine_kwargs '{\"seed\": 3}' --sleep_level 1 --nproc_per_node 2"
+        ),
+    ),
+    Case(name="vllm_without_a_server", words=words("--vllm_mode server")),
     Case(name="load_in_4bit", words=words("--load_in_4bit true")),
     Case(name="deepspeed", words=words("--deepspeed zero3 --fsdp full_shard")),
     Case(name="top_p", words=words("--top_p 0.9 --top_k 50")),

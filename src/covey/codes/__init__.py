@@ -19,6 +19,7 @@ from covey.codes.rows import ROWS
 from covey.codes.servers import SERVERS
 from covey.codes.signs import HANGS, SIGNS
 from covey.codes.start import START
+from covey.codes.vllm import VLLM
 from covey.codes.warnings import WARNINGS
 
 
@@ -34,7 +35,7 @@ class Code:
 TABLE = sorted(
     (
         *(*CONFIGURATION, *INPUTS, *WARNINGS, *START, *SERVERS, *REWARDS, *ROWS),
-        *(*FINDINGS, *PUBLISHING, *SIGNS, *HANGS, *DIRECTORY),
+        *(*FINDINGS, *PUBLISHING, *SIGNS, *HANGS, *DIRECTORY, *VLLM),
     ),
     key=lambda entry: ("EWF".index(entry[0][0]), entry[0]),
 )

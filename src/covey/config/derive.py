@@ -157,8 +157,14 @@ def _soft_cache_length(options: Mapping[str, Any]) -> tuple[Any, str]:
 _OF_VLLM = (
     "vllm_mode",
     "vllm_gpu_memory_utilization",
+    "vllm_max_model_len",
+    "vllm_max_num_seqs",
     "vllm_tensor_parallel_size",
+    "vllm_data_parallel_size",
+    "vllm_enforce_eager",
+    "vllm_enable_prefix_caching",
     "vllm_enable_sleep_mode",
+    "vllm_engine_kwargs",
 )
 
 

@@ -22,7 +22,10 @@ class Moot:
 
 
 _TUNER = "Adapters have the options of the group Adapters in `covey train --help`."
-_VLLM = "This version samples in the training process with its own engine (--engine native)."
+_ENGINES = "covey samples with its own engine (--engine native), with transformers' generate, or with vLLM."
+_VLLM = "covey has no option for it; arguments of vLLM's class LLM go into --vllm_engine_kwargs, as JSON."
+_ONE_EACH = "vLLM on the training GPUs has one engine in each process (--vllm_mode colocate)."
+_MERGED = "vLLM is sent whole weights, with the adapter added to them."
 _WHOLE = "This version samples from the model's whole distribution, so that the loss sees the same one."
 _ROLLOUTS = "Every completion is written to rollouts/ in output_dir; --rollout_log says how many."
 _SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the end."
@@ -92,6 +95,8 @@ MOOT: Mapping[str, Moot] = {
         ("sum_then_normalize",),
         {"normalize_then_sum": ("scale_rewards", "gdpo")},
     ),
+    "vllm_enable_lora": Moot(_MERGED),
+    "vllm_max_lora_rank": Moot(_MERGED),
     "vllm_importance_sampling_correction": Moot(
         "What is sampled with the weights in training needs no correction.",
         ("false",),
@@ -105,12 +110,11 @@ MOOT: Mapping[str, Moot] = {
 
 REFUSED: Mapping[str, str] = {
     "merge_lora": "`covey export CHECKPOINT --merge` merges an adapter into its model.",
-    "num_infer_workers": (
-        f"{_VLLM} The number of vLLM engines follows: the GPUs divided by --vllm_tensor_parallel_size."
-    ),
-    "use_lmdeploy": f"{_VLLM} LMDeploy has left ms-swift too.",
-    "use_transformers_continuous_batching": _VLLM,
-    "use_transformers_paged": _VLLM,
+    "num_infer_workers": _ONE_EACH,
+    "vllm_device": f"{_ONE_EACH} A server of its own has the GPUs that its environment leaves it.",
+    "use_lmdeploy": f"{_ENGINES} LMDeploy has left ms-swift too.",
+    "use_transformers_continuous_batching": _ENGINES,
+    "use_transformers_paged": _ENGINES,
     "device_map": DEVICES,
     **{name: words for name, (words, _) in PARALLEL.items()},
     "device_groups": _GROUPS,
@@ -171,6 +175,12 @@ REFUSED_PREFIXES: Mapping[str, str] = {
 """Beginnings of names that come in families."""
 
 INSTEAD: Mapping[str, str] = {
+    "num_infer_workers": "--use_vllm true --nproc_per_node N",
+    "vllm_device": "--use_vllm true --vllm_mode colocate",
+    "use_lmdeploy": "--use_vllm true",
+    "use_transformers_continuous_batching": "--use_vllm true",
+    "use_transformers_paged": "--use_vllm true",
+    "vllm_": "--vllm_engine_kwargs '{\"NAME\": VALUE}', with vLLM's own name",
     "merge_lora": "`covey export CHECKPOINT --merge` after the run",
     "device_map": "--nproc_per_node N, with --fsdp full_shard where the model is too large for one GPU",
     **{name: instead for name, (_, instead) in PARALLEL.items()},

@@ -1,17 +1,17 @@
-"""How model and engine lie on the devices; what is not built yet `covey plan` forecasts, and `covey train`
-refuses by name."""
+"""How the model lies on the devices; what is not built yet `covey plan` forecasts, and `covey train` refuses
+by name."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from covey.options.declare import Options, option
 
-_OWN_ENGINE = "`covey train` samples in the training process, with its own engine (--engine native)."
+_IN_TURNS = "`covey train` samples a rollout and then trains on it."
 
 
 class DeviceOptions(Options):
-    """Devices: how model and engine lie on them."""
+    """Devices: how the model lies on them."""
 
     deepspeed: str | None = option(
         None,
@@ -77,61 +77,9 @@ class DeviceOptions(Options):
         swift="not set",
         resume="free",
     )
-    use_vllm: bool = option(
-        ...,
-        "Whether vLLM samples.",
-        rule="true where another option of vLLM is typed, else false",
-        trl="false",
-        swift="false",
-        not_built=_OWN_ENGINE,
-    )
-    vllm_mode: Literal["colocate", "server"] = option(
-        "colocate",
-        "Whether vLLM shares the GPUs that train, or has GPUs of its own.",
-        trl="colocate",
-        swift="colocate",
-        not_built=_OWN_ENGINE,
-    )
-    vllm_gpu_memory_utilization: float = option(
-        0.3,
-        "Share of each GPU's memory that vLLM takes.",
-        gt=0,
-        lt=1,
-        why="It is the share of a GPU's memory that vLLM takes; the training needs the rest.",
-        trl="0.3",
-        swift="0.9",
-        not_built=_OWN_ENGINE,
-    )
-    vllm_tensor_parallel_size: int = option(
-        1,
-        "GPUs that one vLLM spans.",
-        ge=1,
-        why="It is a number of GPUs.",
-        trl="1",
-        swift="1",
-        names=("tensor_parallel_size",),
-        not_built=_OWN_ENGINE,
-    )
-    vllm_enable_sleep_mode: bool = option(
-        ...,
-        "Whether vLLM gives its memory back while the model trains.",
-        rule="true where sleep_level is above 0",
-        trl="false",
-        not_built=_OWN_ENGINE,
-    )
-    sleep_level: int = option(
-        0,
-        "vLLM's sleep level while the model trains: 0 does not sleep, 1 moves its weights to CPU memory, 2 "
-        "drops them.",
-        ge=0,
-        le=2,
-        why="vLLM has the levels 0, 1 and 2.",
-        swift="0",
-        not_built=_OWN_ENGINE,
-    )
     async_generate: bool = option(
         False,
         "Whether vLLM samples while the model trains; it then has GPUs of its own.",
         swift="false",
-        not_built=_OWN_ENGINE,
+        not_built=_IN_TURNS,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from covey.options.declare import Options, only_if_set, option
+from covey.options.declare import Options, only_if_set, only_with, option
 
 
 class BatchOptions(Options):
@@ -112,4 +112,5 @@ class SamplingOptions(Options):
         trl="generate of transformers",
         swift="generate of transformers",
         sets_pace=True,
+        read_if=only_with("use_vllm", False),
     )

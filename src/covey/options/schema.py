@@ -20,6 +20,7 @@ from covey.options.reward import RewardOptions
 from covey.options.rollout import BatchOptions, SamplingOptions
 from covey.options.servers import ServerOptions
 from covey.options.training import OptimizerOptions, RunOptions
+from covey.options.vllm import VllmOptions
 
 _GROUPS: Mapping[str, type[Options]] = {
     "model": ModelOptions,
@@ -36,6 +37,7 @@ _GROUPS: Mapping[str, type[Options]] = {
     "output": OutputOptions,
     "devices": DeviceOptions,
     "servers": ServerOptions,
+    "vllm": VllmOptions,
 }
 
 GROUPS: Mapping[str, str] = {
@@ -46,6 +48,7 @@ GROUPS: Mapping[str, str] = {
 
 # pydantic takes the fields of the last base first.
 class Config(
+    VllmOptions,
     ServerOptions,
     DeviceOptions,
     OutputOptions,

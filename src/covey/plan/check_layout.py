@@ -19,8 +19,6 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     layout = facts.layout
     if layout.is_here and not facts.cuda and facts.npu:
         return [_npu(facts.npu)]
-    if layout.is_here and not facts.cuda and layout.engine != "own":
-        return [_no_gpu(layout)]
     problems = [*_of_split(config, layout), *_two_dtypes(config, facts), *_offload(config, layout)]
     if layout.is_known and layout.engine == "colocate":
         problems += [*_parallel(layout, facts), *_share(layout, facts)]
@@ -65,12 +63,6 @@ def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
     in_float32 = Fix(text="compute in float32", edits={"torch_dtype": "float32"})
     fixes = (in_float32, Fix(text="train the LoRA matrices only: leave out --modules_to_save"))
     return [problem("E115", "modules_to_save", seen, cause, *fixes)]
-
-
-def _no_gpu(layout: Layout) -> Problem:
-    fix = Fix(text="plan for other GPUs", edits={"plan_gpus": 8, "plan_gpu_memory": "80GB"})
-    seen = f"The plan asks for {layout.in_words()}, and this machine has no GPU."
-    return problem("E115", "plan_gpus", seen, "A command for another machine.", fix)
 
 
 def _sampling_beside_training() -> Problem:

@@ -13,6 +13,7 @@ from covey.plan.check_template import template_problems
 from covey.plan.facts import Facts, ModelFault
 from covey.plan.problem import problem, warning
 from covey.plan.shape import counted
+from covey.plan.versions import TRIED, VLLM_ON_CPU
 from covey.types import Fix, Problem
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -337,6 +338,8 @@ _INSTALL: Mapping[str, str] = {
     "bitsandbytes": "'covey[qlora]'",
     "deepspeed": "'covey[deepspeed]'",
     "ray": "'covey[ray]'",
+    "vllm": "'covey[vllm]'",
+    VLLM_ON_CPU: f"{VLLM_ON_CPU}=={TRIED[VLLM_ON_CPU].newest}",
 }
 
 

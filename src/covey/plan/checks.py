@@ -29,6 +29,7 @@ from covey.plan.check_start import is_settled, start_problems
 from covey.plan.check_steps import step_problems
 from covey.plan.check_tasks import task_problems
 from covey.plan.check_values import value_problems
+from covey.plan.check_vllm import vllm_problems
 from covey.plan.facts import Facts
 from covey.plan.kernels import kernel_problems
 from covey.plan.shape import COUNTS
@@ -52,6 +53,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *kernel_problems(config, facts),
         *lever_problems(config, facts, typed or ()),
         *version_problems(config, facts),
+        *vllm_problems(config, facts),
         *ray_problems(config, facts),
         *server_problems(config, facts),
         *data_problems(config, facts),

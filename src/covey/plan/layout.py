@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from covey.options.schema import Config, default_of
+from covey.options.schema import Config
 
 Offload = Literal["none", "optimizer", "params"]
 Engine = Literal["own", "colocate", "server"]
@@ -53,7 +53,8 @@ _OFFLOADED: dict[Offload, tuple[Held, ...]] = {
 WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12
 """A parameter in bfloat16; its float32 master and AdamW's two moments."""
 
-ENGINE_SHARE: float = default_of("vllm_gpu_memory_utilization")
+ENGINE_SHARE = 0.3
+"""What vLLM takes of a GPU where nobody types it and the model is not known."""
 
 HOST_MARGIN = 1.5
 """What DeepSpeed's estimator multiplies the machine's memory with, for buffers."""
@@ -204,7 +205,7 @@ def layout_of(
         shard_gpus=num_shards,
         by_words=states.by_words,
         engine=config.vllm_mode if config.use_vllm else "own",
-        engine_share=config.vllm_gpu_memory_utilization,
+        engine_share=config.vllm_gpu_memory_utilization or ENGINE_SHARE,
         engine_parallel=config.vllm_tensor_parallel_size,
         engine_sleeps=config.vllm_enable_sleep_mode,
         asynchronous=config.async_generate,

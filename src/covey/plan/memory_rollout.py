@@ -23,6 +23,7 @@ from covey.plan.activations import (
 )
 from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
+from covey.plan.memory_vllm import engine_bytes, held_tokens
 
 # Of a sampled row: logits, scaled logits and what their sum of exp takes; and of a block of the vocabulary
 # token ids, their noise in two int64 arrays, and scores. What draws in C has the logits alone.
@@ -44,11 +45,12 @@ def rollout_parts(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the cache, which the native engine keeps, and what sampling works with beside it; both empty
     where nothing is sampled."""
-    asked, layout = _requests(config, facts), planned_layout(facts)
+    asked, layout = requests_of(config, facts), planned_layout(facts)
     if not asked:
         return {}, {}
     if layout.engine != "own":
-        engine = {"engine": layout.engine_bytes}
+        tokens = held_tokens(config, prompt, facts.model_context)
+        engine = {"engine": engine_bytes(config, layout, how, model, tokens, max(r for r, _ in asked))}
         return ({}, engine) if layout.engine_sleeps else (engine, engine)
     # The engine of the training process samples with the whole model, under FSDP a copy of it.
     whole = weight_bytes(model, how)
@@ -98,8 +100,8 @@ def _copies(config: Config, model: ModelSizes, how: Training) -> dict[str, int]:
     return {"weights side by side": copied}
 
 
-def _requests(config: Config, facts: Facts) -> list[tuple[int, int]]:
-    """Rows and prompts that a process samples side by side, in training and in each evaluation."""
+def requests_of(config: Config, facts: Facts) -> list[tuple[int, int]]:
+    """Return rows and prompts that a process samples side by side, in training and in each evaluation."""
     world = max(1, facts.num_processes)
     asked = []
     if config.replay_rollouts is None:

@@ -12,6 +12,7 @@ from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.check_pass_rates import histogram
 from covey.plan.check_start import reference_words
+from covey.plan.check_vllm import UNTRIED
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
@@ -130,11 +131,13 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
     """The machine that is planned, and what of a whole model's states one of its GPUs holds."""
     layout = facts.layout
     if layout.is_here:
+        vllm = _engine(config, facts) if facts.cuda else []
         is_parked = facts.cuda and any(getattr(config, name) for name in OFFLOADS)
-        return [f"{size(plan.host_bytes)} are offloaded to CPU memory"] if is_parked else []
+        parked = [f"{size(plan.host_bytes)} are offloaded to CPU memory"] if is_parked else []
+        return [*vllm, *parked]
     gpus = counted(layout.num_gpus, "GPU")
     lines = [f"{gpus} of {size(layout.gpu_bytes)} ({layout.gpu_bytes / 2**30:.4g} GiB); {layout.in_words()}"]
-    lines += [*_forecast_alone(config, layout), *_engine(facts)]
+    lines += [*_forecast_alone(config, layout), *_engine(config, facts)]
     if config.tuner_type != "lora" and facts.num_parameters is not None:
         ours, theirs = (state_bytes(facts.num_parameters, layout, n) for n in (4, 2))
         lines.append(
@@ -153,6 +156,8 @@ def _forecast_alone(config: Config, layout: Layout) -> list[str]:
     """What of a layout `covey train` does not have, or has another option for."""
     lines = []
     asked = not_built_yet(config)
+    if layout.engine == "colocate" and layout.engine_parallel > 1:
+        lines.append("a forecast only: `covey train` has a vLLM over several GPUs in servers alone")
     if asked:
         lines.append(f"a forecast only: `covey train` does not have {', '.join(asked)} yet")
     if layout.zero_stage and not layout.fsdp and config.deepspeed is None:
@@ -161,18 +166,21 @@ def _forecast_alone(config: Config, layout: Layout) -> list[str]:
     return lines
 
 
-def _engine(facts: Facts) -> list[str]:
+def _engine(config: Config, facts: Facts) -> list[str]:
     """What vLLM's share of a GPU has room for."""
     layout, model = facts.layout, facts.model_sizes
     if layout.engine != "colocate" or model is None:
         return []
     spans = max(1, layout.engine_parallel)
+    is_typed = config.vllm_gpu_memory_utilization is not None
+    solved = "" if is_typed else f"; a share of {layout.engine_share:g}, which nobody has typed"
     weights = WEIGHT_BYTES * model.parameters // spans
     cache = max(0, layout.engine_bytes - weights)
     tokens = cache * spans // (2 * WEIGHT_BYTES * model.layers * model.kv_heads * model.head_width)
     return [
         f"vLLM's {size(layout.engine_bytes)} of each GPU: {size(weights)} of weights and {size(cache)} of KV "
-        f"cache, about {tokens:,} tokens in each engine of {counted(spans, 'GPU')}"
+        f"cache, about {tokens:,} tokens in each engine of {counted(spans, 'GPU')}{solved}",
+        UNTRIED,
     ]
 
 

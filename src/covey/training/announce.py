@@ -19,6 +19,7 @@ from covey.plan.words import note_lines
 from covey.rollout.engine import Engine
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.client import ServerEngine
+from covey.rollout.vllm.engine import VllmEngine
 from covey.training.job import Job
 from covey.types import Problem
 
@@ -51,6 +52,8 @@ def opening(
 def _engine(engine: Engine, backend: Backend) -> str:
     if isinstance(engine, ServerEngine):
         return f"{counted(len(engine.addresses), 'rollout server')}: {', '.join(engine.addresses)}"
+    if isinstance(engine, VllmEngine):
+        return engine.in_words()
     policy = backend.sampler
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
     whose = (

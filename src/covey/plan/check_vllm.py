@@ -1,0 +1,159 @@
+"""What is wrong with sampling by vLLM: options that cannot be together, and what it has no place for."""
+
+from __future__ import annotations
+
+from covey.config.quantization import quantization_of
+from covey.options.schema import Config
+from covey.plan.facts import Facts
+from covey.plan.problem import problem, warning
+from covey.plan.shape import counted
+from covey.types import Fix, Problem
+
+UNTRIED = "vLLM on a GPU: not yet run on a GPU by us"
+"""What is said of it wherever it is planned or started."""
+
+LEAST_TEMPERATURE = 0.01
+"""At which vLLM samples in the place of a lower temperature, but for 0."""
+
+OWNED: frozenset[str] = frozenset(
+    (
+        *("model", "tokenizer", "skip_tokenizer_init", "generation_config", "dtype", "seed", "load_format"),
+        *("logprobs_mode", "worker_extension_cls", "enable_lora", "max_lora_rank", "max_loras"),
+        *("distributed_executor_backend", "trust_remote_code", "enable_sleep_mode", "data_parallel_size"),
+        *("max_model_len", "max_num_seqs", "tensor_parallel_size", "gpu_memory_utilization"),
+        *("enforce_eager", "enable_prefix_caching", "kv_cache_memory_bytes"),
+    )
+)
+"""Arguments of vLLM that `vllm_engine_kwargs` may not set: each has an option of its own, or covey needs it
+as it is."""
+
+_OWN_ENGINE = Fix(text="covey's own engine", edits={"use_vllm": False})
+
+
+def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what stands against sampling by vLLM; nothing where it does not sample."""
+    if not config.use_vllm:
+        return []
+    problems = [*_arguments(config), *_temperature(config), *_length(config, facts), *_packed(config)]
+    if config.vllm_mode == "colocate" and facts.layout.is_here:
+        problems += _colocated(config, facts)
+    problems += _servers(config, facts)
+    if facts.cuda and config.vllm_mode == "colocate":
+        seen = f"{UNTRIED}; what is sent to it is compared, and held to the model that trains."
+        problems.append(warning("W190", "use_vllm", seen, "", _OWN_ENGINE))
+    return problems
+
+
+def _servers(config: Config, facts: Facts) -> list[Problem]:
+    """Servers without the mode for them, and the mode without servers."""
+    has_servers, is_mode = bool(config.rollout_servers), config.vllm_mode == "server"
+    colocate = Fix(
+        text="vLLM in the training process", edits={"vllm_mode": "colocate", "rollout_servers": []}
+    )
+    if is_mode and not has_servers and facts.layout.is_here:
+        seen = "vllm_mode is server, and no server is given."
+        named = Fix(text="the servers: --rollout_servers http://HOST:PORT --rollout_token_file FILE")
+        return [problem("E430", "vllm_mode", seen, "", named, _OWN_ENGINE)]
+    if has_servers and not is_mode:
+        seen = "vllm_mode is colocate, and servers are given."
+        served = Fix(text="sample on the servers", edits={"vllm_mode": "server"})
+        return [problem("E430", "vllm_mode", seen, "", served, colocate)]
+    return []
+
+
+def _colocated(config: Config, facts: Facts) -> list[Problem]:
+    """What vLLM in the training processes of this machine cannot be."""
+    problems = []
+    spans, number, processes = (
+        config.vllm_tensor_parallel_size,
+        config.vllm_data_parallel_size,
+        facts.num_processes,
+    )
+    if spans > 1:
+        seen = (
+            f"vllm_tensor_parallel_size is {spans}, and vllm_mode is colocate: a vLLM over several training "
+        )
+        seen += "processes would hang where a signal ends one of them."
+        one = Fix(text="a vLLM in each process", edits={"vllm_tensor_parallel_size": 1})
+        served = Fix(text="vLLM in a server on GPUs of its own: --vllm_mode server")
+        problems.append(problem("E430", "vllm_tensor_parallel_size", seen, "", one, served))
+    if number not in (1, processes):
+        seen = f"vllm_data_parallel_size is {number}, and there {'are' if processes > 1 else 'is'} "
+        seen += f"{counted(processes, 'training process', 'es')}, each with a vLLM of its own."
+        alone = Fix(text="as many as there are processes: leave it out", edits={"vllm_data_parallel_size": 1})
+        problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))
+    if processes > 1 and not facts.cuda:
+        seen = f"vLLM on a CPU runs in one training process, and this run has {processes}."
+        one = Fix(text="one process", edits={"nproc_per_node": 1})
+        problems.append(problem("E430", "vllm_mode", seen, "", one, _OWN_ENGINE))
+    return [*problems, *([] if facts.cuda else _on_cpu(config))]
+
+
+def _on_cpu(config: Config) -> list[Problem]:
+    """Options that vLLM reads on GPUs alone."""
+    leave, cause = Fix(text="leave it out"), "A command for a GPU."
+    problems = []
+    if config.vllm_gpu_memory_utilization is not None:
+        seen = f"vllm_gpu_memory_utilization is {config.vllm_gpu_memory_utilization:g}, and vLLM runs on a "
+        seen += "CPU here: its cache has a place for each completion side by side."
+        problems.append(warning("W108", "vllm_gpu_memory_utilization", seen, cause, leave))
+    if config.vllm_enable_sleep_mode:
+        name = "sleep_level" if config.sleep_level else "vllm_enable_sleep_mode"
+        seen = f"{name} is set, and vLLM runs on a CPU here, where it does not sleep."
+        problems.append(warning("W108", name, seen, cause, leave))
+    return problems
+
+
+def _arguments(config: Config) -> list[Problem]:
+    taken = sorted(OWNED & (config.vllm_engine_kwargs or {}).keys())
+    if not taken:
+        return []
+    seen = f"vllm_engine_kwargs sets {', '.join(taken)}."
+    fix = Fix(text="leave them out of the JSON; what has an option is typed as that: --vllm_max_model_len N")
+    return [problem("E431", "vllm_engine_kwargs", seen, "", fix)]
+
+
+def _temperature(config: Config) -> list[Problem]:
+    named = {n: getattr(config, n) for n in ("temperature", "temperature_end", "eval_temperature")}
+    if config.eval_temperature == config.temperature:
+        # It follows from the other.
+        del named["eval_temperature"]
+    return [
+        problem(
+            "E432",
+            name,
+            f"{name} is {value:g}; vLLM samples at {LEAST_TEMPERATURE:g} in the place of what is lower.",
+            "",
+            Fix(text="the lowest of vLLM", edits={name: LEAST_TEMPERATURE}),
+            _OWN_ENGINE,
+        )
+        for name, value in named.items()
+        if value is not None and 0 < value < LEAST_TEMPERATURE
+    ]
+
+
+def _length(config: Config, facts: Facts) -> list[Problem]:
+    prompt, context = facts.longest_prompt, facts.model_context
+    if prompt is None:
+        return []
+    needed = prompt + config.max_completion_length
+    held = config.vllm_max_model_len or needed
+    if held < needed:
+        seen = f"vllm_max_model_len is {held}; the longest prompt has {counted(prompt, 'token')}, and "
+        seen += f"max_completion_length is {config.max_completion_length}: {needed} together."
+        fix = Fix(text="as many as the run needs", edits={"vllm_max_model_len": needed})
+        return [problem("E433", "vllm_max_model_len", seen, "A length for other prompts.", fix)]
+    if context is not None and held > context:
+        seen = f"vllm_max_model_len is {held}, and the model's context is {context}: vLLM holds {context}."
+        fix = Fix(text="leave it out")
+        return [warning("W108", "vllm_max_model_len", seen, "A length for another model.", fix)]
+    return []
+
+
+def _packed(config: Config) -> list[Problem]:
+    if quantization_of(config) is None:
+        return []
+    seen = "The model's weights are packed by bitsandbytes, and vLLM samples from whole ones: the two would "
+    seen += "not be one policy."
+    whole = Fix(text="whole weights", edits={"quant_bits": None})
+    return [problem("E430", "use_vllm", seen, "", _OWN_ENGINE, whole)]

@@ -1,0 +1,59 @@
+"""The memory of vLLM beside the training: its weights, and the cache of the completions that it samples."""
+
+from __future__ import annotations
+
+from covey.options.schema import Config
+from covey.plan.activations import Training
+from covey.plan.facts import ModelSizes
+from covey.plan.layout import Layout
+
+MOST_SIDE_BY_SIDE = 256
+"""Completions side by side where nobody types a number."""
+
+# Tokens of a block of the cache at most, and what vLLM works with beside weights and cache (an estimate,
+# until it is measured on a GPU).
+_BLOCK, _WORKSPACE = 128, 3 << 29
+# Tokens that the prompts of a publish's canary take with what is sampled of them.
+_LEAST = 16
+
+
+def side_by_side(config: Config, rows: int) -> int:
+    """Return how many completions vLLM samples side by side, where a process asks for so many."""
+    return config.vllm_max_num_seqs or min(rows, MOST_SIDE_BY_SIDE)
+
+
+def held_tokens(config: Config, prompt: int, context: int | None) -> int:
+    """Return the tokens of the longest prompt with its completion that vLLM holds: no more than the model's
+    context (None: not known), where vLLM does not start."""
+    held = max(_LEAST, config.vllm_max_model_len or prompt + config.max_completion_length)
+    return held if context is None else min(held, context)
+
+
+def cache_bytes(config: Config, model: ModelSizes, element: int, tokens: int, rows: int) -> int:
+    """Return the bytes in which every completion side by side has its place, however long it gets."""
+    token = 2 * model.layers * model.kv_heads * model.head_width * element
+    return side_by_side(config, rows) * (tokens + _BLOCK) * token
+
+
+def weight_bytes(model: ModelSizes, how: Training, layout: Layout) -> int:
+    """Return the bytes of vLLM's own copy; on a CPU a head that is the embedding too is there twice."""
+    twice = model.vocabulary * model.hidden if model.tied and not how.cuda else 0
+    return how.element * (model.parameters + twice) // max(1, layout.engine_parallel)
+
+
+def wanted_bytes(
+    config: Config, layout: Layout, how: Training, model: ModelSizes, tokens: int, rows: int
+) -> int:
+    """Return what vLLM takes where nothing is short: weights, a place for every completion, and what it works
+    with."""
+    cache = cache_bytes(config, model, how.element, tokens, rows) // max(1, layout.engine_parallel)
+    return weight_bytes(model, how, layout) + cache + (_WORKSPACE if how.cuda else 0)
+
+
+def engine_bytes(
+    config: Config, layout: Layout, how: Training, model: ModelSizes, tokens: int, rows: int
+) -> int:
+    """Return what vLLM holds of a device that trains too: its share of a GPU, on a CPU what it wants."""
+    if layout.engine != "colocate" or layout.gpu_bytes:
+        return layout.engine_bytes
+    return wanted_bytes(config, layout, how, model, tokens, rows)

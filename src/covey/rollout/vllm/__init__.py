@@ -1,0 +1,1 @@
+"""The engine on vLLM. `library` alone imports vllm, inside its functions."""

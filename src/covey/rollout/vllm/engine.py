@@ -1,0 +1,280 @@
+"""The engine on vLLM: the protocol of `covey.rollout.engine` over one `vllm.LLM`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.plan.check_vllm import UNTRIED
+from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
+from covey.rollout.vllm import library
+from covey.rollout.vllm.names import whole
+from covey.rollout.vllm.settings import VllmSettings
+from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
+# Bytes of weights that are collected for one file, where vLLM's workers are processes of their own.
+_BUCKET = 512 << 20
+_WEIGHTS, _CACHE = "weights", "kv_cache"
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request and what has been sampled of it."""
+
+    request: GenerationRequest
+    started: float
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def completion(self, number: int, finish: Finish) -> Completion:
+        return Completion(
+            request_id=number,
+            token_ids=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            finish=finish,
+            seconds=time.perf_counter() - self.started,
+        )
+
+
+class VllmEngine:
+    """Samples with vLLM from a copy of the weights; all of it is called from one thread.
+
+    `llm` is a `vllm.LLM` that was started with `settings`. Until the first publish nothing is sampled, unless
+    it has read the model's weights, which are version -1.
+    """
+
+    name = "vllm"
+    given_up = ""
+    members = NO_MEMBERS
+
+    def __init__(self, settings: VllmSettings, llm: Any = None) -> None:
+        self._settings = settings
+        self._llm = library.start(settings) if llm is None else llm
+        self.capabilities = Capabilities(
+            logprobs=True, noise_keys=False, holds_weights=True, forgets=settings.sleeps_deeply
+        )
+        self._version = -1
+        self._has_weights = settings.has_weights
+        self._asleep: set[str] = set()
+        self._next_id = 0
+        self._num_publishes = 0
+        self._running: dict[int, _Running] = {}
+        self._aborted: list[Completion] = []
+        self._adapter: Any = None
+        self._adapter_files: tempfile.TemporaryDirectory[str] | None = None
+        # What a server takes between two steps.
+        self.on_turn: Callable[[], None] = nothing
+
+    def in_words(self) -> str:
+        """What it is, in words."""
+        given, where = self._settings, f"a GPU; {UNTRIED}" if self._settings.on_gpu else "the CPU"
+        return (
+            f"vLLM {library.version()}, on a copy of the weights in {given.dtype} on {where}; side by side "
+            f"{given.max_num_seqs} completions, of {given.max_model_len} tokens with their prompts"
+        )
+
+    # -- sampling
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Hand a request to vLLM. ValueError where prompt and completion together are longer than it holds,
+        since vLLM would cut the completion without a word."""
+        prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
+        if prompt == 0:
+            raise ValueError("A prompt has no tokens.")
+        if prompt + new > self._settings.max_model_len:
+            raise ValueError(
+                f"A prompt of {prompt} tokens with {new} new ones is longer than this vLLM holds: "
+                f"{self._settings.max_model_len} (--vllm_max_model_len)."
+            )
+        if not self._has_weights:
+            raise RuntimeError("This vLLM has no weights: nothing was published since it started or slept.")
+        self._wake(_WEIGHTS, _CACHE)
+        number = self._next_id
+        self._next_id += 1
+        self._llm.llm_engine.add_request(
+            str(number),
+            {"prompt_token_ids": list(request.prompt_token_ids)},
+            library.sampling_params(request),
+            lora_request=self._adapter,
+        )
+        self._running[number] = _Running(request, time.perf_counter())
+        return number
+
+    def results(self) -> Iterator[Completion]:
+        """Sample until nothing is left; requests may come meanwhile."""
+        while self._running or self._aborted:
+            self.on_turn()
+            yield from self._aborted
+            self._aborted.clear()
+            if self._running:
+                yield from self._step()
+
+    def _step(self) -> list[Completion]:
+        """One step of vLLM, and what has ended with it."""
+        ended = []
+        for output in self._llm.llm_engine.step():
+            number = int(output.request_id)
+            running = self._running.get(number)
+            if running is None:
+                continue
+            (new,) = output.outputs
+            self._take(running, new)
+            if output.finished:
+                del self._running[number]
+                ended.append(running.completion(number, _finish_of(new.finish_reason)))
+        return ended
+
+    def _take(self, running: _Running, new: Any) -> None:
+        tokens = list(new.token_ids)
+        running.tokens += tokens
+        if library.is_greedy(running.request.sampling.temperature):
+            # At temperature 0 the likeliest token has all of the probability.
+            running.logprobs += [0.0] * len(tokens)
+        else:
+            running.logprobs += [at[token].logprob for token, at in zip(tokens, new.logprobs, strict=True)]
+        running.versions += [self._version] * len(tokens)
+
+    def abort(self, ids: Sequence[int]) -> None:
+        """End requests now; they keep what has been sampled."""
+        known = [number for number in ids if number in self._running]
+        if known:
+            self._llm.llm_engine.abort_request([str(number) for number in known])
+        self._aborted += [self._running.pop(number).completion(number, Finish.ABORT) for number in known]
+
+    # -- weights
+
+    def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
+        """Serve these weights as `version`, one tensor after the other, with an empty prefix cache. The
+        receipt has the checksums of what vLLM's workers hold now; `unread` names the tensors of which they
+        hold a packed form alone, as the CPU build does of linear layers."""
+        sent: dict[str, int] = {}
+
+        def counted() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in named_weights:
+                sent[name] = tensor.numel()
+                yield name, tensor.detach()
+
+        self._wake(_WEIGHTS)
+        # What breaks off leaves a mixture of two versions.
+        self._has_weights = False
+        if self._settings.own_processes:
+            with tempfile.TemporaryDirectory(prefix="covey-publish-", dir=_memory_directory()) as directory:
+                _write(counted(), Path(directory))
+                self._llm.collective_rpc("covey_load_files", args=(directory,))
+        else:
+            self._llm.collective_rpc("covey_load", args=(counted(),))
+        held = whole(self._llm.collective_rpc("covey_parts"), sent)
+        self._use_adapter(None)
+        self._begin(version)
+        return Receipt(version=version, fingerprints=held.fingerprints, unread=held.unread)
+
+    def publish_adapter(
+        self, named_weights: NamedWeights, version: int, config: Mapping[str, Any]
+    ) -> Receipt:
+        """Serve the weights that are there with a LoRA adapter: tensors under peft's names, and its
+        adapter_config.json. vLLM scales and pads what it holds of them, so none can be read back."""
+        from safetensors.torch import save_file
+
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named_weights}
+        files = tempfile.TemporaryDirectory(prefix="covey-adapter-")
+        save_file(tensors, Path(files.name) / "adapter_model.safetensors", metadata={"format": "pt"})
+        (Path(files.name) / "adapter_config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
+        self._wake(_WEIGHTS)
+        self._use_adapter(files, version)
+        self._begin(version)
+        return Receipt(version=version, unread=tuple(tensors))
+
+    def _use_adapter(self, files: tempfile.TemporaryDirectory[str] | None, version: int = -1) -> None:
+        """Sample with another adapter from now on, under a name that was never used, or with none."""
+        former, former_files = self._adapter, self._adapter_files
+        self._num_publishes += 1
+        self._adapter, self._adapter_files = None, files
+        if former is not None:
+            self._llm.llm_engine.remove_lora(former.lora_int_id)
+        if former_files is not None:
+            former_files.cleanup()
+        if files is not None:
+            name = f"covey@{version}.{self._num_publishes}"
+            self._adapter = library.adapter_request(name, self._num_publishes, files.name)
+            if not self._llm.llm_engine.add_lora(self._adapter):
+                raise RuntimeError(f"vLLM did not load the adapter {name}.")
+
+    def _begin(self, version: int) -> None:
+        """Sample as a version: what was computed with former weights is forgotten first."""
+        self._wake(_CACHE)
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError(
+                f"vLLM kept its prefix cache at the publish of version {version}: requests are still running."
+            )
+        self._version, self._has_weights = version, True
+
+    # -- memory
+
+    def rest(self) -> None:
+        """Sleep where it is set to; at level 2 the weights are gone after it."""
+        if not self._settings.sleeps or self._asleep or self._running:
+            return
+        self._llm.sleep(level=self._settings.sleep_level)
+        self._asleep = {_WEIGHTS, _CACHE}
+        self._has_weights = self._has_weights and not self._settings.sleeps_deeply
+
+    def take_notices(self) -> list[Finding]:
+        """Nothing happens to it that it goes on after."""
+        return []
+
+    def close(self) -> None:
+        """End vLLM, and its processes where it has any."""
+        self._use_adapter(None)
+        self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+
+    def _wake(self, *tags: str) -> None:
+        for tag in tags:
+            if tag in self._asleep:
+                self._llm.wake_up(tags=[tag])
+                self._asleep.remove(tag)
+
+
+def _finish_of(reason: str | None) -> Finish:
+    if reason not in _FINISHES:
+        raise RuntimeError(f"vLLM ended a request with {reason!r}.")
+    return _FINISHES[reason]
+
+
+def _memory_directory() -> str | None:
+    """Where a file lies in memory; None for the usual place of temporary files."""
+    shared = Path("/dev/shm")
+    return str(shared) if shared.is_dir() else None
+
+
+def _write(weights: NamedWeights, directory: Path) -> None:
+    """Write weights to safetensors files of about a bucket each, in the order in which they come."""
+    from safetensors.torch import save_file
+
+    bucket: dict[str, Tensor] = {}
+    size = count = 0
+
+    def flush() -> None:
+        nonlocal size, count
+        if bucket:
+            save_file(bucket, directory / f"{count:06d}.safetensors")
+        bucket.clear()
+        size, count = 0, count + 1
+
+    for name, tensor in weights:
+        if size and size + tensor.nbytes > _BUCKET:
+            flush()
+        bucket[name] = tensor.cpu().contiguous()
+        size += tensor.nbytes
+    flush()

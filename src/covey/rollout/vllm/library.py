@@ -1,0 +1,116 @@
+"""What covey asks of the vllm package; no other module imports it, and this one inside its functions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from covey.plan.check_vllm import LEAST_TEMPERATURE
+from covey.rollout.vllm.settings import VllmSettings, arguments_of
+from covey.types import GenerationRequest, NoiseKey
+
+# vLLM reads them when it is asked, so they stay set. What the user has set stands.
+_QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_PLUGINS": ""}
+_PRIVATE = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_GREEDY = 1e-5
+
+
+def start(settings: VllmSettings) -> Any:
+    """Return a `vllm.LLM`, with the random numbers, threads and environment of this process as they were."""
+    for name, value in (_QUIET | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}).items():
+        os.environ.setdefault(name, value)
+    os.environ.update(_PRIVATE, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(settings.own_processes)))
+    with _undisturbed():
+        from vllm import LLM
+
+        return LLM(**arguments_of(settings))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """vLLM seeds every generator, and on a CPU it takes the place of `torch.set_num_threads` and writes what
+    the processes started later would read."""
+    environment, set_threads = dict(os.environ), torch.set_num_threads
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if on_gpu:
+            torch.cuda.set_rng_state_all(on_gpu)
+        kept = {n: v for n, v in os.environ.items() if n.startswith("VLLM_")}
+        os.environ.clear()
+        os.environ.update(environment | kept)
+
+
+def seed_of(key: NoiseKey) -> int:
+    """Return a request's seed, 63 bits that are equal on every machine: a completion has its own, whatever it
+    is batched with."""
+    text = f"{key.seed}/{key.split}/{key.rollout}/{key.attempt}/{key.prompt_id}/{key.sibling}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def sampling_params(request: GenerationRequest) -> Any:
+    """Return vLLM's parameters of a request: the whole distribution at its temperature, its own seed, and an
+    end at its own tokens alone. Tokens come as they are sampled, each with its logprob."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=0.0 if is_greedy(sampling.temperature) else sampling.temperature,
+        seed=seed_of(request.noise_key),
+        max_tokens=sampling.max_new_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def is_greedy(temperature: float) -> bool:
+    """Return whether the likeliest token is taken. ValueError for a temperature that vLLM would replace."""
+    if temperature <= _GREEDY:
+        return True
+    if temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"The temperature {temperature:g} is below {LEAST_TEMPERATURE:g}, at which vLLM samples instead."
+        )
+    return False
+
+
+def adapter_request(name: str, number: int, directory: str) -> Any:
+    """Return what a request names to be sampled with an adapter; name and number are never used again."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(name, number, directory)
+
+
+def pack_again(layer: nn.Module) -> None:
+    """Make the packed copy of a weight anew that vLLM multiplies with on a CPU."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    dispatch_cpu_unquantized_gemm(layer, False)
+
+
+def version() -> str:
+    """Return the version of the vllm package."""
+    import vllm
+
+    return str(vllm.__version__)

@@ -1,0 +1,106 @@
+"""What vLLM is started with: from settings of covey to arguments of `vllm.LLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.plan.check_vllm import OWNED
+
+EXTENSION = "covey.rollout.vllm.worker.Publishing"
+"""The class that vLLM adds to its workers, by name, so that a worker in another process finds it."""
+
+
+# The highest ranks that vLLM may be told.
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """How one vLLM is started.
+
+    model            directory of the model
+    dtype            float32 or bfloat16, in which weights are published and sampled from
+    max_model_len    tokens of the longest prompt with its completion
+    max_num_seqs     completions side by side
+    on_gpu           whether it samples on a GPU; on a CPU the cache has `cache_bytes`
+    memory_share     of the GPU's whole memory, with weights and cache
+    own_processes    whether its workers are processes of their own; else it runs in this one
+    by_torchrun      whether several processes each have an engine, under torchrun's environment
+    has_weights      whether it reads the weights of `model`; else it waits for the first publish
+    sleep_level      0, 1 or 2: what it gives back at rest
+    lora_rank        the highest rank of published adapters; 0 where there are none
+    extra            further arguments of `vllm.LLM`
+    """
+
+    model: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    on_gpu: bool
+    memory_share: float = 0.9
+    cache_bytes: int = 0
+    tensor_parallel: int = 1
+    own_processes: bool = False
+    by_torchrun: bool = False
+    has_weights: bool = False
+    enforce_eager: bool = False
+    prefix_caching: bool = True
+    sleep_level: int = 0
+    lora_rank: int = 0
+    trust_remote_code: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        taken = sorted(OWNED & self.extra.keys())
+        if taken:
+            raise ValueError(f"vLLM's {', '.join(taken)} cannot be set as an extra argument")
+        if self.lora_rank > _RANKS[-1]:
+            raise ValueError(f"vLLM takes adapters of rank {_RANKS[-1]} at most, not {self.lora_rank}")
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it gives memory back at rest, which vLLM does on GPUs alone."""
+        return self.on_gpu and self.sleep_level > 0
+
+    @property
+    def sleeps_deeply(self) -> bool:
+        """Whether its weights are gone after a rest, so that they have to be published again."""
+        return self.sleeps and self.sleep_level == 2
+
+
+def arguments_of(settings: VllmSettings) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM`.
+
+    Token ids go in and come out, so no tokenizer is loaded; the model's generation_config.json has no say;
+    logprobs are those that are sampled from, at the request's temperature.
+    """
+    arguments: dict[str, Any] = {
+        "model": settings.model,
+        "dtype": settings.dtype,
+        "seed": 0,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": EXTENSION,
+        "load_format": "auto" if settings.has_weights else "dummy",
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "enforce_eager": settings.enforce_eager,
+        "enable_prefix_caching": settings.prefix_caching,
+        "trust_remote_code": settings.trust_remote_code,
+        "disable_log_stats": True,
+    }
+    if settings.on_gpu:
+        arguments["gpu_memory_utilization"] = settings.memory_share
+        arguments["enable_sleep_mode"] = settings.sleeps
+    else:
+        arguments["kv_cache_memory_bytes"] = settings.cache_bytes
+    if settings.by_torchrun:
+        arguments["distributed_executor_backend"] = "external_launcher"
+    if settings.lora_rank:
+        rank = min(rank for rank in _RANKS if rank >= settings.lora_rank)
+        arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+    return arguments | dict(settings.extra)

@@ -1,0 +1,67 @@
+"""What vLLM's workers do for a publish: a class that vLLM itself adds to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.rollout.vllm import library
+from covey.rollout.vllm.names import parts_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILES = "*.safetensors"
+
+
+class Publishing:
+    """Methods of a worker, called by `LLM.collective_rpc`; the other attributes are vLLM's."""
+
+    model_runner: Any
+
+    def covey_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take the weights of a new version, one tensor at a time, where the worker is in this process."""
+        failures: list[Exception] = []
+        self.model_runner.reload_weights(weights_iterator=_until_failure(weights, failures))
+        self._pack_again()
+        if failures:
+            raise failures[0]
+
+    def covey_load_files(self, directory: str) -> None:
+        """Take the weights of a new version from the safetensors files of a directory."""
+        self.covey_load(_stored(Path(directory)))
+
+    def covey_parts(self) -> dict[str, list[int]]:
+        """What this worker holds of each tensor, under transformers' names: a `Part` each, as a list."""
+        model = self.model_runner.get_model()
+        fused = getattr(model, "packed_modules_mapping", {})
+        return {name: list(part) for name, part in parts_of(model, fused).items()}
+
+    def _pack_again(self) -> None:
+        """vLLM's CPU build multiplies with packed copies. It makes them anew for weights that it has dropped,
+        and forgets that of an embedding which is the head as well."""
+        for module in self.model_runner.get_model().modules():
+            weight = getattr(module, "weight", None)
+            if hasattr(module, "cpu_linear") and weight is not None and weight.numel():
+                library.pack_again(module)
+
+
+def _until_failure(
+    weights: Iterable[tuple[str, Tensor]], failures: list[Exception]
+) -> Iterator[tuple[str, Tensor]]:
+    """Weights until they break off: vLLM puts every layer together again at their end alone, and a publish
+    that follows has to find whole ones."""
+    try:
+        yield from weights
+    except Exception as error:  # noqa: BLE001  raised by whoever has asked for the weights
+        failures.append(error)
+
+
+def _stored(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import safe_open
+
+    for path in sorted(directory.glob(FILES)):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                yield name, file.get_tensor(name)

@@ -1,0 +1,68 @@
+"""vLLM in a training process: from a run's options to the engine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from covey.config.objects import is_live
+from covey.models.policy import Policy
+from covey.options.schema import Config
+from covey.plan.check_launch import num_ranks
+from covey.plan.facts import Facts
+from covey.plan.memory import recompute_of, training_of
+from covey.plan.memory_rollout import requests_of
+from covey.plan.memory_vllm import cache_bytes, held_tokens, side_by_side
+from covey.rollout.vllm.engine import VllmEngine
+from covey.rollout.vllm.settings import VllmSettings
+from covey.training import settings
+from covey.training.facts import model_dir
+
+
+def colocated(config: Config, facts: Facts, policy: Policy) -> VllmEngine:
+    """vLLM beside `policy`, on its device. It reads the model's config.json alone: weights come with the
+    first publish."""
+    if not is_live(config.model):
+        return VllmEngine(vllm_settings(config, facts, model_dir(config), policy.device))
+    with tempfile.TemporaryDirectory(prefix="covey-model-") as directory:
+        policy.model.config.save_pretrained(directory)  # type: ignore[union-attr, operator]
+        return VllmEngine(vllm_settings(config, facts, Path(directory), policy.device))
+
+
+def vllm_settings(config: Config, facts: Facts, directory: Path, device: torch.device) -> VllmSettings:
+    """What a vLLM of this run is started with."""
+    prompt = facts.longest_prompt or config.max_length or 1
+    tokens = held_tokens(config, prompt, facts.model_context)
+    rows = max((rows for rows, _ in requests_of(config, facts)), default=1)
+    on_gpu = device.type == "cuda"
+    how = training_of(config, facts, recompute_of(config, facts))
+    model = facts.model_sizes
+    return VllmSettings(
+        model=str(directory),
+        dtype=str(settings.compute_dtype(config, device)).removeprefix("torch."),
+        max_model_len=tokens,
+        max_num_seqs=side_by_side(config, rows),
+        on_gpu=on_gpu,
+        memory_share=_share_of_all(config, facts, device) if on_gpu else 0.0,
+        cache_bytes=_USUAL_CACHE if model is None else cache_bytes(config, model, how.element, tokens, rows),
+        by_torchrun=num_ranks(os.environ) > 1,
+        enforce_eager=config.vllm_enforce_eager,
+        prefix_caching=config.vllm_enable_prefix_caching,
+        sleep_level=max(1, config.sleep_level) if config.vllm_enable_sleep_mode else 0,
+        trust_remote_code=config.trust_remote_code,
+        extra=config.vllm_engine_kwargs or {},
+    )
+
+
+# Of a model whose sizes nobody could read.
+_USUAL_CACHE = 1 << 30
+
+
+def _share_of_all(config: Config, facts: Facts, device: torch.device) -> float:
+    """vLLM's share of the GPU's whole memory: as it is typed, or as it was solved of what is free."""
+    if config.vllm_gpu_memory_utilization is not None:
+        return config.vllm_gpu_memory_utilization
+    return facts.layout.engine_bytes / torch.cuda.mem_get_info(device)[1]
