@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 # Kernels that oneDNN keeps compiled: by itself up to 1,024 of half a megabyte each, and a decoding step in
@@ -27,3 +28,16 @@ def settle() -> None:
     # segments of the one would be lost to the other. torch reads the first name, else the second.
     if not any(name in os.environ for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
+    silence_deepspeed()
+
+
+def silence_deepspeed() -> None:
+    """Print nothing of DeepSpeed's but errors: it warns on standard output, where `--json` writes, as soon as
+    transformers imports it."""
+    logger = logging.getLogger("DeepSpeed")
+    if _is_error not in logger.filters:
+        logger.addFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 
 import pytest
 
@@ -40,3 +42,13 @@ def test_the_memory_of_a_gpu_grows_in_segments_unless_the_user_says_how(theirs, 
     found = {n: os.environ.get(n) for n in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")}
     asked = {theirs: "max_split_size_mb:64"} if theirs else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert {n: v for n, v in found.items() if v} == asked
+
+
+def test_deepspeed_warns_nobody_on_standard_output(capsys):
+    logger = logging.getLogger("DeepSpeed")
+    logger.addHandler(handler := logging.StreamHandler(sys.stdout))
+    settle()
+    logger.warning("Setting accelerator to CPU.")
+    logger.error("It cannot go on.")
+    logger.removeHandler(handler)
+    assert capsys.readouterr().out == "It cannot go on.\n"

@@ -8,7 +8,6 @@ in float32, where DeepSpeed keeps them: what is changed there is what is stepped
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import sys
 import warnings
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from covey.algorithm.losses import LossOutput
+from covey.environment import silence_deepspeed
 from covey.learner.backends.base import LossFunction
 from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
 from covey.learner.sharding.fragments import Fragment, Fragments
@@ -37,9 +37,9 @@ def _library(device: torch.device) -> Any:
     """DeepSpeed on torch's process group: silent, and without compiling a kernel."""
     join_group(device)
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    with _quiet_import():
+    silence_deepspeed()
+    with _without_mlflow():
         import deepspeed
-    deepspeed.utils.logger.setLevel(logging.ERROR)
     # It calls collectives of torch by names that are on their way out.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -53,18 +53,15 @@ def _library(device: torch.device) -> Any:
 
 
 @contextmanager
-def _quiet_import() -> Iterator[None]:
-    """Within it DeepSpeed is imported without its warnings, and without mlflow, which takes most of the
-    import's time and serves an autotuner that covey does not use."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+def _without_mlflow() -> Iterator[None]:
+    """Within it DeepSpeed is imported without mlflow, which takes most of the import's time and serves an
+    autotuner that covey does not use."""
     is_hidden = "mlflow" not in sys.modules
     if is_hidden:
         sys.modules["mlflow"] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        logging.disable(before)
         if is_hidden:
             del sys.modules["mlflow"]
 
