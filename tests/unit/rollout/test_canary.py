@@ -40,7 +40,7 @@ def test_draws_are_those_of_sample_and_hold_within_their_margin() -> None:
 def test_the_prompts_are_fixed() -> None:
     one, two = canary_requests(VOCAB), canary_requests(VOCAB)
     assert one == two
-    assert len(one) == 3
+    assert len(one) == 4
     assert all(0 <= t < VOCAB for r in one for t in r.prompt_token_ids)
     assert {r.noise_key.split for r in one} == {"canary"}
 
@@ -99,13 +99,13 @@ def test_equal_engines_are_asked_for_once_and_told_apart() -> None:
         return canary.view(pairs)
 
     wrong = (done[2].logprobs[0] + 0.5, *done[2].logprobs[1:])
-    spoiled = [*done[:2], replace(done[2], logprobs=wrong)]
+    spoiled = [*done[:2], replace(done[2], logprobs=wrong), done[3]]
     comparison = Comparison(replace(canary, view=view), [done, spoiled])
-    assert asked == [3]
+    assert asked == [4]
     good = comparison.of(done, has_keys=True, bound=1e-4)
     assert (good.gap < 1e-4, good.wrong_token, good.num_tokens) == (True, "", 12)
     bad = comparison.of(spoiled, has_keys=True, bound=1e-4)
-    assert (bad.gap, bad.at) == (pytest.approx(0.5, abs=1e-4), 8)
+    assert (bad.gap, bad.at) == (pytest.approx(0.5, abs=1e-4), 6)
 
 
 def test_a_token_that_its_noise_does_not_draw_is_named_by_whichever_engine() -> None:
@@ -156,5 +156,5 @@ def test_a_canary_that_loses_a_completion_is_refused() -> None:
     engine = CopyEngine(policy_of("llama"))
     real = engine.results
     engine.results = lambda: (c for c in real() if c.request_id != 1)
-    with pytest.raises(ValueError, match="1 of 3 completions of the canary"):
+    with pytest.raises(ValueError, match="1 of 4 completions of the canary"):
         sample_canary(engine, canary_requests(VOCAB))
