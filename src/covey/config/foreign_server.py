@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from covey.codes import CODES
 from covey.config.argv import Flag
+from covey.options.declare import fields_of
+from covey.options.verbs import RolloutOptions
 from covey.types import Fix, Problem
 
 # What their servers take and covey's does not.
@@ -25,7 +27,10 @@ def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
 
     `verb` is rollout, swift for ms-swift's by its full name, or vllm-serve for TRL's.
     """
-    theirs = [flag.name for flag in flags if flag.name in _THEIRS or flag.name.startswith("vllm_")]
+    ours = fields_of(RolloutOptions) if verb == "rollout" else {}
+    theirs = [
+        f.name for f in flags if f.name in _THEIRS or (f.name.startswith("vllm_") and f.name not in ours)
+    ]
     if verb == "rollout" and not theirs:
         return None
     typed = {flag.name: " ".join(flag.words) for flag in flags if flag.name in _NAMES}

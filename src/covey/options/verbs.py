@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 
@@ -76,6 +76,21 @@ class RolloutOptions(VerbOptions):
     )
     kernels: Literal["auto", "torch"] = option("auto", "What computes the heavy parts, as in `covey train`.")
     max_rows: int = option(256, "Completions that are decoded side by side.")
+    engine: Literal["native", "vllm"] = option(
+        "native", "What samples: the built-in engine, or vLLM, which we have not run on a GPU yet."
+    )
+    vllm_gpu_memory_utilization: float = option(
+        0.9, "Share of each GPU's memory that vLLM takes, weights and cache."
+    )
+    vllm_max_model_len: int | None = option(
+        None,
+        "Tokens of the longest prompt with its completion that vLLM holds. Not set: the model's context.",
+    )
+    vllm_tensor_parallel_size: int = option(1, "GPUs that one vLLM spans.")
+    vllm_enforce_eager: bool = option(False, "Whether vLLM runs without compiled graphs.")
+    vllm_engine_kwargs: dict[str, Any] | None = option(
+        None, "Further arguments of vLLM's class LLM, as JSON."
+    )
     ssl_certfile: str | None = option(None, "Certificate of the server, for https.")
     ssl_keyfile: str | None = option(None, "Its private key, where it is not in the same file.")
     i_know_this_is_open: bool = option(

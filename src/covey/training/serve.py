@@ -6,8 +6,9 @@ import math
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,12 +21,18 @@ from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
 from covey.rollout.server.remote import MARKER
 from covey.rollout.server.wire import BUCKET_BYTES, NO_VERSION, ServerStatus
+from covey.rollout.vllm.engine import VllmEngine
+from covey.rollout.vllm.settings import VllmSettings
 from covey.training.process import own_device
+
+# Of vLLM's cache on a CPU; on a GPU it takes its share.
+_CACHE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What a server is started with; `socket` listens already, and `scheme` is http or https."""
+    """What a server is started with; `socket` listens already, and `scheme` is http or https. `vllm` is how
+    vLLM is started, where it samples: dtype and device follow from the others."""
 
     model: Path
     name: str
@@ -38,6 +45,7 @@ class Serving:
     max_rows: int
     publish_directory: Path | None
     ends_with_run: bool
+    vllm: VllmSettings | None = None
 
     @property
     def address(self) -> str:
@@ -54,8 +62,7 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
     dtype = {"auto": torch.bfloat16 if low else torch.float32, "float32": torch.float32}.get(
         serving.dtype, torch.bfloat16
     )
-    policy = load_still(serving.model, device=device, dtype=dtype, kernels=serving.kernels)
-    engine = HeldEngine(policy, max_rows=serving.max_rows)
+    engine, sizes = _engine(serving, device, dtype)
     about = ServerStatus(
         name=serving.address,
         instance=new_instance(),
@@ -63,8 +70,8 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         model=serving.name,
         model_type=str(read_json(serving.model / "config.json").get("model_type", "")),
         num_parameters=sum(math.prod(shape) for shape in read_shapes(serving.model).tensors.values()),
-        vocab=policy.vocab,
-        max_len=model_context(serving.model) or 0,
+        vocab=sizes.vocab,
+        max_len=sizes.max_len,
         dtype=str(dtype).removeprefix("torch."),
         version=NO_VERSION,
         rows=serving.max_rows,
@@ -76,7 +83,7 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
     front = Front(engine, about, ends_with_run=serving.ends_with_run)
     access = Access(
         token=serving.token,
-        bucket_bytes=max(BUCKET_BYTES, largest_bytes(policy)),
+        bucket_bytes=max(BUCKET_BYTES, sizes.largest_bytes),
         publish_directory=serving.publish_directory,
     )
     marker = None
@@ -85,6 +92,8 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         marker.touch(mode=0o600)
     server = HttpServer(serving.socket, front, access, serving.tls)
     server.start()
+    if isinstance(engine, VllmEngine):
+        say(f"engine    {engine.in_words()}")
     say(f"rollout   {serving.name}, {about.dtype}, on {device}; no weights are published yet")
     say(f"token     {serving.token_file}")
     say(f"ready     {about.name}")
@@ -93,5 +102,37 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
     finally:
         server.shutdown()
         server.server_close()
+        engine.close()
         if marker is not None:
             marker.unlink(missing_ok=True)
+
+
+class _Sizes(NamedTuple):
+    """What a server says of its model: rows of the vocabulary, the longest prompt with its completion (0: no
+    bound), and the bytes of its largest tensor."""
+
+    vocab: int
+    max_len: int
+    largest_bytes: int
+
+
+def _engine(
+    serving: Serving, device: torch.device, dtype: torch.dtype
+) -> tuple[HeldEngine | VllmEngine, _Sizes]:
+    context = model_context(serving.model) or 0
+    if serving.vllm is None:
+        policy = load_still(serving.model, device=device, dtype=dtype, kernels=serving.kernels)
+        sizes = _Sizes(policy.vocab, context, largest_bytes(policy))
+        return HeldEngine(policy, max_rows=serving.max_rows), sizes
+    described = read_json(serving.model / "config.json")
+    text = described.get("text_config", described)
+    held = min(serving.vllm.max_model_len, context) if context else serving.vllm.max_model_len
+    settings = replace(
+        serving.vllm,
+        dtype=str(dtype).removeprefix("torch."),
+        max_model_len=held,
+        on_gpu=device.type == "cuda",
+        cache_bytes=_CACHE_BYTES,
+    )
+    largest = max(math.prod(shape) for shape in read_shapes(serving.model).tensors.values())
+    return VllmEngine(settings), _Sizes(int(text["vocab_size"]), held, largest * dtype.itemsize)
