@@ -258,7 +258,8 @@ class _Handler(BaseHTTPRequestHandler):
         if type(body["tensors"]) is not int:
             raise WireError("tensors is the number that was sent")
         receipt = self.server.front.end(self._run, str(body["transfer"]), body["tensors"])
-        self._say(200, {"version": receipt.version, "fingerprints": dict(receipt.fingerprints)})
+        held = {"fingerprints": dict(receipt.fingerprints), "unread": list(receipt.unread)}
+        self._say(200, {"version": receipt.version, **held})
 
 
 _ROUTES: Mapping[tuple[str, str], Callable[[_Handler], None]] = {

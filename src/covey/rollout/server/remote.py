@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
-from covey.rollout.server.wire import ServerStatus, WireError, fingerprints_of, request_body
+from covey.rollout.server.wire import ServerStatus, WireError, fingerprints_of, names_of, request_body
 from covey.types import GenerationRequest, Receipt
 
 MARKER = "covey-server-"
@@ -103,7 +103,11 @@ class Server:
         body = self.caller.post("/v1/publish/end", {"transfer": transfer, "tensors": num_tensors})
         if _of(body, "version", int) != version:
             raise WireError(f"it serves version {body['version']} after version {version} was sent")
-        return Receipt(version=version, fingerprints=fingerprints_of(body.get("fingerprints")))
+        return Receipt(
+            version=version,
+            fingerprints=fingerprints_of(body.get("fingerprints")),
+            unread=names_of(body.get("unread", [])),
+        )
 
     def abort(self, ids: list[str] | None) -> None:
         """End requests, or all that run for this run."""

@@ -185,6 +185,13 @@ def completion_of(
     )
 
 
+def names_of(body: Any) -> tuple[str, ...]:
+    """A list of names; WireError where it is another thing."""
+    if not isinstance(body, list) or not all(isinstance(name, str) for name in body):
+        raise WireError("its unread tensors are no list of names")
+    return tuple(body)
+
+
 def fingerprints_of(body: Any) -> dict[str, int]:
     """Checksums by the names of tensors."""
     if not isinstance(body, Mapping) or any(type(value) is not int for value in body.values()):

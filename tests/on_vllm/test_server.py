@@ -1,0 +1,48 @@
+"""A run that samples on `covey rollout --engine vllm`, by TRL's and ms-swift's names for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+TRAIN = (
+    "train --model quickstart --dataset quickstart --reward_funcs accuracy --max_completion_length 16 "
+    "--learning_rate 1e-3 --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --max_steps 3 "
+    "--num_generations 4 --use_vllm true --vllm_mode server --rollout_token_file t.token --output_dir out"
+)
+ROLLOUT = (
+    "rollout --model quickstart --engine vllm --port 0 --vllm_max_model_len 256 --max_rows 64 "
+    "--vllm_enforce_eager true --token_file t.token --end_with_run true"
+)
+
+
+def test_a_run(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "covey", *ROLLOUT.split()], cwd=tmp_path, stdout=out, stderr=out
+        )
+    try:
+        until = time.monotonic() + 300
+        while "ready " not in log.read_text():
+            assert server.poll() is None and time.monotonic() < until, log.read_text()
+            time.sleep(0.5)
+        address = log.read_text().split("ready ")[1].split()[0]
+        words = [*TRAIN.split(), "--vllm_server_base_url", address]
+        done = subprocess.run(
+            [sys.executable, "-m", "covey", *words], cwd=tmp_path, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout + done.stderr + log.read_text()
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+    steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in steps] == [1, 2, 3]
+    assert max(m["publish/canary_gap"] for m in steps if m["publish/canary_gap"] is not None) < 1e-3
