@@ -213,14 +213,15 @@ def test_a_condemned_step_is_recorded_and_not_evaluated(
 
 
 def test_a_gap_that_is_not_a_number_on_one_rank_is_one_for_all() -> None:
-    """Wherever the rank stands among the others."""
-    for gaps in ([math.nan, 0.1], [0.1, math.nan]):
+    """Wherever the rank stands, and for both gaps: to the old logprobs and to the engine's."""
+    for gaps in ([math.nan, 0.1, 0.1, math.nan], [0.1, math.nan, math.nan, 0.1]):
 
         class Ranks(LocalComm):
             world = 2
 
             def sum(self, values: Any, gaps: list[float] = gaps) -> list[float]:
-                return [0.0, *gaps, *values[3:]]
+                return [0.0, *gaps, *values[1 + len(gaps) :]]
 
-        (_, largest), _ = update._with_evidence(_Sums(has_signal=(), gradients=[torch.zeros(1)]), [], Ranks())
-        assert largest is not None and math.isnan(largest)
+        sums = _Sums(has_signal=(), gradients=[torch.zeros(1)])
+        (_, *largest), _ = update._with_evidence(sums, 0.1, [], Ranks())
+        assert [gap is not None and math.isnan(gap) for gap in largest] == [True, True]
