@@ -91,7 +91,7 @@ def test_evaluated_merged_and_gone_on_with(run: Path, tmp_path: Path) -> None:
     sampled = [[json.loads(line)["sampler_logprobs"] for line in text.splitlines()] for text in (one, two)]
     assert sampled[0] == sampled[1] and sampled[0]
     done = succeed("export", str(checkpoint), "--merge", "--output_dir", str(tmp_path / "merged"))
-    assert "weights of 4 bits" in done.out
+    assert "a base quantized to 4 bits" in done.out
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     plain = load_file(MODEL / "model.safetensors")
     assert merged.keys() == plain.keys() and any(not torch.equal(merged[n], plain[n]) for n in plain)
