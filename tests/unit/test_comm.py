@@ -50,9 +50,9 @@ def test_a_place_knows_its_phase_and_what_it_waits_in() -> None:
     activity.enter("update")
     activity.advance(2, 3)
     activity.wait("sum")
-    assert activity.moment == ("update", 1.0, 2.0, 2, 3, "sum")
+    assert activity.moment == ("update", 1.0, 2.0, 2, 3, "sum", "")
     activity.leave_collective()
-    assert activity.moment == ("update", 1.0, 3.0, 2, 3, "")
+    assert activity.moment == ("update", 1.0, 3.0, 2, 3, "", "")
     assert activity.num_collectives == 1
 
 

@@ -84,7 +84,9 @@ class _Sums:
         if not any(engine_N.numel() for engine_N, _ in self.pairs):
             return [0.0] * NUM_SUMS, -1.0
         engine_N, learner_N = (torch.cat(parts) for parts in zip(*self.pairs, strict=True))
-        return agreement_sums(engine_N, learner_N).tolist(), float((engine_N - learner_N).abs().max())
+        furthest = (engine_N - learner_N).abs().max().double().reshape(1)
+        *sums, gap = torch.cat([agreement_sums(engine_N, learner_N), furthest]).tolist()
+        return sums, gap
 
     def totals(self) -> dict[str, float]:
         """The sums over all micro-batches."""

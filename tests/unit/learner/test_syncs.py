@@ -26,8 +26,9 @@ STEP = {
     # the norm, how far the weights moved, and which tensors had no gradient (on the first steps)
     "learner/optimizer.py: step": 3,
     "learner/optimizer.py: _untouched": 1,
-    # the sums for the metrics, which passes changed the gradient, and the largest gap to the old logprobs
+    # the sums for the metrics, those for engine against learner, and which passes changed the gradient
     "learner/update.py: totals": 1,
+    "learner/update.py: agreement": 1,
     "learner/update.py: silent": 1,
 }
 
