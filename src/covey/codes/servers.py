@@ -38,7 +38,8 @@ SERVERS: tuple[tuple[str, str, str], ...] = (
     (
         "E426",
         "Rollout server that cannot start",
-        "It needs a whole model, an address that is free, and a token that nobody else can read.",
+        "It needs a whole model, an address that is free, a token that nobody else can read, and options of "
+        "the engine that samples.",
     ),
     (
         "E427",
