@@ -7,6 +7,8 @@ from typing import Any, Literal
 from covey.options.declare import Options, only_with, option
 
 _WITH_VLLM = only_with("use_vllm", True)
+# A server has options of its own for these: `covey rollout --engine vllm`.
+_IN_PROCESS = only_with("vllm_mode", "colocate")
 
 
 class VllmOptions(Options):
@@ -37,7 +39,7 @@ class VllmOptions(Options):
         trl="0.3",
         swift="0.9",
         resume="free",
-        read_if=_WITH_VLLM,
+        read_if=_IN_PROCESS,
     )
     vllm_max_model_len: int | None = option(
         None,
@@ -48,7 +50,7 @@ class VllmOptions(Options):
         swift="not set",
         names=("vllm_max_model_length",),
         resume="free",
-        read_if=_WITH_VLLM,
+        read_if=_IN_PROCESS,
     )
     vllm_max_num_seqs: int | None = option(
         None,
@@ -57,7 +59,7 @@ class VllmOptions(Options):
         why="vLLM samples one completion at least.",
         swift="not set",
         resume="free",
-        read_if=_WITH_VLLM,
+        read_if=_IN_PROCESS,
     )
     vllm_tensor_parallel_size: int = option(
         1,
@@ -85,14 +87,14 @@ class VllmOptions(Options):
         "Whether vLLM runs without compiled graphs: it starts in less time and samples more slowly.",
         swift="false",
         resume="free",
-        read_if=_WITH_VLLM,
+        read_if=_IN_PROCESS,
     )
     vllm_enable_prefix_caching: bool = option(
         True,
         "Whether vLLM computes a prompt once for its completions. The cache is emptied at each publish.",
         swift="true",
         resume="free",
-        read_if=_WITH_VLLM,
+        read_if=_IN_PROCESS,
     )
     vllm_enable_sleep_mode: bool = option(
         ...,
@@ -100,7 +102,7 @@ class VllmOptions(Options):
         rule="true where sleep_level is above 0",
         trl="false",
         resume="free",
-        read_if=_WITH_VLLM,
+        read_if=_IN_PROCESS,
     )
     sleep_level: int = option(
         0,
@@ -111,12 +113,12 @@ class VllmOptions(Options):
         why="vLLM has the levels 0, 1 and 2.",
         swift="0",
         resume="free",
-        read_if=_WITH_VLLM,
+        read_if=_IN_PROCESS,
     )
     vllm_engine_kwargs: dict[str, Any] | None = option(
         None,
         "Further arguments of vLLM's class LLM, as JSON.",
         swift="not set",
         resume="free",
-        read_if=_WITH_VLLM,
+        read_if=_IN_PROCESS,
     )

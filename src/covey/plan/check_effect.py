@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from covey.config.derive import is_usual
 from covey.options.declare import ReadIf
@@ -35,12 +36,20 @@ def unread(config: Config, typed: Collection[str]) -> dict[str, ReadIf]:
     values = config.model_dump()
     found = {}
     for name in typed:
-        read_if = FACTS[name].read_if
-        if read_if is None or read_if.option in _OF_THEIR_OWN or read_if.holds(values[read_if.option]):
-            continue
-        if not is_usual(name, values):
-            found[name] = read_if
+        unmet = _unmet(name, values)
+        if unmet is not None and unmet.option not in _OF_THEIR_OWN and not is_usual(name, values):
+            found[name] = unmet
     return found
+
+
+def _unmet(name: str, values: Mapping[str, Any]) -> ReadIf | None:
+    """The first condition that does not hold, of those under which an option is read, and the option that it
+    speaks of in turn; None where it is read."""
+    read_if = FACTS[name].read_if
+    if read_if is None:
+        return None
+    above = _unmet(read_if.option, values)
+    return above if above is not None or read_if.holds(values[read_if.option]) else read_if
 
 
 def _read_with(option: str) -> list[str]:

@@ -216,6 +216,8 @@ WITHOUT_EFFECT = [
     ({"max_resample_times": 5}, "max_resample_times", "dynamic_sample is off"),
     ({"ref_model_sync_steps": 64}, "ref_model_sync_steps", "sync_ref_model is off"),
     ({"ref_model_mixup_alpha": 0.5}, "ref_model_mixup_alpha", "sync_ref_model is off"),
+    # A condition on an option that is read under a condition itself.
+    ({"use_vllm": False, "vllm_max_num_seqs": 8}, "vllm_max_num_seqs", "use_vllm is off"),
 ]  # fmt: skip
 
 

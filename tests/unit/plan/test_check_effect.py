@@ -97,3 +97,14 @@ def test_the_reward_that_reads_an_option_is_offered_with_a_weight() -> None:
     (problem,) = said({"repetition_n_grams": 5, "reward_weights": [2]}, READ)
     edits = {"reward_funcs": ["accuracy", "repetition"], "reward_weights": [2.0, 1.0]}
     assert (problem.fixes[0].text, dict(problem.fixes[0].edits)) == ("add repetition", edits)
+
+
+def test_options_that_belong_to_a_server_of_vllm_are_said() -> None:
+    own = {"vllm_enforce_eager": True, "vllm_max_num_seqs": 8, "vllm_tensor_parallel_size": 2}
+    words = {"server": "vllm_mode server does not read it", "colocate": None}
+    for mode, why in words.items():
+        warned = {
+            p.option: p.seen for p in said({"use_vllm": True, "vllm_mode": mode, **own}) if p.code == "W108"
+        }
+        assert warned.keys() == ({"vllm_enforce_eager", "vllm_max_num_seqs"} if why else set())
+        assert all(str(why) in seen for seen in warned.values())
