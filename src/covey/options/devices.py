@@ -73,7 +73,7 @@ class DeviceOptions(Options):
         "With offload_optimizer, how many groups of layers each step copies to the GPU, one after the other: "
         "more groups take less memory. Not set: one group a layer.",
         ge=1,
-        why="At least one group is needed.",
+        why="It is a number of groups of layers.",
         swift="not set",
         resume="free",
     )

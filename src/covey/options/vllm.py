@@ -35,7 +35,7 @@ class VllmOptions(Options):
         "completions of a rollout take, as far as the training leaves it. On a CPU it is not read.",
         gt=0,
         lt=1,
-        why="It is the share of a GPU's memory that vLLM takes; the training needs the rest.",
+        why="It is a share of each GPU's memory, between 0 and 1: training needs what vLLM leaves.",
         trl="0.3",
         swift="0.9",
         resume="free",

@@ -48,7 +48,7 @@ def _npu(variable: str) -> Problem:
         "AMD GPUs and on CPUs, not on Ascend NPUs."
     )
     on_cpu = Fix(text=f"for a run on the CPU: `unset {variable}`, then the same command")
-    gpus = Fix(text="run it on a machine with NVIDIA or AMD GPUs")
+    gpus = Fix(text="start the same command on a machine with NVIDIA or AMD GPUs")
     return problem("E117", "nproc_per_node", seen, "A command for a machine with NPUs.", on_cpu, gpus)
 
 
@@ -72,7 +72,7 @@ def _sampling_beside_training() -> Problem:
         "async_generate is on, and vLLM shares the GPUs with the training (vllm_mode colocate).",
         "A command for an inference server, whose vllm_mode was changed.",
         Fix(text="an inference server on GPUs of its own", edits={"vllm_mode": "server"}),
-        Fix(text="sampling and training take turns", edits={"async_generate": False}),
+        Fix(text="sample and train one after the other", edits={"async_generate": False}),
     )
 
 

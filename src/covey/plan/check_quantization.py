@@ -43,7 +43,9 @@ def _method(config: Config) -> Iterator[Problem]:
     cause = "A command of ms-swift, which has other methods too."
     if config.quant_method in _CALIBRATED:
         cause = "In ms-swift it names how `swift export` quantizes, or how a model is stored."
-    bnb = Fix(text="bitsandbytes, with the model before it was quantized", edits=_BITSANDBYTES)
+    bnb = Fix(
+        text="quantize with bitsandbytes, and name the unquantized model: --model DIR", edits=_BITSANDBYTES
+    )
     yield problem("E386", "quant_method", seen, cause, bnb, _PLAIN)
 
 

@@ -64,7 +64,7 @@ def _no_token(config: Config, facts: Facts) -> Problem:
 def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
     match server.fault:
         case "address":
-            fix = Fix(text="as in --rollout_servers http://127.0.0.1:8000")
+            fix = Fix(text="write the address as in --rollout_servers http://127.0.0.1:8000")
             return [problem("E427", _OPTION, f"{server.address!r}: {server.said}.", "", fix)]
         case "silent":
             cause = "The server was not started or has ended, or another program has its port."
@@ -97,7 +97,7 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
     directory = facts.model_dir or config.model
     line = f"`covey rollout --model {directory}"
     line += f" --dtype {differ[-1][1]}`" if differ[-1][0] == "dtype" else "`"
-    start = Fix(text=f"start it with the model of the run: {line}")
+    start = Fix(text=f"start the server again with the model that the run trains: {line}")
     seen = f"{server.address} has {server.model}: {words}."
     return [problem("E422", _OPTION, seen, "A server that was started for another run.", start)]
 

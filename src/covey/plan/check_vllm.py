@@ -80,7 +80,10 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
     if number not in (1, processes):
         seen = f"vllm_data_parallel_size is {number}, and there {'are' if processes > 1 else 'is'} "
         seen += f"{counted(processes, 'training process', 'es')}, each with a vLLM of its own."
-        alone = Fix(text="as many as there are processes: leave it out", edits={"vllm_data_parallel_size": 1})
+        alone = Fix(
+            text="one vLLM in each training process: leave out --vllm_data_parallel_size",
+            edits={"vllm_data_parallel_size": 1},
+        )
         problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))
     if processes > 1 and not facts.cuda:
         seen = f"vLLM on a CPU runs in one training process, and this run has {processes}."

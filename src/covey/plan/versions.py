@@ -163,7 +163,7 @@ def _of_package(package: str, version: str) -> list[Problem]:
             return [problem("E119", package, seen, "An environment made before the mended version.", install)]
     if tried.is_exact and number > parsed(tried.newest):
         seen = f"{package} is {version}; what was tried is {tried.newest} ({tried.source}, {tried.date})."
-        tested = Fix(text=f"pip install '{package}=={tried.newest}'")
+        tested = Fix(text=f"install the version that was tried: `pip install '{package}=={tried.newest}'`")
         return [warning("W191", package, seen, "", tested)]
     if number >= parsed(tried.oldest):
         return []

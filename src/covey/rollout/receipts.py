@@ -17,7 +17,10 @@ from covey.types import Finding, Fix, Receipt
 _NAMED = 3
 _AGAIN = Fix(text="start the engine anew, then go on with --resume_from_checkpoint latest")
 _SAME_DTYPE = Fix(text="have the engine load the model in the dtype that the run computes in")
-_ONE_RUN = Fix(text="give each run servers of its own, then go on with --resume_from_checkpoint latest")
+_ONE_RUN = Fix(
+    text="start rollout servers for this run alone, name them in --rollout_servers, and go on with "
+    "--resume_from_checkpoint latest"
+)
 
 
 @dataclass(slots=True, kw_only=True)
