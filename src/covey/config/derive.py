@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from covey.options.schema import default_of
+from covey.options.vllm import VllmOptions
 
 PER_DEVICE = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
@@ -154,20 +155,7 @@ def _soft_cache_length(options: Mapping[str, Any]) -> tuple[Any, str]:
     return max(1, longest // 5), "a fifth of soft_max_length"
 
 
-_OF_VLLM = (
-    "vllm_mode",
-    "vllm_gpu_memory_utilization",
-    "vllm_max_model_len",
-    "vllm_max_num_seqs",
-    "vllm_tensor_parallel_size",
-    "vllm_data_parallel_size",
-    "vllm_enforce_eager",
-    "vllm_enable_prefix_caching",
-    "vllm_enable_sleep_mode",
-    "vllm_engine_kwargs",
-)
-
-
+_OF_VLLM = tuple(name for name in VllmOptions.model_fields if name.startswith("vllm_"))
 _SERVERS = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
 _SERVER_PORT = 8000
 
