@@ -116,7 +116,9 @@ def started(words: list[str], folder: Path, cluster: Mapping[str, str]) -> subpr
     child = run(words, folder, **cluster, **{MARK: str(folder)})
     until = time.monotonic() + _LIMIT_S
     while steps(folder) < 2:
-        assert child.poll() is None and time.monotonic() < until, child.communicate()[1]
+        if child.poll() is not None or time.monotonic() > until:
+            child.kill()
+            pytest.fail(child.communicate()[1])
         time.sleep(0.05)
     return child
 
