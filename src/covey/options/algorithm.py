@@ -320,7 +320,6 @@ class AlgorithmOptions(Options):
         "Replace groups without signal, whose rewards are all equal, by groups of further prompts. Groups "
         "with signal stay.",
         swift="false",
-        sets_pace=True,
     )
     max_resample_times: int = option(
         3,
@@ -328,7 +327,6 @@ class AlgorithmOptions(Options):
         ge=1,
         why="With 0 attempts no group without signal could be replaced.",
         swift="3",
-        sets_pace=True,
         read_if=only_with("dynamic_sample", True),
     )
     replay_buffer_size: int = option(
@@ -338,7 +336,6 @@ class AlgorithmOptions(Options):
         ge=0,
         why="It is a number of groups; 0 keeps none.",
         trl="64 in GRPOWithReplayBufferConfig",
-        sets_pace=True,
     )
     off_policy_sequence_mask_delta: float | None = option(
         None,

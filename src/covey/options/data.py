@@ -18,7 +18,6 @@ class DataOptions(Options):
         swift="required",
         names=("dataset_name",),
         hints=("data", "train_files"),
-        sets_pace=True,
     )
     val_dataset: list[str] = option(
         [],
@@ -39,13 +38,11 @@ class DataOptions(Options):
         None,
         'Renames columns: \'{"question_text": "question", "final": "solution"}\'.',
         swift="not set",
-        sets_pace=True,
     )
     system: str | None = option(
         None,
         "System message of rows that have none: text, a file, or r1, which asks for <think> and <answer>.",
         swift="the template's own",
-        sets_pace=True,
     )
     dataset_shuffle: bool = option(
         True,
@@ -106,34 +103,28 @@ class DataOptions(Options):
         why="A prompt has at least one token.",
         swift="the model's context",
         names=("max_prompt_length",),
-        sets_pace=True,
     )
     truncation_strategy: Literal["delete", "left"] = option(
         "delete",
         "What becomes of a longer prompt: delete leaves it out, left cuts its beginning off.",
         swift="left",
-        sets_pace=True,
     )
     apply_chat_template: bool = option(
         False,
         "Put a prompt that is text through the chat template as a user message, as other columns are.",
-        sets_pace=True,
     )
     chat_template: str | None = option(
         None,
         "Chat template in place of the tokenizer's: a Jinja file, or chatml.",
         swift="the model's own",
-        sets_pace=True,
     )
     enable_thinking: bool | None = option(
         None,
         "Given to the chat template under this name.",
         swift="not set",
-        sets_pace=True,
     )
     chat_template_kwargs: dict[str, Any] | None = option(
         None,
         "Further values for the chat template, as JSON.",
         trl="not set",
-        sets_pace=True,
     )

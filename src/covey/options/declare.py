@@ -114,7 +114,6 @@ class Facts:
     bounds: Bounds | None = None
     usual: Any = None
     resume: Resume = "fixed"
-    sets_pace: bool = False
     read_if: ReadIf | None = None
     trl: str = NONE
     swift: str = NONE
@@ -152,7 +151,6 @@ def option(
     ge, gt, le, lt   as pydantic has them, with `also` for words and numbers outside; `why` others are wrong;
                      `usual` is a value that is always right, where the default is none
     resume           what a resume may change (`Resume`)
-    sets_pace        whether the time of a completion follows from it
     read_if          the condition under which it is read at all
     trl, swift       its default in TRL and in ms-swift; left out where they have no such option
     rlhf             its default in `covey rlhf`, where that is ms-swift's

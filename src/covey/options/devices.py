@@ -51,7 +51,6 @@ class DeviceOptions(Options):
         "layers at a time. The results are the same.",
         swift="false",
         resume="free",
-        sets_pace=True,
     )
     offload_model: bool = option(
         False,
@@ -59,14 +58,12 @@ class DeviceOptions(Options):
         "shards of FSDP. The trained weights stay, since the native engine samples with them.",
         swift="false",
         resume="free",
-        sets_pace=True,
     )
     offload_reference: bool = option(
         False,
         "Keep the weights of the KL term's reference in CPU memory, except while its log-probabilities are "
         "computed.",
         resume="free",
-        sets_pace=True,
     )
     move_model_batches: int | None = option(
         None,

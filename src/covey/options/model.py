@@ -17,7 +17,6 @@ class ModelOptions(Options):
         trl="required",
         swift="required",
         names=("model_name_or_path", "model_id_or_path"),
-        sets_pace=True,
     )
     model_revision: str | None = option(
         None,
@@ -25,7 +24,6 @@ class ModelOptions(Options):
         trl="main",
         swift="not set",
         names=("revision",),
-        sets_pace=True,
     )
     use_hf: bool = option(
         True,
@@ -58,7 +56,6 @@ class ModelOptions(Options):
             "half": "float16",
             "torch.float16": "float16",
         },
-        sets_pace=True,
     )
     disable_dropout: bool = option(
         True,
@@ -80,14 +77,12 @@ class ModelOptions(Options):
             "flex_attention": "flex",
             "none": "auto",
         },
-        sets_pace=True,
     )
     kernels: Literal["auto", "torch"] = option(
         "auto",
         "What computes attention, the head and decoding steps. auto: C on a CPU with a compiler; compiled "
         "attention, liger-kernel and CUDA graphs on a GPU. torch: the model's own modules and torch's "
         "operators alone, which is slower; to see whether another kernel is at fault.",
-        sets_pace=True,
     )
     use_liger_kernel: Literal["auto", "true", "false"] = option(
         "auto",
@@ -97,7 +92,6 @@ class ModelOptions(Options):
         swift="false",
         words={"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"},
         alone="true",
-        sets_pace=True,
     )
     gradient_checkpointing: Literal["auto", "true", "false", "selective"] = option(
         "auto",
@@ -118,13 +112,11 @@ class ModelOptions(Options):
         },
         alone="true",
         resume="free",
-        sets_pace=True,
     )
     activation_offloading: bool = option(
         False,
         "Keep activations in the machine's memory between the forward and the backward pass; for GPUs.",
         resume="free",
-        sets_pace=True,
     )
 
 
@@ -156,7 +148,6 @@ class TunerOptions(Options):
         rlhf="lora",
         names=("train_type", "sft_type", "use_peft"),
         switches={"use_peft": ("lora", "full")},
-        sets_pace=True,
     )
     lora_rank: int = option(
         16,
@@ -167,7 +158,6 @@ class TunerOptions(Options):
         swift="8",
         rlhf=8,
         names=("lora_r",),
-        sets_pace=True,
         read_if=only_with("tuner_type", "lora"),
     )
     lora_alpha: float = option(
@@ -196,7 +186,6 @@ class TunerOptions(Options):
         trl="peft's",
         swift="all-linear",
         names=("lora_target_modules",),
-        sets_pace=True,
         read_if=only_with("tuner_type", "lora"),
     )
     modules_to_save: list[str] = option(
@@ -205,7 +194,6 @@ class TunerOptions(Options):
         trl="none",
         swift="none",
         names=("lora_modules_to_save",),
-        sets_pace=True,
         read_if=only_with("tuner_type", "lora"),
     )
     use_rslora: bool = option(
@@ -220,7 +208,6 @@ class TunerOptions(Options):
         "Train the length of each weight column beside its direction (DoRA).",
         trl="false",
         swift="false",
-        sets_pace=True,
         read_if=only_with("tuner_type", "lora"),
     )
 
@@ -244,7 +231,6 @@ class QuantizationOptions(Options):
         "embedding and head are not. Needs tuner_type lora and pip install 'covey[qlora]'.",
         trl="not set",
         swift="not set",
-        sets_pace=True,
     )
     quant_method: Literal["bnb", "hqq", "eetq", "quanto", "gptq", "awq", "fp8"] | None = option(
         ...,
@@ -253,7 +239,6 @@ class QuantizationOptions(Options):
         trl="bitsandbytes",
         swift="not set",
         words={"bitsandbytes": "bnb"},
-        sets_pace=True,
     )
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = option(
         "nf4",
@@ -277,7 +262,6 @@ class QuantizationOptions(Options):
         trl="torch_dtype's",
         swift="torch_dtype's",
         words=_DTYPE_WORDS,
-        sets_pace=True,
         read_if=only_with("quant_bits", "4"),
     )
     bnb_4bit_quant_storage: Literal["uint8", "float16", "bfloat16", "float32"] = option(

@@ -215,5 +215,4 @@ class OutputOptions(Options):
     replay_rollouts: str | None = option(
         None,
         "Train on the rollouts written in this directory and sample nothing.",
-        sets_pace=True,
     )

@@ -19,7 +19,6 @@ class RewardOptions(Options):
         swift="none",
         names=("reward_functions",),
         hints=("rewards",),
-        sets_pace=True,
     )
     reward_model: list[str] = option(
         [],
@@ -28,7 +27,6 @@ class RewardOptions(Options):
         trl="none, within reward_funcs",
         swift="none",
         names=("reward_model_name_or_path",),
-        sets_pace=True,
     )
     reward_model_revision: list[str] = option(
         [],
@@ -51,7 +49,6 @@ class RewardOptions(Options):
         [],
         "Python files that put rewards into orms, as ms-swift's plugins do.",
         swift="none",
-        sets_pace=True,
     )
     reward_timeout_s: float = option(
         60.0,
@@ -99,12 +96,10 @@ class RewardOptions(Options):
     judge_base_url: str | None = option(
         None,
         "Where the reward judge asks: an OpenAI-compatible service, http://HOST:PORT/v1.",
-        sets_pace=True,
     )
     judge_model: str | None = option(
         None,
         "Name of the model that the reward judge asks for.",
-        sets_pace=True,
     )
     judge_prompt: str | None = option(
         None,

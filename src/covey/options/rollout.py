@@ -16,7 +16,6 @@ class BatchOptions(Options):
         trl="8",
         swift="8",
         hints=("group_size", "n"),
-        sets_pace=True,
     )
     per_device_train_batch_size: int = option(
         8,
@@ -67,7 +66,6 @@ class BatchOptions(Options):
         "How often the optimizer goes over the same rollout.",
         trl="1",
         swift="1",
-        sets_pace=True,
     )
 
 
@@ -84,7 +82,6 @@ class SamplingOptions(Options):
         rlhf=512,
         names=("max_new_tokens", "response_length"),
         hints=("max_tokens", "max_response_length"),
-        sets_pace=True,
     )
     temperature: float = option(
         1.0,
@@ -92,7 +89,6 @@ class SamplingOptions(Options):
         trl="1",
         swift="0.9",
         rlhf=0.9,
-        sets_pace=True,
     )
     temperature_end: float | None = option(
         None,
@@ -111,6 +107,5 @@ class SamplingOptions(Options):
         "transformers, slower and for any model.",
         trl="generate of transformers",
         swift="generate of transformers",
-        sets_pace=True,
         read_if=only_with("use_vllm", False),
     )

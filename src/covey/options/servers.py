@@ -16,7 +16,6 @@ class ServerOptions(Options):
         "training processes sample.",
         rule="the vllm_server_ options where one of them is typed, else none",
         resume="free",
-        sets_pace=True,
     )
     rollout_token_file: str | None = option(
         None,

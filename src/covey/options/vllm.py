@@ -20,7 +20,6 @@ class VllmOptions(Options):
         rule="true where another option of vLLM is typed, else false",
         trl="false",
         swift="false",
-        sets_pace=True,
     )
     vllm_mode: Literal["colocate", "server"] = option(
         "colocate",

@@ -19,7 +19,6 @@ from covey.plan.ladder import Ladder
 from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
 from covey.plan.levers import OFFLOADS
 from covey.plan.memory import MemoryPlan, memory_plan, reward_model_bytes
-from covey.plan.pace import pace
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
 from covey.plan.words import flags
@@ -42,7 +41,6 @@ def report_lines(
     the memory."""
     forecast = memory_plan(config, facts)
     memory = forecast.in_words()
-    time = pace(facts, batch)
     sections = {
         "model": _model(config, facts),
         "ends at": [facts.stop_tokens] if facts.stop_tokens else [],
@@ -55,7 +53,6 @@ def report_lines(
         "select": _selection(config, batch),
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
-        "time": [] if time is None else time.in_words(),
         "layout": [*_layout(config, facts, forecast), *_step(config, facts.layout)],
         "memory": memory[-1:] if brief else memory,
         "ladder": [] if ladder is None else ladder.in_words(),
@@ -79,7 +76,7 @@ def report_json(
     works: Works | None = None,
 ) -> dict[str, Any]:
     """Return the plan as `covey plan --json` prints it and plan.json holds it."""
-    parts = {"ladder": ladder, "works": works, "time": pace(facts, batch)}
+    parts = {"ladder": ladder, "works": works}
     return {name: part.as_dict() for name, part in parts.items() if part is not None} | {
         "options": config.model_dump(),
         "batch": batch.as_dict(),

@@ -13,7 +13,7 @@ from covey.plan.facts.rewards import (
     RewardModelFacts,
     SandboxFacts,
 )
-from covey.plan.facts.run import Measured, OutputDirState, RayFacts, ResumeFacts, RunOwner
+from covey.plan.facts.run import OutputDirState, RayFacts, ResumeFacts, RunOwner
 from covey.plan.facts.servers import ServerFacts
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "GoldFacts",
     "JudgeFacts",
     "LeftOut",
-    "Measured",
     "MissingColumn",
     "ModelFault",
     "ModelSizes",

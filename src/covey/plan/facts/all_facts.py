@@ -16,7 +16,7 @@ from covey.plan.facts.rewards import (
     RewardModelFacts,
     SandboxFacts,
 )
-from covey.plan.facts.run import Measured, OutputDirState, RayFacts, ResumeFacts, RunOwner
+from covey.plan.facts.run import OutputDirState, RayFacts, ResumeFacts, RunOwner
 from covey.plan.facts.servers import ServerFacts
 from covey.plan.layout import THIS_MACHINE, Layout
 from covey.types import Problem
@@ -110,7 +110,6 @@ class Facts:
     ray                    the Ray that the ranks are started in; None where it is not looked for
     servers                what each rollout server says; None: not asked
     token_problem          why the file of their token cannot be used
-    measured               what an earlier run of the same work took on this machine
     """
 
     num_processes: int = 1
@@ -199,4 +198,3 @@ class Facts:
     ray: RayFacts | None = None
     servers: tuple[ServerFacts, ...] | None = None
     token_problem: str | None = None
-    measured: Measured | None = None

@@ -61,23 +61,3 @@ class RunOwner:
     sign_s: float = 0.0
     path: str = ""
     is_here: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What an earlier run of the same work took, in seconds, over its steps from `first_step` to `last_step`.
-
-    path         its directory
-    step_s       an optimizer step, the median
-    rollout_s    a rollout with all of its optimizer steps, the median
-    mean_length  tokens of a completion
-    """
-
-    path: str
-    first_step: int
-    last_step: int
-    step_s: float
-    rollout_s: float
-    mean_length: float
-    completions_per_step: int
-    completions_per_rollout: int

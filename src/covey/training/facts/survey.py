@@ -17,7 +17,6 @@ from covey.rewards.reward_set import RewardSet
 from covey.training.facts.data import Data, with_data
 from covey.training.facts.model import stand_in_codec, with_model
 from covey.training.facts.objects import NO_OBJECTS, Objects
-from covey.training.facts.pace import with_pace
 from covey.training.facts.rewards import with_rewards
 from covey.training.facts.run import run_facts, with_layout, with_replay
 from covey.training.facts.servers import with_servers
@@ -66,13 +65,13 @@ def survey(
 ) -> Survey:
     """Look at machine, model, data and rewards; a part that cannot be read leaves its facts unknown.
 
-    With `offline` it is for a plan alone: no hub is asked, and earlier runs are looked at for the time, which
-    ranks of one run might see differently. `objects` are what the configuration names and this process
-    holds. `machine` takes the place of this one.
+    With `offline` it is for a plan alone: no hub and no server is asked. `objects` are what the configuration
+    names and this process holds. `machine` takes the place of this one.
     """
     facts = run_facts(config, num_processes)
     facts = with_layout(facts, config, machine)
-    facts = with_pace(facts, config) if offline else with_servers(facts, config)
+    if not offline:
+        facts = with_servers(facts, config)
     facts = replace(facts, objects=objects.names)
     facts, codec = with_model(facts, config, offline=offline, live=objects.model)
     if config.replay_rollouts is not None:
