@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+# Seconds from which a part of a test is named with its time.
+_LONG_S = 30.0
+
 
 class _NamesFailures:
-    """Prints each failure as it comes: a run that is ended at its time limit has named what failed."""
+    """Prints each failure as it comes, and what takes long: a run that is ended at its time limit has named
+    what failed, and where the time went."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
-        self._terminal = terminal
+        self._terminal, self._began = terminal, time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        what = f"{report.nodeid} ({report.when})"
+        if report.duration > _LONG_S:
+            elapsed = time.monotonic() - self._began
+            self._terminal.ensure_newline()
+            self._terminal.write_line(f"{elapsed:.0f} s: {report.duration:.0f} s for {what}")
         if report.failed:
             self._terminal.ensure_newline()
-            seen = report.longreprtext[-3000:]
-            self._terminal.write_line(f"FAILED {report.nodeid} ({report.when})\n{seen}")
+            self._terminal.write_line(f"FAILED {what}\n{report.longreprtext[-3000:]}")
 
 
 @pytest.hookimpl(trylast=True)
