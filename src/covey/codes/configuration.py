@@ -157,9 +157,9 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     ("E210", "No optimizer step", "The run would end before its first optimizer step."),
     (
         "E211",
-        "Memory too small for the run",
-        "A run that does not fit is ended by the system or the driver in the middle of a step, with no word "
-        "of covey's.",
+        "Memory too small for the states of the run",
+        "Weights, gradients and optimizer state are held whatever the batch is. A run that does not fit is "
+        "ended by the system or the driver in the middle of a step, with no word of covey's.",
     ),
     (
         "E212",

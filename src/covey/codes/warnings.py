@@ -69,9 +69,9 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "W114",
-        "Memory nearly full",
-        "The forecast is an estimate, and other programs take memory too: a run this close to the limit may "
-        "be ended in the middle of a step.",
+        "Memory may be too small",
+        "The forecast is an estimate, so the run starts. If it is right, the run may be ended in the middle "
+        "of a step.",
     ),
     (
         "W115",

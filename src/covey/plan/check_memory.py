@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from itertools import islice
+from collections.abc import Collection
 
 from covey.options.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
-from covey.plan.ladder import SHORTEST, Edits, computed_again, ladder_fixes, smaller_passes, typed_as
-from covey.plan.levers import lever_edits
-from covey.plan.memory import TIGHT, MemoryPlan, memory_plan
+from covey.plan.ladder import ladder_fixes, typed_as
+from covey.plan.memory import TIGHT, MemoryPlan, memory_plan, processes_sharing
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import counted, faults, shape_of
 from covey.types import Fix, Problem
 
-_REFUSED = 0.97
-_SHOWN = 3
 # Of what a run takes that did not fit: the most that is proposed for it.
 _LESS = 0.85
 # Parts of a rollout that no offloading takes away.
@@ -26,24 +22,21 @@ _BESIDE_STATES = ("communication", "KV cache", "sampling", "recordings", "engine
 def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
     """Return what the forecast says against the configuration; nothing where the batch is at fault.
 
-    A model of an unknown family is only warned of: its forecast is too high more often than not.
+    A run is refused where its states alone take more than is free, whatever its batch and its lengths are.
+    Where the forecast of all of it leaves less than a tenth, it is warned of.
     """
     if faults(shape_of(config, facts.num_processes), facts.num_prompts) or not _is_planned(config):
         return []
     plan = memory_plan(config, facts)
     if plan.free_bytes is None or plan.share <= TIGHT:
         return []
-    if facts.layout.is_here:
-        fixes = _fixes(config, facts, typed, lambda planned: planned.share <= TIGHT)
-    else:
-        fixes = ladder_fixes(config, facts, typed)
-    fixes = fixes or (_less_or_more(plan, facts),)
-    option, seen, cause = "per_device_train_batch_size", _seen(plan, facts), _cause(plan)
-    if plan.share <= _REFUSED or not plan.is_exact:
-        return [warning("W114", option, seen, cause, *fixes)]
+    fixes = ladder_fixes(config, facts, typed, plan.limit_bytes) or (_less_or_more(plan, facts),)
+    if _states_bytes(plan, facts) <= plan.free_bytes:
+        return [warning("W114", "per_device_train_batch_size", _seen(plan, facts), _cause(plan), *fixes)]
+    seen, cause = _seen_states(plan, facts), _cause_of_states(plan)
     if config.ignore_memory_forecast:
-        return [warning("W150", option, seen, cause, *fixes)]
-    return [problem("E211", option, seen, cause, *fixes, START_ANYWAY)]
+        return [warning("W150", "model", seen, cause, *fixes)]
+    return [problem("E211", "model", seen, cause, *fixes, START_ANYWAY)]
 
 
 def less_memory_fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
@@ -54,8 +47,7 @@ def less_memory_fixes(config: Config, facts: Facts, typed: Collection[str] | Non
         return ()
     if config.gradient_checkpointing == "auto":
         config = config.model_copy(update={"gradient_checkpointing": typed_as(plan.recompute)})
-    limit = int(_LESS * plan.needed_bytes)
-    return _fixes(config, facts, typed, lambda planned: planned.needed_bytes <= limit)
+    return ladder_fixes(config, facts, typed, int(_LESS * plan.needed_bytes))
 
 
 def _is_planned(config: Config) -> bool:
@@ -81,74 +73,50 @@ def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
     return Fix(text=f"{smaller}{needed} free for each process")
 
 
-def _seen(plan: MemoryPlan, facts: Facts) -> str:
-    shared = facts.num_processes > 1 and not facts.cuda
-    who = f"{counted(facts.num_processes, 'process', 'es')} take" if shared else "The run takes"
-    where = "on the GPU" if facts.cuda else "on this machine"
+def _states_bytes(plan: MemoryPlan, facts: Facts) -> int:
+    """The states of all processes that share the memory, where they take the most."""
+    return processes_sharing(facts) * sum(plan.largest_states.states.values())
+
+
+def _who(facts: Facts) -> tuple[str, str]:
+    """Whose memory is spoken of, and where that is."""
     if not facts.layout.is_here:
-        who, where = f"Each process of {facts.layout.in_words()} takes", "on its GPU"
+        return f"Each process of {facts.layout.in_words()} takes", "on its GPU"
+    shared = processes_sharing(facts)
+    who = f"{counted(shared, 'process', 'es')} take" if shared > 1 else "The run takes"
+    return who, "on the GPU" if facts.cuda else "on this machine"
+
+
+def _seen(plan: MemoryPlan, facts: Facts) -> str:
+    who, where = _who(facts)
     return (
         f"{who} about {size(plan.needed_bytes)} in the phase {plan.binding.name}, Python and its libraries "
         f"included; {size(plan.free_bytes or 0)} are free {where}."
     )
 
 
+def _seen_states(plan: MemoryPlan, facts: Facts) -> str:
+    who, where = _who(facts)
+    phase = plan.largest_states
+    parts = sorted(phase.states.items(), key=lambda part: -part[1])
+    each = "each with " if processes_sharing(facts) > 1 else ""
+    words = each + ", ".join(f"{name} {size(num_bytes)}" for name, num_bytes in parts if num_bytes)
+    needed, free = size(_states_bytes(plan, facts)), size(plan.free_bytes or 0)
+    return f"{who} {needed} for states alone in the phase {phase.name} ({words}); {free} are free {where}."
+
+
 def _cause(plan: MemoryPlan) -> str:
     name, largest = max(plan.binding.parts.items(), key=lambda part: part[1])
-    words = (
+    return (
         f"The largest part, {name}, is {size(largest)} of the {size(plan.binding.num_bytes)} of one "
         "process; completions are counted at their longest."
     )
-    if name == "gathered weights":
-        words += (
-            " The native engine samples with a whole copy of the weights in each process; sharding, "
+
+
+def _cause_of_states(plan: MemoryPlan) -> str:
+    if "gathered weights" in plan.largest_states.states:
+        return (
+            "The native engine samples with a whole copy of the weights in each process; sharding, "
             "offloading and LoRA do not make it smaller."
         )
-    return words
-
-
-def _fixes(
-    config: Config, facts: Facts, typed: Collection[str] | None, fits: Callable[[MemoryPlan], bool]
-) -> tuple[Fix, ...]:
-    """The first ways out whose forecast by the same arithmetic fits; those that leave the run
-    what it is come first, and two together where neither is enough."""
-    again = computed_again(config, facts)
-    low: Edits = {"torch_dtype": "bfloat16"}
-    lora: Edits = {"tuner_type": "lora"}
-    smaller = list(smaller_passes(config, facts, typed))
-
-    def fitting(text: str, *ways: tuple[Edits, Edits]) -> list[Fix]:
-        found = (edits for edits, change in ways if fits_with(change))
-        return [Fix(text=text, edits=edits) for edits in islice(found, 1)]
-
-    def fits_with(change: Edits) -> bool:
-        if all(getattr(config, name) == value for name, value in change.items()):
-            return False
-        return fits(memory_plan(config.model_copy(update=change), facts))
-
-    fixes = [
-        *fitting("the same run, whose backward pass computes activations again", *again),
-        *fitting("the same run in smaller forward passes", *smaller),
-    ]
-    # What leaves the fewest activations, where that alone is not enough.
-    least: Edits = again[-1][0] if again else {}
-    if not fixes and least:
-        fixes += fitting(
-            "the same run in smaller forward passes, with activations computed again",
-            *((least | edits, least | change) for edits, change in smaller),
-        )
-    if facts.cuda:
-        fixes += fitting("half the bytes for weights and activations", (low, low))
-        for words, edits in lever_edits(config, facts.layout):
-            fixes += fitting(words, (edits, edits))
-    both = [] if fixes else [(least | lora, least | lora)]
-    fixes += fitting("adapters alone are trained", (lora, lora), *both)
-    lengths = ({"max_completion_length": n} for n in _shorter(config.max_completion_length))
-    fixes += fitting("shorter completions", *((short, short) for short in lengths))
-    return tuple(fixes[:_SHOWN])
-
-
-def _shorter(length: int) -> Iterator[int]:
-    while length // 2 >= SHORTEST:
-        length //= 2
-        yield length
+    return "No batch size, completion length or recomputation makes states smaller."

@@ -18,7 +18,8 @@ speed, from what the sources say of each:
     DeepSpeed: weights too    every layer over the bus in every pass
     8-bit moments             none, but they round: another run
     LoRA                      none, but it is another run
-    QLoRA                     each product dequantizes its weight, and it is another run: last
+    QLoRA                     each product dequantizes its weight, and it is another run
+    shorter completions       none, but what is longer is cut: last
 
 Numbers below are places in that order, not times; those of two changes add up.
 """
@@ -38,7 +39,7 @@ from covey.plan.facts import Facts
 from covey.plan.fixes import edits_to
 from covey.plan.layout import Layout, Offload, states_typed
 from covey.plan.levers import lever_edits
-from covey.plan.memory import TIGHT, MemoryPlan, memory_plan, recompute_of
+from covey.plan.memory import MemoryPlan, memory_plan, recompute_of
 from covey.plan.recompute import KINDS, Recompute
 from covey.plan.shape import COUNTS, shape_of, with_product
 from covey.plan.words import flags
@@ -67,6 +68,22 @@ _BY_FSDP: dict[Offload, Edits] = {
     "params": {"fsdp": "full_shard", "fsdp_offload": True},
 }
 _BEFORE_ZERO_3 = 0.5
+_OF_HALF_LENGTH, _OFFERED = 200.0, 3
+_WORDS = {
+    "dtype": "half the bytes for weights and activations",
+    "passes": "the same run in smaller forward passes",
+    "recompute": "the same run, whose backward pass computes activations again",
+    "offload_reference": "keep the reference in CPU memory except while it is used",
+    "offload_model": "during rollouts, move to CPU memory what they do not need",
+    "offload_optimizer": "keep the optimizer state in CPU memory except during each step",
+    "optim": "8-bit moments, whose rounding changes the results",
+    "tuner": "adapters alone are trained",
+    "quantized": "adapters are trained on quantized weights",
+    "length": "shorter completions",
+    "states": "",
+    "engine": "",
+    "sleep": "",
+}
 _LEAST_SHARE, _MOST_SHARE, _SHARE_STEP = 0.2, 0.9, 0.1
 
 
@@ -84,22 +101,24 @@ class Change:
     layout: Edits
     cost: float
 
+    @property
+    def words(self) -> str:
+        """What the change is, for people."""
+        return "; ".join(_WORDS[kind] for kind in self.kind.split("+"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """A layout: the options that are typed to have it, its peak on one GPU, and whether that fits with room
-    to spare."""
+    """A layout: the options that are typed to have it, with what they are in words, its peak on one GPU, and
+    whether that is within a limit, of what is free all but a tenth."""
 
     typed: Edits
+    words: str
     cost: float
     peak_bytes: int
     binding: str
     share: float
-
-    @property
-    def fits(self) -> bool:
-        """Whether a run has a tenth to spare."""
-        return 0 < self.share <= TIGHT
+    fits: bool
 
     def in_words(self) -> str:
         """The layout as one line, without what is typed."""
@@ -148,35 +167,42 @@ def ladder(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     plan = memory_plan(config, facts)
     if not plan.share:
         return None
+    limit = plan.limit_bytes
     changes = list(_changes(config, facts, typed))
-    tried = {id(change): _rung(config, facts, change) for change in changes}
+    tried = {id(change): _rung(config, facts, change, limit) for change in changes}
     down = [c for c in changes if c.cost > 0]
-    here = _of(plan, {}, 0.0)
+    here = _of(plan, None, limit)
     # What does not lower the peak is no rung; beside another change it may help.
     less = [c for c in down if c.kind not in _OF_LEVER or tried[id(c)].peak_bytes < here.peak_bytes]
     return Ladder(
         here=here,
         up=_shown([(c, tried[id(c)]) for c in changes if c.cost < 0]),
         down=_shown([(c, tried[id(c)]) for c in less]),
-        smallest=None if here.fits else _smallest(config, facts, down, [tried[id(c)] for c in down]),
+        smallest=None if here.fits else _smallest(config, facts, down, [tried[id(c)] for c in down], limit),
     )
 
 
-def ladder_fixes(config: Config, facts: Facts, typed: Collection[str] | None) -> tuple[Fix, ...]:
-    """Return the least costly layouts that fit, of one change, else the one of two."""
-    rungs = ladder(config, facts, typed)
-    if rungs is None or rungs.smallest is None:
-        return ()
-    fitting = [rung for rung in rungs.down if rung.fits][:3] or [rungs.smallest]
-    return tuple(Fix(text=rung.in_words(), edits=rung.typed) for rung in fitting)
+def ladder_fixes(config: Config, facts: Facts, typed: Collection[str] | None, limit: int) -> tuple[Fix, ...]:
+    """Return the least costly layouts that take no more bytes than `limit`: of one change, else the one of
+    two."""
+    changes = [c for c in _changes(config, facts, typed) if c.cost > 0]
+    tried = [_rung(config, facts, c, limit) for c in changes]
+    fitting = [rung for rung in _shown(list(zip(changes, tried, strict=True))) if rung.fits][:_OFFERED]
+    if not fitting:
+        smallest = _smallest(config, facts, changes, tried, limit)
+        fitting = [] if smallest is None else [smallest]
+    is_here = facts.layout.is_here
+    return tuple(Fix(text=r.words if is_here else r.in_words(), edits=r.typed) for r in fitting)
 
 
-def _smallest(config: Config, facts: Facts, changes: list[Change], tried: list[Rung]) -> Rung | None:
+def _smallest(
+    config: Config, facts: Facts, changes: list[Change], tried: list[Rung], limit: int
+) -> Rung | None:
     fitting = [rung for rung in tried if rung.fits]
     if fitting:
         return min(fitting, key=lambda rung: rung.cost)
     pairs = [_both(a, b) for a, b in combinations(changes, 2) if _go_together(a.kind, b.kind)]
-    rungs = (_rung(config, facts, pair) for pair in sorted(pairs, key=lambda pair: pair.cost))
+    rungs = (_rung(config, facts, pair, limit) for pair in sorted(pairs, key=lambda pair: pair.cost))
     return next((rung for rung in rungs if rung.fits), None)
 
 
@@ -206,15 +232,22 @@ def _shown(tried: list[tuple[Change, Rung]]) -> tuple[Rung, ...]:
     return tuple(sorted(best.values(), key=lambda rung: abs(rung.cost)))
 
 
-def _rung(config: Config, facts: Facts, change: Change) -> Rung:
+def _rung(config: Config, facts: Facts, change: Change, limit: int) -> Rung:
     facts = replace(facts, layout=replace(facts.layout, **change.layout))
     plan = memory_plan(config.model_copy(update=change.options), facts)
-    return _of(plan, change.typed, change.cost)
+    return _of(plan, change, limit)
 
 
-def _of(plan: MemoryPlan, typed: Edits, cost: float) -> Rung:
-    binding = plan.binding.name
-    return Rung(typed=typed, cost=cost, peak_bytes=plan.needed_bytes, binding=binding, share=plan.share)
+def _of(plan: MemoryPlan, change: Change | None, limit: int) -> Rung:
+    return Rung(
+        typed={} if change is None else change.typed,
+        words="" if change is None else change.words,
+        cost=0.0 if change is None else change.cost,
+        peak_bytes=plan.needed_bytes,
+        binding=plan.binding.name,
+        share=plan.share,
+        fits=plan.needed_bytes <= limit,
+    )
 
 
 def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Iterator[Change]:
@@ -234,7 +267,7 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
             cost = _OF_RECOMPUTE[kind] - _OF_RECOMPUTE[now]
             if kind != now:
                 yield option("recompute", {"gradient_checkpointing": typed_as(kind)}, cost)
-    for _, edits in lever_edits(config, facts.layout) if facts.cuda or not facts.layout.is_here else ():
+    for edits in lever_edits(config, facts.layout) if facts.cuda or not facts.layout.is_here else ():
         (name,) = edits
         yield option(name, edits, _OF_LEVER[name])
     if config.tuner_type != "lora":
@@ -243,6 +276,10 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
         lora: Edits = {} if config.tuner_type == "lora" else {"tuner_type": "lora"}
         edits = {**lora, "quant_bits": "4"}
         yield option("quantized", edits, _OF_QLORA, {**edits, "quant_method": "bnb"})
+    length, cost = config.max_completion_length // 2, _OF_HALF_LENGTH
+    while length >= SHORTEST:
+        yield option("length", {"max_completion_length": length}, cost)
+        length, cost = length // 2, cost + _OF_HALF_LENGTH
     if not facts.layout.is_here:
         if quantization_of(config) is None:
             yield from _of_states(facts.layout)
@@ -303,16 +340,6 @@ def _of_engine(layout: Layout) -> Iterator[Change]:
 def typed_as(kind: Recompute) -> str:
     """How such a recomputation is typed."""
     return {"none": "false", "selective": "selective", "full": "true"}[kind]
-
-
-def computed_again(config: Config, facts: Facts) -> list[tuple[Edits, Edits]]:
-    """The ways to compute more activations again than the run does, that which costs the least time first;
-    `auto` has tried them."""
-    if config.gradient_checkpointing == "auto":
-        return []
-    kinds = KINDS[KINDS.index(recompute_of(config, facts)) + 1 :]
-    values: list[Edits] = [{"gradient_checkpointing": typed_as(kind)} for kind in kinds]
-    return [(value, value) for value in values]
 
 
 def smaller_passes(

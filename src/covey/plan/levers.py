@@ -49,23 +49,17 @@ def parts_away(config: Config, layout: Layout, phase: str) -> frozenset[str]:
     return frozenset(away)
 
 
-def lever_edits(config: Config, layout: Layout) -> list[tuple[str, dict[str, Any]]]:
-    """Return what a run could still offload or hold in 8 bits, each as words and options, the least costly
-    first; nothing where DeepSpeed holds its state."""
+def lever_edits(config: Config, layout: Layout) -> list[dict[str, Any]]:
+    """Return the options that would still offload state or hold it in 8 bits, the least costly first; nothing
+    where DeepSpeed holds it."""
     if layout.by_deepspeed:
         return []
-    found: list[tuple[str, dict[str, Any]]] = []
+    found: dict[str, Any] = {}
     if layout.offload != "params":
-        found += [
-            ("keep the reference in CPU memory except while it is used", {"offload_reference": True}),
-            ("during rollouts, move to CPU memory what they do not need", {"offload_model": True}),
-            ("keep the optimizer state in CPU memory except during each step", {"offload_optimizer": True}),
-        ]
+        found |= dict.fromkeys(("offload_reference", "offload_model", "offload_optimizer"), True)
     if not layout.fsdp:
-        found.append(("8-bit moments, whose rounding changes the results", {"optim": "adamw_8bit"}))
-    return [
-        (words, edits) for words, edits in found if any(getattr(config, n) != v for n, v in edits.items())
-    ]
+        found["optim"] = "adamw_8bit"
+    return [{name: value} for name, value in found.items() if getattr(config, name) != value]
 
 
 def group_share(config: Config, model: ModelSizes, *, full: bool) -> float:

@@ -18,8 +18,8 @@ from covey.plan.activations import CLOSED_FORM, FLOAT, Training, pass_sizes
 from covey.plan.disk import size
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.plan.layout import computes_low
-from covey.plan.levers import moment_bytes, parts_away
-from covey.plan.memory_rollout import planned_layout, rollout_parts
+from covey.plan.levers import REFERENCE, moment_bytes, parts_away
+from covey.plan.memory_rollout import planned_layout, rollout_parts, row_bytes
 from covey.plan.memory_training import (
     LOW,
     annotation_parts,
@@ -39,6 +39,12 @@ from covey.plan.recompute import IN_WORDS, KINDS, Recompute, choose_recompute
 
 LIBRARIES = 500_000_000
 """Python, torch and transformers in one process."""
+
+STATES = (
+    *("weights", "gathered weights", "adapters", "masters", "moments", "gradients"),
+    *("optimizer state of some layers", *REFERENCE),
+)
+"""Parts that a run holds whatever its batch and its lengths are."""
 
 TIGHT = 0.9
 """The share of free memory that a run may take without a word."""
@@ -61,15 +67,23 @@ _REWARD_TOKENS, _WIDTHS, _MLP_WIDTHS = 8192, 6, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """The bytes that a phase holds at its fullest, by part."""
+    """The bytes that a phase holds at its fullest, by part; `row_bytes` are those of one completion in the
+    cache of covey's engine."""
 
     name: str
     parts: Mapping[str, int]
+    row_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
         """All parts together."""
         return sum(self.parts.values())
+
+    @property
+    def states(self) -> Mapping[str, int]:
+        """The parts that depend on no batch, with the cache of one completion where the phase samples."""
+        states = {name: num_bytes for name, num_bytes in self.parts.items() if name in STATES}
+        return states | ({"KV cache of one row": self.row_bytes} if self.row_bytes else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +109,16 @@ class MemoryPlan:
     def binding(self) -> Phase:
         """The phase with the most."""
         return max(self.phases, key=lambda phase: phase.num_bytes)
+
+    @property
+    def limit_bytes(self) -> int:
+        """What a run may take without a word; 0 where it is not known what is free."""
+        return int(TIGHT * (self.free_bytes or 0))
+
+    @property
+    def largest_states(self) -> Phase:
+        """The phase whose states take the most."""
+        return max(self.phases, key=lambda phase: sum(phase.states.values()))
 
     @property
     def share(self) -> float:
@@ -194,8 +218,12 @@ def engine_rests(config: Config, facts: Facts) -> bool:
 
 def _needed(facts: Facts, num_bytes: int) -> int:
     """The bytes of all processes that share the memory, with their libraries."""
-    sharing = 1 if facts.cuda else facts.num_processes
-    return sharing * (num_bytes + LIBRARIES)
+    return processes_sharing(facts) * (num_bytes + LIBRARIES)
+
+
+def processes_sharing(facts: Facts) -> int:
+    """Return how many processes share the memory that is free: one a GPU, on a CPU all of them."""
+    return 1 if facts.cuda else facts.num_processes
 
 
 def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
@@ -248,7 +276,8 @@ def _phases(
         parts = {name: num_bytes for name, num_bytes in held.items() if name not in away}
         for more in work:
             parts |= more
-        phases.append(Phase(name=phase, parts=parts))
+        row = row_bytes(config, how, model, prompt) if phase == "rollout" and layout.engine == "own" else 0
+        phases.append(Phase(name=phase, parts=parts, row_bytes=row))
 
     if rollout:
         add("rollout", cache, rollout)

@@ -56,8 +56,8 @@ def rollout_parts(
     whole = weight_bytes(model, how)
     missing = whole - (0 if layout.fsdp else layout.on_gpu(whole, "weights"))
     held += missing
-    key = 2 * model.layers * model.kv_heads * model.head_width * how.element
-    row = key * (prompt + config.max_completion_length)
+    row = row_bytes(config, how, model, prompt)
+    key = row // (prompt + config.max_completion_length)
     rows, slots = min(max(r for r, _ in asked), MAX_ROWS), max(s for _, s in asked)
     if facts.free_memory_bytes is not None and config.engine == "native":
         # Moments are made by the first step, after the cache.
@@ -80,6 +80,12 @@ def rollout_parts(
     if how.cuda and config.engine == "native" and config.kernels != "torch":
         cache["recordings"] = sampling + _recordings(model)
     return cache, work
+
+
+def row_bytes(config: Config, how: Training, model: ModelSizes, prompt: int) -> int:
+    """Return the keys and values of the longest prompt with its completion."""
+    key = 2 * model.layers * model.kv_heads * model.head_width * how.element
+    return key * (prompt + config.max_completion_length)
 
 
 def _recordings(model: ModelSizes) -> int:
