@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,12 +36,14 @@ from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.publisher import Publisher
 from covey.rollout.server.http import _Handler
+from covey.rollout.server.remote import State
 from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
 from faults import covey_run
 from support.models import VOCAB, policy_of
 from support.ranks import run_ranks
 from support.servers import Process, Running, covey, engine_on, policy_of_server, processes, running
 from support.steps import OPTIMIZER
+from support.threads import on_ranks
 
 pytestmark = pytest.mark.multi
 
@@ -281,6 +284,90 @@ def test_an_engine_that_stands_still_is_given_up(
         assert tokens(sampled(engine, requests[:16])) == tokens(expected[:16])
         over.set()
         engine.close()
+
+
+class Talking(_Handler):
+    """Says for ever that it lives, and completes nothing."""
+
+    def _stream(self, call: Any) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while True:
+            self.wfile.write(chunk(line({"computed": 5})))
+            time.sleep(0.1)
+
+
+def test_a_server_that_talks_and_computes_nothing_is_given_up(
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    with running(policies[1]) as good, running(policies[2]) as bad:
+        bad.http.RequestHandlerClass = Talking
+        engine = engine_on([good.address, bad.address], timeout_s=1.0)
+        engine.publish(plain_weights(policies[0]), 0)
+        started = time.monotonic()
+        assert tokens(sampled(engine, requests[:16])) == tokens(expected[:16])
+        assert time.monotonic() - started < 20
+        engine.publish(plain_weights(policies[0]), 1)
+        bad_alone = engine_on([bad.address], timeout_s=1.0)
+        bad_alone.publish(plain_weights(policies[0]), 1)
+        with pytest.raises(RunFailed, match=r"F140.*computed nothing for 1 s"):
+            sampled(bad_alone, requests[:4])
+        engine.close()
+
+
+def test_an_engine_that_turns_and_computes_nothing_is_given_up(
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    with running(policies[1]) as good, running(policies[2]) as bad:
+        bad.engine._engine._advance = lambda: time.sleep(0.01) or []  # type: ignore
+        engine = engine_on([good.address, bad.address], timeout_s=1.0)
+        engine.publish(plain_weights(policies[0]), 0)
+        assert tokens(sampled(engine, requests[:16])) == tokens(expected[:16])
+        engine.close()
+
+
+def test_a_consumer_that_takes_its_time_gives_up_nobody(
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    """What a server said while nobody looked was said in time."""
+    with running(policies[1]) as server:
+        engine = engine_on([server.address], timeout_s=0.5)
+        engine.publish(plain_weights(policies[0]), 0)
+        assert tokens(sampled(engine, requests[:8], lambda: time.sleep(3))) == tokens(expected[:8])
+        assert engine.take_notices() == []
+        engine.close()
+
+
+class LosesTheEnd(_Handler):
+    """Takes the weights, and its answer is lost."""
+
+    def _say(self, status: int, body: Any) -> None:
+        if self.path.startswith("/v1/publish/end"):
+            raise ConnectionError("cut")
+        super()._say(status, body)
+
+
+def test_a_server_that_the_first_rank_could_not_confirm_is_used_by_no_rank(
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+) -> None:
+    with running(policies[1]) as good, running(policies[2]) as bad:
+        bad.http.RequestHandlerClass = LosesTheEnd
+
+        def rank(comm: Any) -> tuple[list[tuple[int, ...]], list[str]]:
+            engine = engine_on([good.address, bad.address], publishes=comm.rank == 0)
+            owner = SimpleNamespace(weights=lambda dtype=None: plain_weights(policies[0]))
+            with Publisher(owner, engine, comm).serve(0):  # type: ignore[arg-type]
+                done = tokens(sampled(engine, requests[:16][comm.rank :: 2]))
+            used = [s.address for s in engine._servers if s.state is State.IN_USE]
+            engine.close()
+            return done, used
+
+        answers = on_ranks(2, rank)
+        # It has the version, and nobody has checked with which weights.
+        assert bad.front.status().version == 0
+        for number, answer in enumerate(answers):
+            assert answer == (tokens(expected[:16][number::2]), [good.address]), answer
 
 
 FAILURES: dict[str, Callable[[Running], object]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -55,6 +55,9 @@ class CopyEngine:
 
     def close(self) -> None:
         """Nothing is held but memory."""
+
+    def use_members(self, names: Collection[str]) -> None:
+        """Nobody but the first rank asks the members."""
 
     def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
         """Take the tensors one by one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -96,8 +96,22 @@ NO_MEMBERS: Mapping[str, Engine] = MappingProxyType({})
 """The members of an engine that samples itself."""
 
 
+class SharedEngine(Engine, Protocol):
+    """An engine whose members all ranks share: `capabilities.is_shared`."""
+
+    def use_members(self, names: Collection[str]) -> None:
+        """Sample from these members alone, until the next publish."""
+        ...
+
+
 class ServedEngine(Engine, Protocol):
     """An engine that a server may stand before: others ask for more while it runs."""
 
     on_turn: Callable[[], None]
     """Called between two steps within `results`, by its thread; it may submit and abort."""
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens computed since the engine started, those of prompts too: it rises while the engine makes
+        progress, however slowly. Read by any thread."""
+        ...

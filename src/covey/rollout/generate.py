@@ -24,9 +24,12 @@ from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 
 class _Sampler(LogitsProcessor):
     """Turns each step's logits into a one-hot of the token that covey's noise draws, and keeps its
-    logprob."""
+    logprob. `count` is called with the number of tokens of each step."""
 
-    def __init__(self, requests: Sequence[GenerationRequest], device: torch.device) -> None:
+    def __init__(
+        self, requests: Sequence[GenerationRequest], device: torch.device, count: Callable[[int], None]
+    ) -> None:
+        self._count = count
         self._keys_R = torch.tensor([row_key(r.noise_key) for r in requests], device=device)
         self._temperature_R = torch.tensor([r.sampling.temperature for r in requests], device=device)
         self._table_V: Tensor | None = None
@@ -40,6 +43,7 @@ class _Sampler(LogitsProcessor):
         token_R, logprob_R = sample(scores, self._temperature_R, self._keys_R, position_R, self._table_V)
         self.tokens.append(token_R)
         self.logprobs.append(logprob_R)
+        self._count(len(token_R))
         return torch.full_like(scores, float("-inf")).scatter_(1, token_R[:, None], 0.0)
 
 
@@ -59,6 +63,8 @@ class GenerateEngine:
         self._requests: dict[int, GenerationRequest] = {}
         self._aborted: list[Completion] = []
         self.on_turn: Callable[[], None] = nothing
+        # What a server says of its progress.
+        self.num_computed = 0
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request."""
@@ -127,7 +133,7 @@ class GenerateEngine:
         policy, stream = self._policy, self._policy.stream
         policy.use_stream("padded")
         try:
-            sampler = _Sampler(requests, policy.device)
+            sampler = _Sampler(requests, policy.device, self._count)
             self._generate(requests, sampler)
         finally:
             policy.use_stream(stream)
@@ -138,6 +144,9 @@ class GenerateEngine:
             self._completion(number, request, ids, values, seconds)
             for (number, request), ids, values in zip(batch.items(), tokens, logprobs, strict=True)
         ]
+
+    def _count(self, num_tokens: int) -> None:
+        self.num_computed += num_tokens
 
     def _generate(self, requests: Sequence[GenerationRequest], sampler: _Sampler) -> None:
         prompts = torch.tensor([r.prompt_token_ids for r in requests], device=self._policy.device)

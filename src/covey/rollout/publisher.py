@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import RunFailed
 from covey.rollout.canary import Canary, Comparison, sample_canary
-from covey.rollout.engine import Engine, NamedWeights
+from covey.rollout.engine import Engine, NamedWeights, SharedEngine
 from covey.rollout.receipts import Sent, check_canary, check_receipt, check_sampled_by
 from covey.types import Completion
 
@@ -112,6 +112,7 @@ class Publisher:
         sent = self._send(version)
         sampled_from = time.perf_counter()
         gap = None if self._canary is None else self._run_canary(self._canary, version)
+        self._share_members()
         ended = time.perf_counter()
         self._version, self._before = version, sent
         self.last = Published(
@@ -144,6 +145,12 @@ class Publisher:
 
         self._on_all_ranks(send)
         return sent
+
+    def _share_members(self) -> None:
+        """Have every rank use the members that the first rank has, which sends and samples the canary."""
+        if self._engine.capabilities.is_shared and self._comm.world > 1:
+            members = self._comm.gather_json(list(self._engine.members))[0]
+            cast(SharedEngine, self._engine).use_members(members)
 
     @property
     def _is_sender(self) -> bool:

@@ -423,7 +423,7 @@ def test_completions_are_checked(
 
 
 def test_a_status_of_another_program_is_none(policies: list[Policy]) -> None:
-    for body in ([], {}, {"protocol": 2}, {"protocol": 1, "name": 3}):
+    for body in ([], {}, {"protocol": 1}, {"protocol": 2, "name": 3}):
         with pytest.raises(WireError):
             ServerStatus.of(body)
 

@@ -65,6 +65,8 @@ class NativeEngine:
         self._has_new = False
         self._families: list[Family] = []
         self._aborted: list[Completion] = []
+        # What a server says of its progress.
+        self.num_computed = 0
 
     @property
     def _cache(self) -> KVCache | None:
@@ -200,6 +202,7 @@ class NativeEngine:
         fresh = self._claim_slots()
         if fresh:
             self._decoding.prefill(fresh)
+            self.num_computed += sum(len(family.prompt) for family in fresh)
         started: list[Row] = []
         room = self._cache.shape.rows - len(self._rows)
         for family in self._families:
@@ -248,6 +251,7 @@ class NativeEngine:
 
     def _take(self, rows: Sequence[Row], tokens_nk: Tensor, logprobs_nk: Tensor) -> list[Completion]:
         """Give `rows` the tokens that were drawn for them; returns what has ended with them."""
+        self.num_computed += len(rows) * tokens_nk.shape[1]
         all_tokens, all_logprobs = tokens_nk[: len(rows)].tolist(), logprobs_nk[: len(rows)].tolist()
         done = []
         for row, tokens, logprobs in zip(rows, all_tokens, all_logprobs, strict=True):

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from queue import Empty, SimpleQueue
 
@@ -19,7 +18,7 @@ from covey.codes import CODES
 from covey.errors import RunFailed
 from covey.plan.shape import counted
 from covey.rollout.engine import Capabilities, Engine, NamedWeights
-from covey.rollout.server.remote import Event, Server, State, Stream, ask_later, is_behind, said, tell
+from covey.rollout.server.remote import Event, RolloutServer, State, Stream, ask_later, is_behind, said, tell
 from covey.rollout.server.send import send_weights
 from covey.rollout.server.wire import REQUESTS, WireError, completion_of, key_text
 from covey.types import Completion, Finding, Finish, Fix, GenerationRequest, Receipt, Severity
@@ -40,7 +39,7 @@ class ServerEngine:
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Sequence[RolloutServer],
         activity: Activity,
         *,
         timeout_s: float,
@@ -66,7 +65,14 @@ class ServerEngine:
         """An engine for each server that has the last publish."""
         return {s.address: self._alone(s) for s in self._servers if s.state is State.IN_USE}
 
-    def _alone(self, server: Server) -> ServerEngine:
+    def use_members(self, names: Collection[str]) -> None:
+        """Leave out the servers that the publishing process could not confirm: this one, which has only heard
+        of the publish, must not find them with a version that nobody has checked."""
+        for server in self._servers:
+            if server.address not in names:
+                server.state, server.said = State.OUT, "the first rank did not confirm its weights"
+
+    def _alone(self, server: RolloutServer) -> ServerEngine:
         engine = ServerEngine(
             (server,),
             self._activity,
@@ -112,7 +118,7 @@ class ServerEngine:
                 del stream.asked[rid]
             found += own.values()
             if own:
-                tell(stream.server, partial(Server.abort, ids=list(own)))
+                tell(stream.server, _ending(own))
         self._aborted += [_nothing_of(number) for number, _ in found]
 
     def results(self) -> Iterator[Completion]:
@@ -127,6 +133,7 @@ class ServerEngine:
                 self._aborted.clear()
                 self._route()
                 self._wait_for()
+                self._give_up()
                 try:
                     event = self._events.get(timeout=_LOOK_S)
                 except Empty:
@@ -174,7 +181,15 @@ class ServerEngine:
         for server in in_use:
             self._send(server, chosen.get(server.address, []))
 
-    def _send(self, server: Server, asks: Sequence[Ask]) -> None:
+    def _give_up(self) -> None:
+        """Move what waits for a server that answers and makes no progress."""
+        now = time.monotonic()
+        for stream in [s for s in self._streams if now - s.sign_at > self._timeout_s]:
+            if not stream.is_closed:
+                words = f"it answered, and computed nothing for {self._timeout_s:g} s"
+                self._lose(stream, TimeoutError(words))
+
+    def _send(self, server: RolloutServer, asks: Sequence[Ask]) -> None:
         for start in range(0, len(asks), REQUESTS):
             part = {key_text(ask[1].noise_key): ask for ask in asks[start : start + REQUESTS]}
             stream = Stream(server, self._version, part, self._events)
@@ -206,7 +221,7 @@ class ServerEngine:
     def _completion(self, stream: Stream, line: Mapping[str, object]) -> Completion | None:
         if line.keys() == {"done"} and stream.asked:
             raise WireError(f"it said that all had ended, and {len(stream.asked)} had not")
-        if line.keys() in ({"alive"}, {"done"}):
+        if line.keys() in ({"computed"}, {"done"}):
             return None
         rid = line.get("id")
         if not isinstance(rid, str) or rid not in stream.ids:
@@ -237,7 +252,7 @@ class ServerEngine:
             return
         self._strike(server, said(error), ids, is_final=isinstance(error, WireError))
 
-    def _strike(self, server: Server, words: str, ids: list[str], *, is_final: bool) -> None:
+    def _strike(self, server: RolloutServer, words: str, ids: list[str], *, is_final: bool) -> None:
         server.said, server.strikes = words, server.strikes + 1
         if is_final or server.strikes >= _STRIKES:
             server.state = State.OUT
@@ -266,7 +281,7 @@ class ServerEngine:
             server.state = State.OUT
             self._note(server, 0)
 
-    def _note(self, server: Server, num_moved: int) -> None:
+    def _note(self, server: RolloutServer, num_moved: int) -> None:
         moved = f"; {counted(num_moved, 'completion')} moved to others" if num_moved else ""
         self._notices.append(
             Finding(
@@ -312,7 +327,7 @@ class ServerEngine:
         receipts = send_weights(self._servers, named_weights, version, self._activity.wait_for_service)
         for server in self._servers:
             if server.address in receipts:
-                server.take_in()
+                server.state = State.IN_USE
             elif server.address not in was_out:
                 self._note(server, 0)
         self._activity.leave_service()
@@ -330,8 +345,13 @@ class ServerEngine:
             server.leave()
 
 
-def _rows_of(server: Server) -> int:
+def _rows_of(server: RolloutServer) -> int:
     return 1 if server.status is None else max(1, server.status.rows)
+
+
+def _ending(ids: Collection[str]) -> Callable[[RolloutServer], None]:
+    own = list(ids)
+    return lambda server: server.abort(own)
 
 
 def _nothing_of(number: int) -> Completion:

@@ -40,7 +40,7 @@ class Call:
     requests: Mapping[str, GenerationRequest]
     version: int
     ended: SimpleQueue[tuple[str, Completion]] = field(default_factory=SimpleQueue)
-    beats: int = -1
+    num_computed: int = -1
 
     def next(self, timeout_s: float) -> tuple[str, Completion] | None:
         """The next completion with its id; None where none ended in time."""
@@ -78,7 +78,6 @@ class Front:
         self._running: dict[str, Call] = {}
         self._number_of: dict[str, int] = {}
         self._id_of: dict[int, str] = {}
-        self._beats = 0
         self._is_closed = False
 
     # -- by the threads of HTTP
@@ -141,10 +140,11 @@ class Front:
         held = self._about.version
         return f"version {held}" if held != NO_VERSION else "no whole version"
 
-    def has_beaten(self, call: Call) -> bool:
-        """Whether the engine has got on since this was last asked for the call."""
-        before, call.beats = call.beats, self._beats
-        return before != call.beats
+    def progress(self, call: Call) -> int | None:
+        """Tokens that the engine has computed since it started; None where there are no more of them than
+        when this was last asked for the call."""
+        before, call.num_computed = call.num_computed, self._engine.num_computed
+        return call.num_computed if before != call.num_computed else None
 
     def drop(self, call: Call) -> None:
         """End what is left of a call that nobody reads any more."""
@@ -234,7 +234,6 @@ class Front:
 
     def _turn(self) -> None:
         """Take what has come: called between two steps of the engine."""
-        self._beats += 1
         while self._inbox:
             self._inbox.popleft()()
 
@@ -247,7 +246,6 @@ class Front:
         self._engine.abort([self._number_of[rid] for rid in ids if rid in self._number_of])
 
     def _deliver(self, completion: Completion) -> None:
-        self._beats += 1
         with self._changed:
             rid = self._id_of.pop(completion.request_id)
             del self._number_of[rid]
@@ -257,7 +255,7 @@ class Front:
     def _take(self, transfer: Transfer) -> None:
         """Have the engine take the weights of a publish."""
         try:
-            receipt = self._engine.publish(self._counted(transfer), transfer.version)
+            receipt = self._engine.publish(transfer.tensors(), transfer.version)
         except TransferEnded:
             return
         except ValueError as error:
@@ -269,11 +267,6 @@ class Front:
         else:
             self._close_transfer(transfer, transfer.version)
             transfer.succeed(receipt)
-
-    def _counted(self, transfer: Transfer) -> Any:
-        for named in transfer.tensors():
-            self._beats += 1
-            yield named
 
     def _close_transfer(self, transfer: Transfer, version: int) -> None:
         with self._changed:

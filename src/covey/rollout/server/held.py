@@ -49,6 +49,11 @@ class HeldEngine:
     def on_turn(self, call: Callable[[], None]) -> None:
         self._engine.on_turn = call
 
+    @property
+    def num_computed(self) -> int:
+        """Tokens computed since it started."""
+        return self._engine.num_computed
+
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request."""
         return self._engine.submit(request)

@@ -200,8 +200,8 @@ class _Handler(BaseHTTPRequestHandler):
             if found is not None:
                 left -= 1
                 self._chunk(completion_body(*found))
-            elif self.server.front.has_beaten(call):
-                self._chunk({"alive": True})
+            elif (num_computed := self.server.front.progress(call)) is not None:
+                self._chunk({"computed": num_computed})
         self._chunk({"done": True})
         self.wfile.write(b"0\r\n\r\n")
 

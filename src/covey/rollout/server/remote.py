@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,9 +36,67 @@ class State(Enum):
     OUT = "out"
 
 
+class Sampling(Protocol):
+    """Requests that run on a server."""
+
+    def lines(self) -> Iterator[Mapping[str, Any]]:
+        """Completions as they end, each as `completion_body`; meanwhile `{"computed": N}`, the tokens that
+        the server has computed, and `{"done": true}` at the end."""
+        ...
+
+    def hang_up(self) -> None:
+        """End them while another thread reads `lines`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RolloutServer(Protocol):
+    """A server; `said` is what it failed with last, `strikes` how often it has since the last publish. Its
+    calls raise one of FAULTS, or ValueError."""
+
+    state: State
+    status: ServerStatus | None
+    said: str
+    strikes: int
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        ...
+
+    def join(self) -> ServerStatus:
+        """Ask how the server is, and use it from now on."""
+        ...
+
+    def leave(self) -> None:
+        """Use it no longer."""
+        ...
+
+    def begin(self, version: int) -> str:
+        """Open a publish, and return its id; what still runs for the former version is ended."""
+        ...
+
+    def give(self, transfer: str, bucket: Mapping[str, Tensor], data: bytes) -> None:
+        """Send tensors, which `data` holds as safetensors."""
+        ...
+
+    def end(self, transfer: str, num_tensors: int, version: int) -> Receipt:
+        """Close a publish; the receipt says what the server holds."""
+        ...
+
+    def sample(self, version: int, requests: Mapping[str, GenerationRequest]) -> Sampling:
+        """Sample requests, by their ids."""
+        ...
+
+    def abort(self, ids: list[str] | None) -> None:
+        """End requests, or all that run for this run."""
+        ...
+
+
 @dataclass(slots=True)
 class Server:
-    """A server; `said` is what it failed with last, `strikes` how often it has since the last publish."""
+    """A server that `covey rollout` started."""
 
     caller: Caller
     name: str
@@ -109,13 +170,14 @@ class Server:
             unread=names_of(body.get("unread", [])),
         )
 
+    def sample(self, version: int, requests: Mapping[str, GenerationRequest]) -> Sampling:
+        """Sample requests, by their ids."""
+        body = {"version": version, "requests": [request_body(request) for request in requests.values()]}
+        return self.caller.open("POST", "/v1/generate", body)
+
     def abort(self, ids: list[str] | None) -> None:
         """End requests, or all that run for this run."""
         self.caller.post("/v1/abort", {"ids": ids})
-
-    def take_in(self) -> None:
-        """Give it requests from now on."""
-        self.state, self.strikes = State.IN_USE, 0
 
 
 def _of(body: Any, name: str, kind: type) -> Any:
@@ -128,7 +190,7 @@ def _of(body: Any, name: str, kind: type) -> Any:
 Told = TypeVar("Told")
 
 
-def tell(server: Server, call: Callable[[Server], Told]) -> Told | None:
+def tell(server: RolloutServer, call: Callable[[RolloutServer], Told]) -> Told | None:
     """Call a server; None where it fails, which takes it out until the next publish."""
     try:
         return call(server)
@@ -140,41 +202,55 @@ def tell(server: Server, call: Callable[[Server], Told]) -> Told | None:
 @dataclass(eq=False, slots=True)
 class Stream:
     """A call of generate that is being read; `asked` are its requests that have not ended, by their ids, and
-    `ids` those of all."""
+    `ids` those of all. `sign_at` is when the server last made progress, by time.monotonic."""
 
-    server: Server
+    server: RolloutServer
     version: int
     asked: dict[str, tuple[int, GenerationRequest]]
     events: SimpleQueue[Event]
     ids: frozenset[str] = frozenset()
     is_closed: bool = False
-    _answer: Answer | None = None
-    _body: dict[str, Any] = field(default_factory=dict)
+    sign_at: float = math.inf
+    _sampling: Sampling | None = None
+    _computed: int = -1
 
     def start(self) -> None:
         """Read in a thread of its own."""
-        requests = [request_body(request) for _, request in self.asked.values()]
-        self.ids = frozenset(self.asked)
-        self._body = {"version": self.version, "requests": requests}
-        threading.Thread(target=self._read, name=f"rollout {self.server.address}", daemon=True).start()
+        self.ids, self.sign_at = frozenset(self.asked), time.monotonic()
+        requests = {rid: request for rid, (_, request) in self.asked.items()}
+        name = f"rollout {self.server.address}"
+        threading.Thread(target=self._read, args=(requests,), name=name, daemon=True).start()
 
-    def _read(self) -> None:
+    def _read(self, requests: Mapping[str, GenerationRequest]) -> None:
         error: Exception | None = None
         try:
-            with self.server.caller.open("POST", "/v1/generate", self._body) as answer:
-                self._answer = answer
+            with closing(self.server.sample(self.version, requests)) as sampling:
+                self._sampling = sampling
                 if not self.is_closed:
-                    for line in answer.lines():
+                    for line in sampling.lines():
+                        self._see(line)
                         self.events.put(Event(stream=self, server=self.server, line=line))
         except (*FAULTS, ValueError) as found:
             error = found
+        # Nothing more is waited for.
+        self.sign_at = math.inf
         self.events.put(Event(stream=self, server=self.server, error=error))
+
+    def _see(self, line: Mapping[str, Any]) -> None:
+        """A completion is a sign of progress, and a number of computed tokens where it has risen: the time is
+        that of the arrival, since lines may wait to be taken."""
+        if line.keys() == {"computed"}:
+            computed = line["computed"]
+            if type(computed) is not int or computed <= self._computed:
+                return
+            self._computed = computed
+        self.sign_at = time.monotonic()
 
     def close(self) -> None:
         """Read no more of it; the server ends what is left."""
         self.is_closed = True
-        if self._answer is not None:
-            self._answer.hang_up()
+        if self._sampling is not None:
+            self._sampling.hang_up()
 
     @property
     def num_tokens(self) -> int:
@@ -190,14 +266,14 @@ class Event:
     """What came of a call: a line of a stream, or its end, or (without a stream) the status of a server that
     was asked."""
 
-    server: Server
+    server: RolloutServer
     stream: Stream | None = None
     line: Mapping[str, Any] | None = None
     error: Exception | None = None
     status: ServerStatus | None = None
 
 
-def ask_later(server: Server, ids: list[str], events: SimpleQueue[Event], delay_s: float) -> None:
+def ask_later(server: RolloutServer, ids: list[str], events: SimpleQueue[Event], delay_s: float) -> None:
     """Ask a server whether it can be used, after `delay_s`, and end there what it may still run."""
 
     def ask() -> None:

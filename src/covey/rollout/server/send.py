@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from covey.rollout.engine import NamedWeights
-from covey.rollout.server.remote import Server, tell
+from covey.rollout.server.remote import RolloutServer, tell
 from covey.rollout.server.wire import BUCKET_BYTES
 from covey.types import Receipt
 
@@ -18,7 +18,10 @@ Told = TypeVar("Told")
 
 
 def send_weights(
-    servers: Sequence[Server], named_weights: NamedWeights, version: int, wait_for: Callable[[str], None]
+    servers: Sequence[RolloutServer],
+    named_weights: NamedWeights,
+    version: int,
+    wait_for: Callable[[str], None],
 ) -> dict[str, Receipt]:
     """Send every tensor to every server that takes it; the receipts of those that took all, by address.
 
@@ -26,7 +29,7 @@ def send_weights(
     """
     with ThreadPoolExecutor(len(servers)) as threads:
 
-        def each(asked: Sequence[Server], call: Callable[[Server], Told]) -> dict[str, Told]:
+        def each(asked: Sequence[RolloutServer], call: Callable[[RolloutServer], Told]) -> dict[str, Told]:
             wait_for(", ".join(server.address for server in asked))
             told = zip(asked, threads.map(lambda server: tell(server, call), asked), strict=True)
             return {server.address: answer for server, answer in told if answer is not None}
@@ -46,8 +49,8 @@ def send_weights(
 
 def _giving(
     transfers: Mapping[str, str], bucket: Mapping[str, Tensor], data: bytes
-) -> Callable[[Server], bool]:
-    def give(server: Server) -> bool:
+) -> Callable[[RolloutServer], bool]:
+    def give(server: RolloutServer) -> bool:
         server.give(transfers[server.address], bucket, data)
         return True
 

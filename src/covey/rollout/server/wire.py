@@ -13,7 +13,7 @@ from typing import Any
 
 from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together up to this size; a larger one is sent alone."""
 HEADER_BYTES = 1 << 20

@@ -75,6 +75,9 @@ class VllmEngine:
         self._adapter_files: tempfile.TemporaryDirectory[str] | None = None
         # What a server takes between two steps.
         self.on_turn: Callable[[], None] = nothing
+        # What a server says of its progress; steps of vLLM since the last one that gave tokens.
+        self.num_computed = 0
+        self._steps_without = 0
 
     def in_words(self) -> str:
         """What it is, in words."""
@@ -123,7 +126,9 @@ class VllmEngine:
     def _step(self) -> list[Completion]:
         """One step of vLLM, and what has ended with it."""
         ended = []
-        for output in self._llm.llm_engine.step():
+        outputs = self._llm.llm_engine.step()
+        self._count(sum(len(new.token_ids) for output in outputs for new in output.outputs))
+        for output in outputs:
             number = int(output.request_id)
             running = self._running.get(number)
             if running is None:
@@ -134,6 +139,12 @@ class VllmEngine:
                 del self._running[number]
                 ended.append(running.completion(number, _finish_of(new.finish_reason)))
         return ended
+
+    def _count(self, num_new: int) -> None:
+        """Count the tokens of a step. One that gives none computes part of a prompt, at least one token."""
+        self._steps_without = 0 if num_new else self._steps_without + 1
+        prompts = sum(len(running.request.prompt_token_ids) for running in self._running.values())
+        self.num_computed += num_new or int(self._steps_without <= prompts)
 
     def _take(self, running: _Running, new: Any) -> None:
         tokens = list(new.token_ids)
