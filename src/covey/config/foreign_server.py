@@ -3,6 +3,7 @@ for the same."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from covey.codes import CODES
@@ -20,6 +21,12 @@ _THEIRS = (
     *("distributed_executor_backend", "speculative_config", "served_model_name", "quantization"),
 )
 _NAMES = {"model": "DIR", "host": "", "port": "8000"}
+# What covey has under another name.
+_OURS = {
+    **{n: f"vllm_{n}" for n in ("tensor_parallel_size", "max_model_len", "enforce_eager")},
+    **{"gpu_memory_utilization": "vllm_gpu_memory_utilization", "max_num_seqs": "max_rows"},
+    **{"vllm_max_num_seqs": "max_rows", "vllm_max_model_length": "vllm_max_model_len"},
+}
 
 
 def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
@@ -27,16 +34,21 @@ def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
 
     `verb` is rollout, swift for ms-swift's by its full name, or vllm-serve for TRL's.
     """
-    ours = fields_of(RolloutOptions) if verb == "rollout" else {}
+    own = fields_of(RolloutOptions)
+    ours = own if verb == "rollout" else {}
     theirs = [
         f.name for f in flags if f.name in _THEIRS or (f.name.startswith("vllm_") and f.name not in ours)
     ]
     if verb == "rollout" and not theirs:
         return None
+    # Their servers are vLLM, which goes on as it was typed where covey has the option.
+    kept = [(_OURS.get(f.name, f.name), f.words) for f in flags if f.name not in _NAMES]
+    kept = [(name, words) for name, words in kept if name in own and name.startswith(("vllm_", "max_"))]
+    options = "".join(f" --{name} {shlex.join(words) or 'true'}" for name, words in kept)
     typed = {flag.name: " ".join(flag.words) for flag in flags if flag.name in _NAMES}
     given = {name: typed.get(name) or default for name, default in _NAMES.items()}
     host = f" --host {given['host']}" if given["host"] else ""
-    line = f"covey rollout --model {given['model']}{host} --port {given['port']}"
+    line = f"covey rollout --model {given['model']} --engine vllm{options}{host} --port {given['port']}"
     run = f"--rollout_servers http://127.0.0.1:{given['port']}"
     run += f" --rollout_token_file rollout-{given['port']}.token"
     code = "E102" if verb == "rollout" else "E112"

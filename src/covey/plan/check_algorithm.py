@@ -8,6 +8,7 @@ from covey.options.algorithm import CLIPPED
 from covey.options.schema import Config, default_of
 from covey.plan.check_effect import unread
 from covey.plan.problem import problem, warning
+from covey.plan.server_line import OF_BOTH, start_line
 from covey.types import Fix, Problem
 
 _TOKEN_MEANS = ("bnpo", "dr_grpo", "dapo", "cispo", "fipo")
@@ -241,10 +242,19 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
             name,
             f"{name} is set, and {reason}.",
             "A command for another loss, or half of a pair of options.",
+            *_on_server(config, name),
             Fix(text=f"leave out --{name}"),
         )
         for name, reason in sorted(why.items())
     ]
+
+
+def _on_server(config: Config, name: str) -> list[Fix]:
+    """Where an option belongs that a server has, and not the run that uses it."""
+    if name not in OF_BOTH or not config.use_vllm or config.vllm_mode != "server":
+        return []
+    line = start_line(config, next(iter(config.rollout_servers), ""))
+    return [Fix(text=f"it belongs to the server: `{line}`")]
 
 
 def _pointless(option: str, seen: str, *fixes: Fix) -> Problem:

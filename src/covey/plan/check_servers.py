@@ -9,11 +9,11 @@ from covey.options.schema import Config
 from covey.plan.facts import Facts, ServerFacts
 from covey.plan.layout import computes_low
 from covey.plan.problem import problem
+from covey.plan.server_line import start_line
 from covey.plan.shape import counted
 from covey.types import Fix, Problem
 
 _OPTION = "rollout_servers"
-_START = "`covey rollout --model DIR --port PORT`"
 _HERE = Fix(text="leave out --rollout_servers; then the training processes sample")
 
 
@@ -68,7 +68,8 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
             return [problem("E427", _OPTION, f"{server.address!r}: {server.said}.", "", fix)]
         case "silent":
             cause = "The server was not started or has ended, or another program has its port."
-            start = Fix(text=f"start it: {_START}; it prints its address when it is ready")
+            line = start_line(config, server.address, facts)
+            start = Fix(text=f"start it: `{line}`; it prints its address when it is ready")
             return [problem("E420", _OPTION, f"{server.address}: {server.said}.", cause, start, _HERE)]
         case "token":
             cause = "The token of another server, or of one that was started anew with another file."
@@ -77,7 +78,8 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
             return [problem("E421", "rollout_token_file", seen, cause, fix)]
     if server.run:
         seen = f"{server.address} is used by the run {server.run}."
-        wait = Fix(text=f"wait until that run has ended, or start another server: {_START}")
+        other = start_line(config, "", facts)
+        wait = Fix(text=f"wait until that run has ended, or start another server: `{other}`")
         return [problem("E424", _OPTION, seen, "", wait)]
     return [*_other_model(config, facts, server), *_too_long(config, facts, server)]
 
@@ -94,10 +96,10 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
     if not differ:
         return []
     words = ", ".join(f"{name} {its} (the run: {own})" for name, own, its in differ)
-    directory = facts.model_dir or config.model
-    line = f"`covey rollout --model {directory}"
-    line += f" --dtype {differ[-1][1]}`" if differ[-1][0] == "dtype" else "`"
-    start = Fix(text=f"start the server again with the model that the run trains: {line}")
+    line = start_line(config, server.address, facts)
+    if differ[-1][0] == "dtype" and "--dtype" not in line:
+        line += f" --dtype {differ[-1][1]}"
+    start = Fix(text=f"start the server again with the model that the run trains: `{line}`")
     seen = f"{server.address} has {server.model}: {words}."
     return [problem("E422", _OPTION, seen, "A server that was started for another run.", start)]
 

@@ -6,6 +6,7 @@ from covey.config.quantization import quantization_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
+from covey.plan.server_line import start_line
 from covey.plan.shape import counted
 from covey.types import Fix, Problem
 
@@ -52,7 +53,11 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
     )
     if is_mode and not has_servers and facts.layout.is_here:
         seen = "vllm_mode is server, and no server is given."
-        named = Fix(text="the servers: --rollout_servers http://HOST:PORT --rollout_token_file FILE")
+        line = start_line(config, "http://127.0.0.1:8000", facts)
+        named = Fix(
+            text=f"start one, `{line}`, and name it: --rollout_servers http://127.0.0.1:8000 "
+            "--rollout_token_file rollout-8000.token"
+        )
         return [problem("E430", "vllm_mode", seen, "", named, _OWN_ENGINE)]
     if has_servers and not is_mode:
         seen = "vllm_mode is colocate, and servers are given."

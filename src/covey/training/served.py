@@ -9,6 +9,7 @@ import socket
 from covey.comm import Comm
 from covey.options.schema import Config
 from covey.plan.facts import Facts
+from covey.plan.server_line import start_line
 from covey.rollout.server.call import Caller, read_token
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.remote import Server
@@ -32,4 +33,5 @@ def served_engine(config: Config, facts: Facts, comm: Comm) -> ServerEngine:
         timeout_s=config.rollout_timeout,
         publishes=comm.rank == 0,
         noise_keys=all(server.noise_keys for server in facts.servers or ()),
+        start=start_line(config, config.rollout_servers[0], facts),
     )

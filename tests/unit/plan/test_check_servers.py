@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from covey.config.argv import read_words
 from covey.config.resolve import from_dict
+from covey.options.verbs import RolloutOptions
+from covey.plan.checks import checks
 from covey.plan.facts import ServerFacts
+from covey.plan.server_line import start_line
 from covey.types import Severity
 from support.checks import BASE, facts, found
 
@@ -89,3 +94,46 @@ def test_an_address_is_named_once_and_a_packed_base_is_refused() -> None:
 )  # fmt: skip
 def test_names_of_trl_and_ms_swift_mean_the_same(typed: dict[str, Any], servers: list[str]) -> None:
     assert from_dict({**BASE, **typed}).config.rollout_servers == servers
+
+
+def rollout_options(line: str) -> RolloutOptions:
+    """What a printed line says, read as `covey rollout` reads it."""
+    words = shlex.split(line)
+    assert words[:2] == ["covey", "rollout"]
+    return read_words("rollout", words[2:], RolloutOptions, most=0)[0]
+
+
+VLLM: dict[str, Any] = {
+    **{"use_vllm": True, "vllm_mode": "server", "vllm_max_model_len": 2048, "vllm_max_num_seqs": 64},
+    **{"vllm_gpu_memory_utilization": 0.8, "vllm_enforce_eager": True},
+    "vllm_engine_kwargs": {"block_size": 16, "name": "it's"},
+}
+
+
+def test_the_line_that_starts_a_server_can_be_typed_and_has_the_options_of_vllm() -> None:
+    config = from_dict({**BASE, **VLLM, "torch_dtype": "bfloat16"}).config
+    options = rollout_options(start_line(config, "http://127.0.0.1:8007"))
+    assert (options.engine, options.port, options.dtype) == ("vllm", 8007, "bfloat16")
+    assert options.model == config.model and options.host == "127.0.0.1"
+    assert (options.vllm_max_model_len, options.max_rows) == (2048, 64)
+    assert (options.vllm_gpu_memory_utilization, options.vllm_enforce_eager) == (0.8, True)
+    assert options.vllm_engine_kwargs == VLLM["vllm_engine_kwargs"]
+    plain = from_dict(BASE).config
+    assert start_line(plain, "http://127.0.0.1:1") == f"covey rollout --model {plain.model} --port 1"
+    assert rollout_options(start_line(plain, "http://10.0.0.5:1")).host == "10.0.0.5"
+
+
+def test_a_server_that_does_not_answer_is_started_by_the_line_that_is_printed() -> None:
+    silent = replace(GOOD, fault="silent", said="Connection refused")
+    (problem,) = [p for p in found(replace(RUN, servers=(silent,)), **SERVED, **VLLM) if p.code == "E420"]
+    line = problem.fixes[0].text.split("`")[1]
+    assert rollout_options(line).vllm_max_model_len == 2048
+
+
+def test_options_of_the_server_are_said_with_the_line_that_takes_them() -> None:
+    resolved = from_dict({**BASE, **SERVED, **VLLM})
+    problems = checks(resolved.config, replace(RUN, servers=(GOOD,)), typed=resolved.typed_names)
+    said = {p.option: p for p in problems if p.code == "W108"}
+    assert {"vllm_max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager"} <= said.keys()
+    line = said["vllm_max_model_len"].fixes[0].text.split("`")[1]
+    assert rollout_options(line).vllm_max_model_len == 2048 and rollout_options(line).engine == "vllm"

@@ -33,7 +33,7 @@ _LOOK_S = 1.0
 
 class ServerEngine:
     """Samples on `servers`. `publishes` says whether this process sends the weights; the others then find
-    them there. `timeout_s` is how long a server may give no sign."""
+    them there. `timeout_s` is how long a server may give no sign, and `start` the line that starts one."""
 
     given_up = ""
 
@@ -45,9 +45,10 @@ class ServerEngine:
         timeout_s: float,
         publishes: bool,
         noise_keys: bool,
+        start: str = "covey rollout --model DIR --port PORT",
     ) -> None:
         self._servers, self._activity = tuple(servers), activity
-        self._timeout_s, self._publishes = timeout_s, publishes
+        self._timeout_s, self._publishes, self._start = timeout_s, publishes, start
         self.capabilities = Capabilities(
             logprobs=True, noise_keys=noise_keys, holds_weights=True, is_shared=True
         )
@@ -79,6 +80,7 @@ class ServerEngine:
             timeout_s=self._timeout_s,
             publishes=self._publishes,
             noise_keys=self.capabilities.noise_keys,
+            start=self._start,
         )
         engine._version, engine._notices = self._version, self._notices
         return engine
@@ -296,7 +298,6 @@ class ServerEngine:
 
     def _failed(self, code: str, what: str) -> RunFailed:
         said_last = "; ".join(f"{s.address}: {s.said or 'nothing'}" for s in self._servers)
-        start = "covey rollout --model DIR --port PORT"
         return RunFailed(
             Finding(
                 code=code,
@@ -304,7 +305,10 @@ class ServerEngine:
                 why=CODES[code].why,
                 cause="",
                 fixes=(
-                    Fix(text=f"start the servers again, as in `{start}`, and go on from the last checkpoint"),
+                    Fix(
+                        text=f"start the servers again, as in `{self._start}`, and go on from the last "
+                        "checkpoint"
+                    ),
                 ),
                 step=self._activity.step,
             )

@@ -1,0 +1,52 @@
+"""The command that starts a rollout server for a run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from covey.options.schema import Config
+from covey.options.verbs import RolloutOptions
+from covey.options.vllm import VllmOptions
+from covey.plan.facts import Facts
+from covey.plan.words import flags
+
+OF_BOTH: Mapping[str, str] = {
+    **{name: name for name in RolloutOptions.model_fields if name in VllmOptions.model_fields},
+    "vllm_max_num_seqs": "max_rows",
+}
+"""Options of vLLM in a run that `covey rollout` has too, and their names there."""
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def start_line(config: Config, address: str = "", facts: Facts | None = None, **more: Any) -> str:
+    """Return the line that starts a server for a run, with the options of vLLM that were typed for the run.
+
+    `address` is where it is to listen, PORT where none is known; `more` are further options of vLLM.
+    """
+    directory = None if facts is None else facts.model_dir
+    model = config.model if config.model == "quickstart" or directory is None else directory
+    words = ["covey rollout --model", shlex.quote(model)]
+    if config.torch_dtype in ("float32", "bfloat16"):
+        words.append(f"--dtype {config.torch_dtype}")
+    if config.use_vllm or more:
+        words.append("--engine vllm")
+        given = {own: getattr(config, name) for name, own in OF_BOTH.items()} | more
+        usual = {name: field.default for name, field in RolloutOptions.model_fields.items()}
+        typed = {name: value for name, value in given.items() if value not in (None, usual[name])}
+        words += [flags(typed)] if typed else []
+    host, port = _listens(address)
+    words += [f"--host {host}"] if host and host not in _LOOPBACK else []
+    return " ".join([*words, f"--port {port}"])
+
+
+def _listens(address: str) -> tuple[str, str]:
+    """Host and port of an address; PORT where it has none."""
+    try:
+        parts = urlsplit(address)
+        return parts.hostname or "", str(parts.port or "PORT")
+    except ValueError:
+        return "", "PORT"
