@@ -71,6 +71,7 @@ class Activity:
         "is_asked_to_stop",
         "may_stop",
         "moment",
+        "must_stop",
         "num_collectives",
         "spans",
         "step",
@@ -86,6 +87,8 @@ class Activity:
         """Whether what the main thread does may end at any moment: a signal raises Stopped in it."""
         self.is_asked_to_stop = False
         """Whether a signal has asked the run to end."""
+        self.must_stop = False
+        """Whether the watchdog has given up on the main thread: a signal raises KeyboardInterrupt in it."""
         self.num_collectives = 0
         """Collectives entered so far."""
         self.spans: dict[str, tuple[int, float]] = {}

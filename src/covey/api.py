@@ -26,7 +26,8 @@ def train(**options: Any) -> Outcome:
     Objects may stand in the place of names: functions in `reward_funcs`; a model of transformers as `model`,
     with its `tokenizer`; lists of dicts and data sets of `datasets` as `dataset` and `val_dataset`. Such a
     model is trained itself: it holds the trained weights afterwards. Raises ConfigError with every problem of
-    the options before anything is written.
+    the options before anything is written, and GuardStop where a guard or the watchdog ends the run. The
+    process is never ended from here, unless a launcher has started it as one of several.
     """
     settle()
     with _resolved(options) as (resolved, objects):

@@ -104,6 +104,13 @@ def end_now(code: int, *, leads: bool, all_leave: bool, may_restart: bool = Fals
     os._exit(0 if all_leave and not starts_again and exit_file() is not None else code)
 
 
+def interrupt_thread(thread: int) -> None:
+    """Raise KeyboardInterrupt in a thread, by its ident, at its next step of Python."""
+    interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    interrupt.argtypes = (ctypes.c_ulong, ctypes.py_object)
+    interrupt(thread, KeyboardInterrupt)
+
+
 def speaks(*, is_of_all: bool) -> bool:
     """Return whether this process says why it ends: the lowest rank that has to.
 

@@ -193,8 +193,8 @@ def test_nothing_foreign() -> None:
 
 
 def test_what_is_compiled_stands_behind_one_seam() -> None:
-    """Calls into C and a compiler are in kernels for a CPU and in the sandbox alone. `exits` has one that
-    Python lacks: a process has the system end it with its parent."""
+    """Calls into C and a compiler are in kernels for a CPU and in the sandbox alone. `exits` has two that
+    Python lacks: a process has the system end it with its parent, and one thread interrupts another."""
     callers = {module_name(f) for f in FILES if "ctypes" in imports(f)}
     behind = ("covey.kernels.cpu.", "covey.rewards.sandbox.", "covey.exits")
     assert callers and {name for name in callers if not name.startswith(behind)} == set()

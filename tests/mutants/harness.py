@@ -147,7 +147,7 @@ def _run(options: Mapping[str, Any], found: Survey, comm: Comm, *, hangs: bool =
         job.recorder.console = None
         report_layout(job)
         if hangs:
-            stack.enter_context(watched(comm, resolved.config, job.saver.output_dir, None))
+            stack.enter_context(watched(comm, resolved.config, job.saver.output_dir, None, may_exit=True))
         run(job)
 
 

@@ -43,7 +43,7 @@ def start(verb: str, argv: Sequence[str], run: Run) -> int:
     # What is wrong is found before torch is imported, which takes seconds; the run gets what was read.
     from covey.training.together import together
 
-    with together() as others:
+    with together(owns_process=True) as others:
         resolved, num_processes = read(verb, argv)
         from covey.training.facts import fetch_model, survey
 

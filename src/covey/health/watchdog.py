@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from covey.activity import EXCLUDED, Activity, Moment
-from covey.exits import GUARDED
 from covey.health.hang import Status, finding_of, next_hang, read_status, status_path, write_status
 from covey.health.stacks import is_debugged, top_frame, write_stacks
 from covey.types import Finding
@@ -70,7 +69,8 @@ def allowances(reward_timeout_s: float, server_timeout_s: float = 0.0) -> dict[s
 class Watched:
     """What a watchdog knows of its process.
 
-    `report` records and prints a finding; `leave(leads, all_leave)` ends the process; `memory` says what it
+    `report` records and prints a finding; `leave(leads, all_leave)` ends the process, or returns once it has
+    interrupted the main thread of a program that has to go on; `memory` says what it
     holds on its device, and `collectives` gives what the device's library remembers of them, as JSON.
     """
 
@@ -107,6 +107,7 @@ class Watchdog:
     _beat: int = 0
     _polled_at: float = 0.0
     _moment: Moment | None = None
+    _given_up: Moment | None = None
     _slept: float = 0.0
     _answered: str = ""
     _peers: dict[int, _Peer] = field(default_factory=dict)
@@ -185,6 +186,8 @@ class Watchdog:
         )
 
     def _is_stuck(self, status: Status) -> bool:
+        if self._moment is self._given_up:
+            return False
         if status.seconds <= status.allowed_s or is_debugged(self.watched.activity.thread):
             return False
         # A rank that only waits leaves the judgement to those that work, as long as they can judge.
@@ -218,7 +221,7 @@ class Watchdog:
 
     def _end(self, status: Status) -> None:
         """Write this rank's files, wait for those of the others, have the first of them speak, and leave."""
-        last_resort = threading.Timer(_LAST_RESORT_S, os._exit, (GUARDED,))
+        last_resort = threading.Timer(_LAST_RESORT_S, self.watched.leave, (False, False))
         last_resort.daemon = True
         last_resort.start()
         leads, all_leave = True, False
@@ -243,6 +246,7 @@ class Watchdog:
         finally:
             self.watched.leave(leads, all_leave)
             last_resort.cancel()
+            self._given_up, self._hang = self._moment, next_hang(self.watched.output_dir)
 
     def _gather(self) -> list[Status]:
         """The statuses of the ranks that answer in time, in rank order."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from covey.activity import Activity, Stopped
 from covey.comm import Comm, GroupComm, LocalComm
 from covey.errors import ConfigError, OtherRankFailed
+from covey.exits import interrupt_thread
 from covey.plan.check_launch import num_ranks
 from covey.plan.problem import problem
 from covey.training.limits import Signals
@@ -192,16 +193,30 @@ def gpu_memory() -> dict[str, float]:
     return {name: round(value / 2**30, 3) for name, value in values.items()}
 
 
+def interrupt(activity: Activity) -> None:
+    """Raise KeyboardInterrupt in the thread that trains, as Ctrl-C does.
+
+    In the main thread it ends a call that waits for the system; in another one, and inside native code, it is
+    raised when the call comes back to Python.
+    """
+    activity.must_stop = True
+    is_main = activity.thread == threading.main_thread().ident
+    if is_main and callable(signal.getsignal(signal.SIGINT)):
+        signal.pthread_kill(activity.thread, signal.SIGINT)
+    else:
+        interrupt_thread(activity.thread)
+
+
 @contextmanager
 def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM asks the loop to save and end, at once where what it does can be thrown
-    away (Stopped); a second Ctrl-C ends without a save."""
+    away (Stopped); a second Ctrl-C ends without a save, and so does the first of `interrupt`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if signals.received and number == signal.SIGINT:
+        if activity.must_stop or (signals.received and number == signal.SIGINT):
             raise KeyboardInterrupt
         signals.received = number
         activity.is_asked_to_stop = True

@@ -133,7 +133,7 @@ def _begin_together(
     remember_run(output)
     others.output_dir, others.lock = output, lock
     stack.enter_context(others.ending())
-    stack.enter_context(watched(comm, config, output, lock))
+    stack.enter_context(watched(comm, config, output, lock, may_exit=others.may_exit))
     return lock
 
 

@@ -55,6 +55,7 @@ _RAISED_BY_ALL = (ConfigError, CheckpointError, GuardStop, Stopped)
 class Together:
     """The other processes of a run, as one of them sees them; `place` is None where there are none.
 
+    `owns_process`: the process is that of a command; otherwise a program has called a function in its own.
     `output_dir` is known once the run owns it. Each of `closing` is called before the process ends for the
     others; `explain` makes a finding of an error that it knows more of.
     """
@@ -67,6 +68,7 @@ class Together:
     closing: list[Callable[[], None]] = field(default_factory=list)
     explain: Callable[[BaseException], Finding | None] = lambda error: None
     signals: Signals | None = None
+    owns_process: bool = False
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _since: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -83,6 +85,12 @@ class Together:
     def world(self) -> int:
         """How many processes there are."""
         return 1 if self.place is None else self.place.world
+
+    @property
+    def may_exit(self) -> bool:
+        """Whether a thread may end this process: it is a command's, or one of several that a launcher started
+        and that wait for each other."""
+        return self.owns_process or self.place is not None
 
     def join(self) -> None:
         """Start the thread that watches the others."""
@@ -355,11 +363,11 @@ def _ignore_signals() -> None:
 
 
 @contextmanager
-def together() -> Iterator[Together]:
-    """Be one of the processes of a run from here on, and end with them."""
+def together(*, owns_process: bool = False) -> Iterator[Together]:
+    """Be one of the processes of a run from here on, and end with them; `owns_process` as in Together."""
     place = meeting()
     machines = Machines(place) if place is not None and over_machines(os.environ) else None
-    others = Together(place, machines=machines)
+    others = Together(place, machines=machines, owns_process=owns_process)
     others.join()
     try:
         if others.place is None:

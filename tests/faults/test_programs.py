@@ -1,0 +1,41 @@
+"""A program whose call of `covey.train` hangs: the call ends, the program goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faults import hung_program
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("main", ["stopped: F301", "ended: 0 4"]),
+        ("thread", ["stopped: F301", "ended: 0 4"]),
+        ("swallowed", ["ended: 0 4"]),
+    ],
+)
+def test_a_call_that_hangs_ends_and_the_program_goes_on(mode: str, said: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, hung_program.__file__, mode],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith(("stopped: ", "ended: "))] == said
+    assert done.stderr.count("F301") == 1
+    assert "restart this program" in " ".join(done.stderr.split())
+    run = tmp_path / "run"
+    assert "hung_program.py" in (run / "hang-0001" / "rank-0.txt").read_text()
+    assert not (run / "hang-0002").exists()
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in events if e.get("code") == "F301"] == [2]
