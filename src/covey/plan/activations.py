@@ -26,8 +26,9 @@ NOISE_BLOCK = 512
 CACHE_SHARE = 0.3
 STRIDE, MOST_RECORDINGS = 8, 48
 STEP_FAMILIES, MOST_COPIED = frozenset({"llama", "mistral", "qwen2", "qwen3"}), 1 << 29
-"""The limits of kernels/protocol.py, kernels/gpu, kernels/llama, rollout/noise.py and rollout/native/{engine,
-caches,budget}.py; a test holds them to these."""
+SENT_TOGETHER = 64 << 20
+"""The limits of kernels/protocol.py, kernels/gpu, kernels/llama, rollout/noise.py, rollout/native/{engine,
+caches,budget}.py and rollout/server/wire.py; a test holds them to these."""
 
 _UNKNOWN_FAMILY = 2.0
 _QUERY_NORMS = frozenset({"qwen3"})

@@ -97,7 +97,7 @@ class Layout:
 
     is_here          whether they are this machine's; of them the memory that is free now is known, and their
                      number is that of the processes
-    engine           own, that of the training process; colocate, vLLM on the same GPUs; server, on others
+    engine           own, that of the training process; colocate, vLLM on the same GPUs; server, on servers
     engine_share     of a GPU's memory that vLLM takes
     engine_parallel  GPUs that one vLLM spans
     engine_sleeps    whether it gives its memory back while the model trains
@@ -163,7 +163,7 @@ class Layout:
         engine = {
             "own": "",
             "colocate": f"; vLLM on {self.engine_share:g} of each GPU{spans}{sleeps}",
-            "server": "; vLLM on GPUs of its own, which are not among these",
+            "server": "; sampled on servers, which have none of these",
         }
         stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
         if self.fsdp:
@@ -204,7 +204,7 @@ def layout_of(
         fsdp=states.fsdp,
         shard_gpus=num_shards,
         by_words=states.by_words,
-        engine=config.vllm_mode if config.use_vllm else "own",
+        engine="server" if config.rollout_servers else config.vllm_mode if config.use_vllm else "own",
         engine_share=config.vllm_gpu_memory_utilization or ENGINE_SHARE,
         engine_parallel=config.vllm_tensor_parallel_size,
         engine_sleeps=config.vllm_enable_sleep_mode,

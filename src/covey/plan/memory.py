@@ -295,7 +295,7 @@ def _phases(
     add("update", gathered, fullest)
     stepping = step_parts(config, model, how, held, layout)
     add("step", stepping)
-    if not facts.layout.is_here:
+    if layout.engine != "own" or not facts.layout.is_here:
         add("publish", publish_parts(model, how, layout))
     whole = {"gathered tensor": FLOAT * model.vocabulary * model.hidden} if layout.zero_stage else {}
     if "kept by the heap" in held:

@@ -13,6 +13,7 @@ from covey.config.start import reference_adapter
 from covey.options.schema import Config
 from covey.plan.activations import (
     FLOAT,
+    SENT_TOGETHER,
     PassSize,
     Training,
     head_block,
@@ -154,10 +155,15 @@ def bucket_parts(model: ModelSizes, how: Training, weights: Weights, layout: Lay
 
 
 def publish_parts(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
-    """What brings new weights to the engine: vLLM gets one tensor after the other, and is awake for it."""
+    """What brings new weights to the engine: vLLM gets one tensor after the other, and is awake for it; to
+    servers some go together, from main memory."""
     if layout.engine == "own":
         return {}
-    parts = {"gathered tensor": how.element * model.vocabulary * model.hidden}
+    largest = how.element * model.vocabulary * model.hidden
+    parts = {"gathered tensor": largest}
+    if layout.engine == "server" and not how.cuda:
+        # A copy, and the message that it is put into.
+        parts["weights on their way"] = 2 * max(largest, min(SENT_TOGETHER, how.element * model.parameters))
     if layout.engine_sleeps:
         parts["engine"] = LOW * model.parameters // layout.engine_parallel
     return parts

@@ -31,8 +31,12 @@ def held_tokens(config: Config, prompt: int, context: int | None) -> int:
 
 def cache_bytes(config: Config, model: ModelSizes, element: int, tokens: int, rows: int) -> int:
     """Return the bytes in which every completion side by side has its place, however long it gets."""
-    token = 2 * model.layers * model.kv_heads * model.head_width * element
-    return side_by_side(config, rows) * (tokens + _BLOCK) * token
+    return side_by_side(config, rows) * completion_bytes(model, element, tokens)
+
+
+def completion_bytes(model: ModelSizes, element: int, tokens: int) -> int:
+    """Return the bytes of the cache that one completion of so many tokens, with its prompt, takes at most."""
+    return (tokens + _BLOCK) * 2 * model.layers * model.kv_heads * model.head_width * element
 
 
 def weight_bytes(model: ModelSizes, how: Training, layout: Layout) -> int:

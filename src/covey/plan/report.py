@@ -19,6 +19,7 @@ from covey.plan.ladder import Ladder
 from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
 from covey.plan.levers import OFFLOADS
 from covey.plan.memory import MemoryPlan, memory_plan, reward_model_bytes
+from covey.plan.publish import publish_plan
 from covey.plan.reasons import REASONS
 from covey.plan.shape import counted
 from covey.plan.words import flags
@@ -41,6 +42,9 @@ def report_lines(
     the memory."""
     forecast = memory_plan(config, facts)
     memory = forecast.in_words()
+    publish = publish_plan(config, facts)
+    # Of a GPU's share the layout says it.
+    engine = [] if publish is None or publish.way == "gpu" else [publish.memory_in_words()]
     sections = {
         "model": _model(config, facts),
         "ends at": [facts.stop_tokens] if facts.stop_tokens else [],
@@ -53,8 +57,9 @@ def report_lines(
         "select": _selection(config, batch),
         "same run": _splits(batch),
         "eval": _evaluation(config, facts),
+        "publish": [] if publish is None else publish.in_words(),
         "layout": [*_layout(config, facts, forecast), *_step(config, facts.layout)],
-        "memory": memory[-1:] if brief else memory,
+        "memory": [*(memory[-1:] if brief else memory), *engine],
         "ladder": [] if ladder is None else ladder.in_words(),
         "works": [] if works is None else works.in_words(),
         "disk": disk_plan(config, facts).in_words(),
@@ -76,7 +81,7 @@ def report_json(
     works: Works | None = None,
 ) -> dict[str, Any]:
     """Return the plan as `covey plan --json` prints it and plan.json holds it."""
-    parts = {"ladder": ladder, "works": works}
+    parts = {"ladder": ladder, "works": works, "publish": publish_plan(config, facts)}
     return {name: part.as_dict() for name, part in parts.items() if part is not None} | {
         "options": config.model_dump(),
         "batch": batch.as_dict(),

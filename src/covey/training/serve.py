@@ -19,8 +19,7 @@ from covey.models.load import largest_bytes, load_still
 from covey.rollout.server.front import Front, new_instance
 from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
-from covey.rollout.server.remote import MARKER
-from covey.rollout.server.wire import BUCKET_BYTES, NO_VERSION, ServerStatus
+from covey.rollout.server.wire import BUCKET_BYTES, MARKER, NO_VERSION, ServerStatus
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
 from covey.training.process import own_device

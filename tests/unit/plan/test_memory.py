@@ -18,6 +18,7 @@ from covey.plan.activations import (
     MOST_RECORDINGS,
     NOISE_BLOCK,
     PREFILL_TOKENS,
+    SENT_TOGETHER,
     STEP_FAMILIES,
     STRIDE,
     PassSize,
@@ -462,7 +463,9 @@ def test_limits_are_those_of_the_code() -> None:
     from covey.kernels.llama import decoder, weights
     from covey.rollout import noise
     from covey.rollout.native import budget, caches, engine
+    from covey.rollout.server import wire
 
+    assert wire.BUCKET_BYTES == SENT_TOGETHER
     assert protocol._BLOCK == HEAD_BLOCK
     assert engine._PREFILL_TOKENS == PREFILL_TOKENS
     assert (weights._FAMILIES, decoder._MOST_COPIED) == (STEP_FAMILIES, MOST_COPIED)

@@ -24,9 +24,9 @@ from covey.quickstart import task
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.call import Refused, address_fault, read_token
 from covey.rollout.server.http import ROUTES
-from covey.rollout.server.remote import MARKER
 from covey.rollout.server.token import own_token
 from covey.rollout.server.wire import (
+    MARKER,
     RUN_HEADER,
     ServerStatus,
     WireError,

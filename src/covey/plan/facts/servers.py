@@ -14,6 +14,8 @@ class ServerFacts:
 
     `fault` is why nothing is known of it (its address is none, it does not answer, it refuses the token), in
     words in `said`. `max_len` is 0 where its model has no last position; `run` names the run that uses it.
+    `rows` is how many completions it decodes side by side (0: not known); `shares_files` says that weights go
+    to it through a directory that is here too.
     """
 
     address: str
@@ -27,3 +29,5 @@ class ServerFacts:
     dtype: str = ""
     noise_keys: bool = True
     run: str = ""
+    rows: int = 0
+    shares_files: bool = False

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -19,9 +18,6 @@ from torch import Tensor
 from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
 from covey.rollout.server.wire import ServerStatus, WireError, fingerprints_of, names_of, request_body
 from covey.types import GenerationRequest, Receipt
-
-MARKER = "covey-server-"
-"""A file of this beginning, with the id of a server behind it, says that a directory is that server's."""
 
 # Seconds in which a server says how it is.
 _STATUS_S = 30.0
@@ -141,7 +137,8 @@ class Server:
 
     def give(self, transfer: str, bucket: Mapping[str, Tensor], data: bytes) -> None:
         """Send tensors, which `data` holds: through a directory that both sides see, if there is one."""
-        directory = self._shared_directory()
+        assert self.status is not None
+        directory = self.status.directory_here()
         if directory is None:
             self.caller.post(f"/v1/publish/tensors?transfer={transfer}", data)
             return
@@ -151,13 +148,6 @@ class Server:
             self.caller.post("/v1/publish/files", {"transfer": transfer, "file": file.name})
         finally:
             file.unlink(missing_ok=True)
-
-    def _shared_directory(self) -> Path | None:
-        assert self.status is not None
-        if not self.status.publish_directory:
-            return None
-        directory = Path(self.status.publish_directory)
-        return directory if (directory / f"{MARKER}{self.status.instance}").is_file() else None
 
     def end(self, transfer: str, num_tensors: int, version: int) -> Receipt:
         """Close a publish; the receipt says what the server holds."""

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
@@ -24,6 +25,8 @@ LINE_BYTES = 32 << 20
 """The longest line of a stream."""
 REQUESTS = 4096
 """The most requests of one call."""
+MARKER = "covey-server-"
+"""A file of this beginning, with the id of a server behind it, says that a directory is that server's."""
 RUN_HEADER = "Covey-Run"
 """The header with the id of the run that a call belongs to."""
 
@@ -64,6 +67,12 @@ class ServerStatus:
     def body(self) -> dict[str, Any]:
         """As JSON."""
         return asdict(self)
+
+    def directory_here(self) -> Path | None:
+        """The directory through which the server takes weights, where this process sees it too."""
+        directory = Path(self.publish_directory)
+        is_here = self.publish_directory and (directory / f"{MARKER}{self.instance}").is_file()
+        return directory if is_here else None
 
     @classmethod
     def of(cls, body: Any) -> ServerStatus:

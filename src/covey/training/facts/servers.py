@@ -50,4 +50,6 @@ def _asked(address: str, token: str, limit_s: float) -> ServerFacts:
         dtype=status.dtype,
         noise_keys=status.noise_keys,
         run=status.run,
+        rows=status.rows,
+        shares_files=status.directory_here() is not None,
     )

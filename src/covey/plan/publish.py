@@ -1,0 +1,147 @@
+"""What publishing weights takes where the engine of a run holds weights of its own: vLLM, or servers.
+
+Bytes follow from the model. Seconds are an estimate from a rate of each way, checksums of both sides and the
+canary included. The rates of a CPU were measured with 516 MB of float32 (docs/performance.md); those of a
+network and of a GPU are assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from ipaddress import ip_address
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from covey.options.schema import Config
+from covey.plan.activations import FLOAT
+from covey.plan.disk import size
+from covey.plan.facts import Facts, ServerFacts
+from covey.plan.memory import recompute_of, training_of
+from covey.plan.memory_rollout import planned_layout, requests_of
+from covey.plan.memory_vllm import completion_bytes, held_tokens, side_by_side, weight_bytes
+from covey.plan.shape import counted
+
+Way = Literal["process", "gpu", "files", "loopback", "network"]
+
+# Bytes a second.
+_RATES: dict[Way, float] = {
+    "process": 1.1e9,
+    "gpu": 20e9,
+    "files": 0.2e9,
+    "loopback": 0.2e9,
+    "network": 0.2e9,
+}
+# Of a publish of next to nothing: calls and the canary.
+_LEAST_S = 0.05
+# What a network of 10 Gbit/s carries, for all servers behind it together.
+_LINE_RATE = 1.25e9
+_WORDS: dict[Way, str] = {
+    "process": "copied within the process",
+    "gpu": "copied on the GPU, which we have not measured",
+    "files": "through files in the servers' --publish_directory",
+    "loopback": "over HTTP on this machine",
+    "network": "over a network of 10 Gbit/s",
+}
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishPlan:
+    """What brings new weights to the engine, before each rollout.
+
+    num_bytes       of the weights that one engine is sent, in `dtype`
+    engines         those that are sent them: of servers their addresses
+    way             how they get there
+    seconds         an estimate, checks included; servers are sent to at the same time
+    weight_bytes    what one engine holds of them, on each of its GPUs
+    cache_bytes     its KV cache with `side_by_side` completions at their longest
+    on_device       whether its memory is that of the training process, whose forecast has it
+    adds_adapter    whether an adapter is added to the weights before they are sent
+    """
+
+    num_bytes: int
+    dtype: str
+    engines: tuple[str, ...]
+    way: Way
+    seconds: float
+    weight_bytes: int
+    cache_bytes: int
+    side_by_side: int
+    on_device: bool
+    adds_adapter: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers."""
+        return asdict(self)
+
+    def in_words(self) -> list[str]:
+        """Return the publish as lines for people."""
+        added = ", the adapter added," if self.adds_adapter else ""
+        more = f" and {len(self.engines) - _NAMED} more" if len(self.engines) > _NAMED else ""
+        seconds = f"{self.seconds:.1f}" if self.seconds >= 1 else f"{self.seconds:.2g}"
+        to = ("each of " if len(self.engines) > 1 else "") + ", ".join(self.engines[:_NAMED]) + more
+        return [
+            f"before each rollout {size(self.num_bytes)} of weights in {self.dtype}{added} go to {to}",
+            f"about {seconds} s with its checks, an estimate: {_WORDS[self.way]}",
+        ]
+
+    def memory_in_words(self) -> str:
+        """Return the memory of one engine as a line for people."""
+        who = "the engine's part of it" if self.on_device else "beside it in each server"
+        return (
+            f"{who}: {size(self.weight_bytes)} of weights, and up to {size(self.cache_bytes)} of KV cache "
+            f"for {counted(self.side_by_side, 'completion')} side by side"
+        )
+
+
+def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
+    """Return what publishing takes; None where the engine samples from the weights in training, nothing is
+    sampled, or model or servers are not known."""
+    layout, model, asked = planned_layout(facts), facts.model_sizes, requests_of(config, facts)
+    servers = config.rollout_servers if layout.engine == "server" else []
+    if layout.engine == "own" or model is None or not asked or (layout.engine == "server" and not servers):
+        return None
+    how = training_of(config, facts, recompute_of(config, facts))
+    known = facts.servers or ()
+    rows = max(rows for rows, _ in asked)
+    if servers:
+        # All processes share the servers.
+        rows = -(-rows * max(1, facts.num_processes) // len(servers))
+        rows = min([rows, *(server.rows for server in known if server.rows)])
+        held, way = how.element * model.parameters, _way_to(servers, known)
+    else:
+        rows, held = side_by_side(config, rows), weight_bytes(model, how, layout)
+        way = "gpu" if how.cuda else "process"
+    tokens = held_tokens(config, facts.longest_prompt or config.max_length or 1, facts.model_context)
+    spans = 1 if servers else max(1, layout.engine_parallel)
+    num_bytes = how.element * model.parameters
+    num_away = sum(not _is_here(address) for address in servers)
+    return PublishPlan(
+        num_bytes=num_bytes,
+        dtype="float32" if how.element == FLOAT else "bfloat16",
+        engines=tuple(servers) or ("vLLM in each training process",),
+        way=way,
+        seconds=_LEAST_S + max(num_bytes / _RATES[way], num_away * num_bytes / _LINE_RATE),
+        weight_bytes=held,
+        cache_bytes=rows * completion_bytes(model, how.element, tokens) // spans,
+        side_by_side=rows,
+        on_device=not servers,
+        adds_adapter=not how.full,
+    )
+
+
+def _way_to(servers: Sequence[str], known: Sequence[ServerFacts]) -> Way:
+    """The slowest of the ways to these servers."""
+    if not all(map(_is_here, servers)):
+        return "network"
+    return "files" if known and all(server.shares_files for server in known) else "loopback"
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is one of this machine's own, which no network carries."""
+    host = urlsplit(address).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

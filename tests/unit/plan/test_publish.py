@@ -1,0 +1,118 @@
+"""What a publish takes, by the plan: against what a publisher sends, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from covey.config.resolve import from_dict
+from covey.models.load import load_policy
+from covey.models.lora import plain_weights
+from covey.plan.batch import batch_plan
+from covey.plan.facts import Facts, ServerFacts
+from covey.plan.memory import memory_plan
+from covey.plan.publish import publish_plan
+from covey.plan.report import report_json, report_lines
+from covey.quickstart.task import MODEL_DIR
+from covey.training.facts import survey
+from support.checks import SIZES, config, facts
+
+HERE, THERE = "http://127.0.0.1:8000", "https://node2:8000"
+ON_CPU: dict[str, Any] = {"cuda": False, "model_sizes": SIZES, "num_parameters": 1000, "longest_prompt": 10}
+
+
+def served(*addresses: str, **changes: Any) -> Facts:
+    """A run on servers of these addresses, as the facts have it."""
+    known = tuple(ServerFacts(address=address, rows=64) for address in addresses)
+    given = facts(**{**ON_CPU, "servers": known, **changes})
+    return replace(given, layout=replace(given.layout, engine="server"))
+
+
+def options(*addresses: str, **more: Any) -> Any:
+    return config(rollout_servers=list(addresses), rollout_token_file="t", max_completion_length=6, **more)
+
+
+@pytest.mark.parametrize("tuner", [{}, {"tuner_type": "lora"}])
+def test_the_bytes_are_those_that_are_sent(tuner: dict[str, Any]) -> None:
+    """A tied head goes once, and an adapter within the weights that it lies on."""
+    resolved = from_dict(
+        {
+            **{"model": "quickstart", "dataset": "quickstart#8", "reward_funcs": ["accuracy"]},
+            **{"use_vllm": True, "torch_dtype": "float32", "max_completion_length": 8, **tuner},
+        },
+        1,
+    )
+    with survey(resolved.config, 1) as found:
+        plan = publish_plan(resolved.config, found.facts)
+    policy = load_policy(
+        MODEL_DIR, device=torch.device("cpu"), disable_dropout=True, gradient_checkpointing=False
+    )
+    sent = sum(t.numel() * t.element_size() for _, t in plain_weights(policy))
+    assert plan is not None and plan.num_bytes == sent > 0
+    assert (plan.way, plan.dtype, plan.adds_adapter) == ("process", "float32", bool(tuner))
+
+
+def test_nothing_is_published_to_an_engine_on_the_weights_in_training() -> None:
+    asked = config()
+    assert publish_plan(asked, facts(**ON_CPU)) is None
+    assert "publish" not in report_json(asked, facts(**ON_CPU), batch_plan(asked, 1, 1000))
+    replayed = options(HERE, replay_rollouts="runs/b")
+    assert publish_plan(replayed, served(HERE)) is None
+    assert publish_plan(options(HERE), replace(served(HERE), model_sizes=None)) is None
+
+
+def test_ways_and_seconds() -> None:
+    """A network is shared by the servers behind it; what goes through files or within a machine is not."""
+    big = {"model_sizes": replace(SIZES, parameters=10**9)}
+
+    def seconds(*addresses: str, **changes: Any) -> tuple[str, float]:
+        plan = publish_plan(options(*addresses), served(*addresses, **big, **changes))
+        assert plan is not None
+        return plan.way, round(plan.seconds, 3)
+
+    assert seconds(HERE) == ("loopback", 20.05)
+    assert seconds(HERE, "http://localhost:1") == ("loopback", 20.05)
+    assert seconds(HERE, THERE) == ("network", 20.05)
+    many = [f"https://node{n}:8000" for n in range(10)]
+    assert seconds(*many) == ("network", 32.05)
+    shared = tuple(ServerFacts(address=HERE, rows=64, shares_files=True) for _ in range(2))
+    assert seconds(HERE, servers=shared)[0] == "files"
+    assert seconds(HERE, servers=None)[0] == "loopback"
+
+
+def test_the_memory_of_an_engine_stands_beside_the_learners() -> None:
+    """64 completions of 16 tokens and a block, 16 elements a token: on two servers half of them each."""
+    given, asked = served(HERE, THERE), options(HERE, THERE, torch_dtype="float32")
+    plan = publish_plan(asked, given)
+    assert plan is not None
+    assert (plan.weight_bytes, plan.side_by_side, plan.on_device) == (4000, 32, False)
+    assert plan.cache_bytes == 32 * (16 + 128) * 2 * 2 * 1 * 4 * 4
+    lines = report_lines(asked, given, batch_plan(asked, 1, 1000))
+    shown = [line for line in lines if "in each server" in line]
+    cache = f"{plan.cache_bytes / 1e3:.4g} kB of KV cache for 32 completions side by side"
+    assert shown == [f"          beside it in each server: 4 kB of weights, and up to {cache}"]
+    at = next(number for number, line in enumerate(lines) if line.startswith("publish"))
+    assert lines[at] == (
+        f"publish   before each rollout 4 kB of weights in float32 go to each of {HERE}, {THERE}"
+    )
+    assert "an estimate: over a network of 10 Gbit/s" in lines[at + 1]
+    content = report_json(asked, given, batch_plan(asked, 1, 1000))["publish"]
+    assert (content["num_bytes"], content["engines"]) == (4000, (HERE, THERE))
+    # A server with fewer rows has fewer side by side, and its own number of processes shares them.
+    few = publish_plan(asked, replace(given, servers=(ServerFacts(address=HERE, rows=4),)))
+    more = publish_plan(asked, replace(given, num_processes=2))
+    assert few is not None and few.side_by_side == 4
+    assert more is not None and more.side_by_side == 64
+
+
+def test_what_servers_hold_is_not_in_the_learners_forecast() -> None:
+    asked = options(HERE, torch_dtype="float32")
+    phases = {p.name: p.parts for p in memory_plan(asked, served(HERE)).phases}
+    alone = {p.name: p.parts for p in memory_plan(config(max_completion_length=6), facts(**ON_CPU)).phases}
+    assert "KV cache" in alone["rollout"] and "KV cache" not in phases["rollout"]
+    assert phases["rollout"]["engine"] == 0
+    # A copy of what goes together and the message that holds it: all of so small a model.
+    assert phases["publish"]["weights on their way"] == 2 * 4 * 1000
