@@ -6,6 +6,7 @@ rehearse a run over machines: the tests that need them fail then, and say so.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -19,14 +20,32 @@ import pytest
 
 from covey.plan.launchers import RANK_NAMES
 
+# CLONE_NEWNET of sched.h.
+_NETWORK = 0x40000000
+
 
 @dataclass(frozen=True)
 class Machine:
-    """A network namespace, the name of its host, and its address."""
+    """A network namespace, the name of its host, its address, and its end of the cable."""
 
     namespace: str
     host: str
     address: str
+    device: str
+
+    def link(self, state: str) -> None:
+        """Set its end of the cable `up` or `down`."""
+        _ip("-n", self.namespace, "link", "set", self.device, state)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Have this thread, and those that it starts, use the network of this machine."""
+        with open("/proc/thread-self/ns/net") as own, open(f"/run/netns/{self.namespace}") as other:
+            _enter(other.fileno())
+            try:
+                yield
+            finally:
+                _enter(own.fileno())
 
     def start(
         self, words: Sequence[str], folder: Path, said: Path, environment: Mapping[str, str]
@@ -50,15 +69,18 @@ class Machine:
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
     """Two machines that reach each other; they are gone afterwards."""
     names = [f"covey-{os.getpid()}-{number}" for number in (1, 2)]
-    found = tuple(Machine(name, f"node{n}", f"10.231.7.{n}") for n, name in enumerate(names, start=1))
+    ends = [f"cv{os.getpid()}{letter}"[-15:] for letter in "ab"]
+    found = tuple(
+        Machine(name, f"node{n}", f"10.231.7.{n}", end)
+        for n, (name, end) in enumerate(zip(names, ends, strict=True), start=1)
+    )
     try:
         for name in names:
             _ip("netns", "add", name)
-        ends = [f"cv{os.getpid()}{letter}"[-15:] for letter in "ab"]
         _ip(*f"link add {ends[0]} netns {names[0]} type veth peer name {ends[1]} netns {names[1]}".split())
-        for machine, end in zip(found, ends, strict=True):
-            _ip("-n", machine.namespace, "addr", "add", f"{machine.address}/24", "dev", end)
-            _ip("-n", machine.namespace, "link", "set", end, "up")
+        for machine in found:
+            _ip("-n", machine.namespace, "addr", "add", f"{machine.address}/24", "dev", machine.device)
+            machine.link("up")
             _ip("-n", machine.namespace, "link", "set", "lo", "up")
         yield found[0], found[1]
     finally:
@@ -101,6 +123,13 @@ def plain_environment() -> dict[str, str]:
     """The environment without a word of a launcher or of the tests' own processes."""
     left_out = (*RANK_NAMES, "NNODES")
     return {n: v for n, v in os.environ.items() if n not in left_out and not n.startswith("COVEY_")}
+
+
+def _enter(namespace: int) -> None:
+    """`setns`, which Python has from 3.12 on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, _NETWORK):
+        pytest.fail(f"setns: {os.strerror(ctypes.get_errno())}")
 
 
 def _ip(*words: str) -> None:

@@ -6,12 +6,16 @@ A stand-in takes the place of vLLM's `LLM`, whose build for CPUs does not sleep.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors
+import safetensors.torch
 import torch
 
+from covey.rollout.vllm import engine as engine_module
 from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
@@ -139,3 +143,22 @@ def test_a_publish_that_breaks_off_serves_nothing(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RuntimeError, match="no weights"):
         engine.submit(request())
     assert asked.calls[-1] == "covey_load"
+
+
+def test_files_that_find_no_room_are_named_and_nothing_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where vLLM's workers are processes of their own, weights go through files in memory."""
+    engine, asked = engine_of(0, own_processes=True)
+    engine.publish(iter(WEIGHTS.items()), 0)
+    monkeypatch.setattr(engine_module, "_memory_directory", lambda: str(tmp_path))
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    asked.calls.clear()
+    with pytest.raises(ValueError, match=f"{tmp_path} takes no file of weights: .*No space left"):
+        engine.publish(iter(WEIGHTS.items()), 1)
+    assert asked.calls == [] and list(tmp_path.iterdir()) == []
+
+
+def full(tensors: Any, path: Any) -> None:
+    """What a file of weights says on a disk without room."""
+    raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import threading
 import time
@@ -9,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -144,7 +147,7 @@ class Server:
             return
         file = directory / f"{transfer}.safetensors"
         try:
-            save_file(dict(bucket), str(file))
+            _save(bucket, file)
             self.caller.post("/v1/publish/files", {"transfer": transfer, "file": file.name})
         finally:
             file.unlink(missing_ok=True)
@@ -168,6 +171,14 @@ class Server:
     def abort(self, ids: list[str] | None) -> None:
         """End requests, or all that run for this run."""
         self.caller.post("/v1/abort", {"ids": ids})
+
+
+def _save(bucket: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors to a file; OSError where that fails, as on a full disk."""
+    try:
+        save_file(dict(bucket), str(file))
+    except SafetensorError as error:
+        raise OSError(errno.EIO, f"{file.parent} takes no file of weights: {error}") from error
 
 
 def _of(body: Any, name: str, kind: type) -> Any:

@@ -23,7 +23,12 @@ def own_token(path: Path) -> str:
         if mode & 0o077:
             raise WireError(f"{path} can be read by others (mode {mode:o})") from None
         return read_token(str(path))
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        token = secrets.token_urlsafe(32)
-        file.write(f"{token}\n")
+    token = secrets.token_urlsafe(32)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{token}\n")
+    except OSError as error:
+        # An empty file would be taken for a token's the next time.
+        path.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return token

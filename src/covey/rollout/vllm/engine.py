@@ -270,7 +270,9 @@ def _memory_directory() -> str | None:
 
 
 def _write(weights: NamedWeights, directory: Path) -> None:
-    """Write weights to safetensors files of about a bucket each, in the order in which they come."""
+    """Write weights to safetensors files of about a bucket each, in the order in which they come. ValueError
+    where they cannot be written, as on a full disk."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     bucket: dict[str, Tensor] = {}
@@ -278,8 +280,11 @@ def _write(weights: NamedWeights, directory: Path) -> None:
 
     def flush() -> None:
         nonlocal size, count
-        if bucket:
-            save_file(bucket, directory / f"{count:06d}.safetensors")
+        try:
+            if bucket:
+                save_file(bucket, directory / f"{count:06d}.safetensors")
+        except SafetensorError as error:
+            raise ValueError(f"{directory.parent} takes no file of weights: {error}") from error
         bucket.clear()
         size, count = 0, count + 1
 
