@@ -37,6 +37,10 @@ class Machine:
         """Set its end of the cable `up` or `down`."""
         _ip("-n", self.namespace, "link", "set", self.device, state)
 
+    def answers(self, other: Machine, *, does: bool) -> None:
+        """Whether what it sends to another machine arrives; what does not is lost without a word."""
+        _ip("-n", self.namespace, "route", "del" if does else "add", "blackhole", other.address)
+
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Have this thread, and those that it starts, use the network of this machine."""
