@@ -69,9 +69,9 @@ class Activity:
     __slots__ = (
         "clock",
         "is_asked_to_stop",
+        "is_interruptible",
         "may_stop",
         "moment",
-        "must_stop",
         "num_collectives",
         "spans",
         "step",
@@ -87,8 +87,9 @@ class Activity:
         """Whether what the main thread does may end at any moment: a signal raises Stopped in it."""
         self.is_asked_to_stop = False
         """Whether a signal has asked the run to end."""
-        self.must_stop = False
-        """Whether the watchdog has given up on the main thread: a signal raises KeyboardInterrupt in it."""
+        self.is_interruptible = False
+        """Whether a signal raises KeyboardInterrupt at once: the watchdog has given up on the main thread, or
+        the run is over and only trackers are waited for."""
         self.num_collectives = 0
         """Collectives entered so far."""
         self.spans: dict[str, tuple[int, float]] = {}

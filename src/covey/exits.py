@@ -17,7 +17,7 @@ import threading
 import time
 from typing import NoReturn
 
-from covey.meeting import RAISED, SPOKE, exit_file, forget_run, is_last_start, meeting, started
+from covey.meeting import RAISED, SPOKE, Meeting, exit_file, forget_run, is_last_start, meeting, started
 
 LAUNCHER = "COVEY_LAUNCHER"
 """The environment variable with the number of the launching process and when it started."""
@@ -65,7 +65,7 @@ def leave(code: int) -> int:
     if has_spoken:
         write_code(path, code)
         return code
-    return 0 if code in _AGREED and (code == 0 or _first_has_ended(path)) else code
+    return 0 if code in _AGREED and (code == 0 or _first_has_ended(path, place)) else code
 
 
 def leave_stuck(*, leads: bool, all_leave: bool) -> NoReturn:
@@ -170,10 +170,14 @@ def _follow(pid: int, start: str, parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _first_has_ended(path: str) -> bool:
-    """Whether the first process has left its exit code, or does so within ten seconds."""
+def _first_has_ended(path: str, place: Meeting | None) -> bool:
+    """Whether the first process of this machine has left its exit code, or does so within ten seconds of its
+    last sign: it may wait for trackers."""
     until = time.monotonic() + _PATIENCE_S
+    first = int(os.environ.get("RANK", "0")) - int(os.environ.get("LOCAL_RANK") or "0")
     while not os.path.exists(path):
+        if place is not None and place.state(first) == "here":
+            until = time.monotonic() + _PATIENCE_S
         if time.monotonic() > until:
             return False
         time.sleep(_POLL_S)

@@ -1,11 +1,13 @@
 """`python hung_program.py MODE`: a program that calls `covey.train`, in which an update hangs.
 
 The modes: the update hangs in the `main` thread or in another `thread`, or it hangs and then goes on when it
-is interrupted (`swallowed`).
+is interrupted (`swallowed`); or a `tracker` never ends, and Ctrl-C is pressed.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -14,6 +16,7 @@ from typing import Any
 import covey
 from covey.errors import GuardStop
 from covey.health.watchdog import Allowance
+from covey.telemetry.trackers import factory
 from covey.training import loop, watch
 
 OPTIONS = {
@@ -49,6 +52,19 @@ def plant(mode: str) -> None:
     watch.allowances = lambda *seconds, **more: {"annotate": Allowance(first_s=3.0, floor_s=3.0)}
 
 
+class Tracker:
+    """A client that never ends, before which somebody gets impatient."""
+
+    def log(self, *record: Any) -> None: ...
+
+    table = log
+
+    def close(self, exit_code: int) -> None:
+        time.sleep(4.0)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10_000)
+
+
 def train(**more: Any) -> None:
     try:
         outcome = covey.train(**OPTIONS, **more)
@@ -60,6 +76,10 @@ def train(**more: Any) -> None:
 
 if __name__ == "__main__":
     (mode,) = sys.argv[1:]
+    if mode == "tracker":
+        factory._open = lambda name, start: Tracker()
+        train(report_to=["tensorboard"])
+        sys.exit()
     plant(mode)
     if mode == "thread":
         caller = threading.Thread(target=train)

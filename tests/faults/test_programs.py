@@ -12,6 +12,25 @@ import pytest
 from faults import hung_program
 
 
+def test_a_program_waits_for_trackers_until_ctrl_c(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, hung_program.__file__, "tracker"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("tracker ", "ended: "))]
+    assert lines == [
+        "tracker   waiting for tensorboard to send the last records; Ctrl-C stops waiting",
+        "tracker   interrupted; the trackers are not waited for any longer",
+        "tracker   tensorboard had not ended; what it had not sent may be lost",
+        "ended: 0 4",
+    ]
+
+
 @pytest.mark.parametrize(
     ("mode", "said"),
     [

@@ -199,7 +199,7 @@ def interrupt(activity: Activity) -> None:
     In the main thread it ends a call that waits for the system; in another one, and inside native code, it is
     raised when the call comes back to Python.
     """
-    activity.must_stop = True
+    activity.is_interruptible = True
     is_main = activity.thread == threading.main_thread().ident
     if is_main and callable(signal.getsignal(signal.SIGINT)):
         signal.pthread_kill(activity.thread, signal.SIGINT)
@@ -216,7 +216,7 @@ def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if activity.must_stop or (signals.received and number == signal.SIGINT):
+        if activity.is_interruptible or (signals.received and number == signal.SIGINT):
             raise KeyboardInterrupt
         signals.received = number
         activity.is_asked_to_stop = True

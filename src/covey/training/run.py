@@ -24,6 +24,7 @@ from covey.plan.facts import Facts
 from covey.plan.words import coded, sentence
 from covey.telemetry.owner import Lock
 from covey.telemetry.plot import plot_rewards
+from covey.telemetry.trackers.factory import PATIENCE_S
 from covey.telemetry.trackers.factory import start as start_trackers
 from covey.training.agreement import refuse_differences
 from covey.training.announce import closing, opening, slow_attention
@@ -45,6 +46,9 @@ from covey.training.recorder import Recorder
 from covey.training.together import Together, together
 from covey.training.watch import watched
 from covey.types import Problem
+
+# What trackers get where other processes wait to hear of an error, and after a second Ctrl-C.
+HURRY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,24 +93,9 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         recorder.say(*opening(resolved.config, found.facts, batch, job, problems))
         report_layout(job)
         _record_start(found.facts, problems, job)
-        _start_trackers(resolved.config, job)
-        exit_code = 1
-        if recorder.trackers is not None:
-            others.closing.append(partial(recorder.trackers.close, 1))
-        try:
-            stack.enter_context(handlers(job.signals, comm.activity))
-            with long_lived():
-                run(job)
-                # The first rank may still be writing: the others watch it until it is done.
-                comm.gather_json(None)
-            exit_code = SIGNAL_CODES.get(signal.Signals(job.signals.agreed), 1) if job.signals.agreed else 0
-        except GuardStop as stop:
-            exit_code = 3
-            job.stop(stop.finding)
-            raise
-        finally:
-            if recorder.trackers is not None:
-                recorder.trackers.close(exit_code)
+        _start_trackers(resolved.config, job, others)
+        stack.enter_context(handlers(job.signals, comm.activity))
+        exit_code = _run_to_end(job)
         recorder.say(*closing(job, "train"), *(_rounded_update(job) if found.live is not None else []))
         if recorder.files is not None and job.progress.step:
             _plot(recorder)
@@ -118,6 +107,41 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         total_steps=job.limits.total_steps,
         checkpoint=best or job.saver.path(job.progress.step),
     )
+
+
+def _run_to_end(job: Job) -> int:
+    """Run, and close the trackers however that ends; the exit code. Collective."""
+    exit_code, patience_s = 1, PATIENCE_S
+    try:
+        with long_lived():
+            run(job)
+        agreed = job.signals.agreed
+        exit_code = SIGNAL_CODES.get(signal.Signals(agreed), 1) if agreed else 0
+        _close_trackers(job, exit_code, patience_s)
+        # The first rank may still be writing or sending: the others watch it until it is done.
+        job.comm.gather_json(None)
+        return exit_code
+    except GuardStop as stop:
+        exit_code = 3
+        job.stop(stop.finding)
+        raise
+    except BaseException as error:
+        if job.comm.world > 1 or not isinstance(error, Exception):
+            patience_s = HURRY_S
+        raise
+    finally:
+        _close_trackers(job, exit_code, patience_s)
+
+
+def _close_trackers(job: Job, exit_code: int, patience_s: float) -> None:
+    activity, trackers = job.comm.activity, job.recorder.trackers
+    if trackers is None:
+        return
+    activity.is_interruptible = True
+    try:
+        trackers.close(exit_code, patience_s=patience_s, progress=activity.advance)
+    finally:
+        activity.is_interruptible = False
 
 
 def _begin_together(
@@ -183,7 +207,7 @@ def report_layout(job: Job) -> None:
         job.recorder.event("finding", step=job.progress.step, code="W175", seen=slow)
 
 
-def _start_trackers(config: Config, job: Job) -> None:
+def _start_trackers(config: Config, job: Job, others: Together) -> None:
     recorder = job.recorder
     if recorder.files is None or set(config.report_to) <= {"none"}:
         return
@@ -198,4 +222,7 @@ def _start_trackers(config: Config, job: Job) -> None:
         config=config.model_dump(),
         say=lambda text: recorder.say(f"tracker   {text}"),
         event=event,
+        may_exit=others.may_exit,
     )
+    # torchrun ends this process half a minute after another one of the run has failed.
+    others.closing.append(partial(recorder.trackers.close, 1, patience_s=HURRY_S))

@@ -72,7 +72,7 @@ def release() -> Iterator[threading.Event]:
     event.set()
 
 
-def begin(said: Said, **fakes: Fake) -> Trackers:
+def begin(said: Said, *, may_exit: bool = True, **fakes: Fake) -> Trackers:
     return start_with(
         {name: fake.open for name, fake in fakes.items()},
         run_name="r",
@@ -80,6 +80,7 @@ def begin(said: Said, **fakes: Fake) -> Trackers:
         config={"lr": 0.1},
         say=said.say,
         event=said.event,
+        may_exit=may_exit,
     )
 
 
@@ -153,12 +154,44 @@ def test_one_that_blocks_delays_no_step_and_close_returns(
         times.append(time.perf_counter() - before)
     assert sorted(times)[len(times) // 2] < 200e-6
     before = time.perf_counter()
-    trackers.close(5, seconds=0.3)
-    assert time.perf_counter() - before < 2.0
+    trackers.close(5, patience_s=0.3)
+    assert time.perf_counter() - before < 4.0
     assert left == [5]
-    assert said.lines[0] == "blocked did not end within 0.3 s; what it had not sent may be lost"
+    assert said.lines[:2] == [
+        "nothing was sent for 0.3 s; the trackers are not waited for any longer",
+        "blocked had not ended; what it had not sent may be lost",
+    ]
     if call == "open":
-        assert said.lines[1].startswith("blocked lost 2000 records")
+        assert said.lines[2].startswith("blocked lost 2000 records")
+
+
+def test_a_slow_one_gets_the_time_that_it_needs(monkeypatch: pytest.MonkeyPatch, left: list[int]) -> None:
+    """Each record takes less than the patience, all of them together more."""
+    monkeypatch.setattr(factory, "_FIRST_WORD_S", 0.0)
+    said, fake = Said(), Fake(at("log", lambda: time.sleep(0.5)))
+    trackers = begin(said, slow=fake)
+    for step in range(6):
+        trackers.log(step, {"reward": 0.5})
+    waits: list[None] = []
+    trackers.close(0, patience_s=2.0, progress=lambda: waits.append(None))
+    assert [c[1] for c in fake.calls if c[0] == "log"] == list(range(6)) and fake.calls[-1] == ("close", 0)
+    assert len(waits) > 5 and left == []
+    (line,) = said.lines
+    assert line.startswith("waiting for slow to send ") and line.endswith(" records; Ctrl-C stops waiting")
+
+
+@pytest.mark.parametrize("may_exit", [True, False])
+def test_ctrl_c_ends_the_waiting(may_exit: bool, release: threading.Event, left: list[int]) -> None:
+    """The process of a command then ends, that of a program goes on."""
+    said, blocked = Said(), Fake(at("close", release.wait))
+    trackers = begin(said, may_exit=may_exit, blocked=blocked)
+    trackers.log(1, {"reward": 0.5})
+    trackers.close(5, progress=throw(KeyboardInterrupt()))
+    assert said.lines == [
+        "interrupted; the trackers are not waited for any longer",
+        "blocked had not ended; what it had not sent may be lost",
+    ]
+    assert left == ([5] if may_exit else [])
 
 
 def test_a_full_queue_drops_the_oldest(monkeypatch: pytest.MonkeyPatch, release: threading.Event) -> None:
@@ -212,9 +245,9 @@ def block(start):
     time.sleep(60)
 
 trackers = start_with({"stuck": block}, run_name=None, output_dir=Path("unused"), config={},
-                      say=print, event=lambda kind, **fields: None)
+                      say=print, event=lambda kind, **fields: None, may_exit=True)
 time.sleep(0.2)
-trackers.close(3, seconds=0.2)
+trackers.close(3, patience_s=0.2)
 print("end of run")
 sys.exit(3)
 """

@@ -60,13 +60,15 @@ def record(name: str, tmp_path: Path, config: Mapping[str, Any] | None = None) -
         config=config or {"learning_rate": 1e-6, "model": "tiny"},
         say=lines.append,
         event=lambda kind, **fields: events.append((kind, fields)),
+        may_exit=False,
     )
     for step, reward in STEPS.items():
         trackers.log(step, {"reward": reward, "rewards/acc/mean": 0.0, "kl": None})
     trackers.table(40, "completions", ROWS)
-    trackers.close(0, seconds=30)
+    trackers.close(0)
     assert events == []
-    return tmp_path / "out", lines
+    # A machine under load takes seconds to import a client.
+    return tmp_path / "out", [line for line in lines if not line.startswith("waiting for ")]
 
 
 def end_wandb() -> None:

@@ -23,7 +23,10 @@ _PACKAGES = {
     "trackio": ("trackio", "trackio"),
 }
 NAMES = tuple(_PACKAGES)
-_CLOSE_S = 5.0
+PATIENCE_S = 600.0
+"""How long trackers that send nothing are waited for at the end of a run."""
+_POLL_S = 0.2
+_FIRST_WORD_S, _NEXT_WORD_S = 3.0, 30.0
 
 Open = Callable[[Start], Tracker]
 
@@ -35,12 +38,18 @@ def missing(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class Trackers:
-    """All trackers of a run; no call waits for a client but `close`, and that for a few seconds."""
+    """All trackers of a run; no call waits for a client but `close`."""
 
     def __init__(
-        self, workers: Sequence[Worker], *, say: Callable[[str], None], event: Callable[..., None]
+        self,
+        workers: Sequence[Worker],
+        *,
+        say: Callable[[str], None],
+        event: Callable[..., None],
+        may_exit: bool,
     ) -> None:
         self._workers = tuple(workers)
+        self._may_exit = may_exit
         self._say = say
         self._event = event
         self._closed = False
@@ -55,27 +64,60 @@ class Trackers:
         if copies := [dict(row) for row in rows]:
             self._put(lambda tracker: tracker.table(step, name, copies))
 
-    def close(self, exit_code: int, *, seconds: float = _CLOSE_S) -> None:
-        """Send what is queued and end the runs, within `seconds` in all; say what was lost.
+    def close(
+        self, exit_code: int, *, patience_s: float = PATIENCE_S, progress: Callable[[], None] = lambda: None
+    ) -> None:
+        """Send what is queued and end the runs, however long that takes; say what is waited for, and what was
+        lost.
 
-        Where a client is stuck, the process ends with `exit_code` soon after its main thread does.
+        Ctrl-C ends the waiting, and so do `patience_s` in which nothing was sent; a command's process then
+        ends with `exit_code` soon after its main thread does. `progress` is called while it waits.
         """
         if self._closed:
             return
         self._closed = True
         for worker in self._workers:
             worker.finish(exit_code)
-        deadline = time.monotonic() + seconds
-        stuck = False
-        for worker in self._workers:
-            ended = worker.join(deadline - time.monotonic())
-            stuck = stuck or not ended
+        try:
+            if not self._wait(patience_s, progress):
+                self._say(
+                    f"nothing was sent for {patience_s:g} s; the trackers are not waited for any longer"
+                )
+        except KeyboardInterrupt:
+            self._say("interrupted; the trackers are not waited for any longer")
+        finally:
+            self._give_up(exit_code)
+
+    def _wait(self, patience_s: float, progress: Callable[[], None]) -> bool:
+        """Wait until every tracker has ended; False where nothing was sent for `patience_s`."""
+        sent_at = time.monotonic()
+        say_at, num_left = sent_at + _FIRST_WORD_S, self._num_left()
+        while waiting := [worker for worker in self._workers if not worker.has_ended(_POLL_S)]:
+            progress()
+            now = time.monotonic()
+            if (left := self._num_left()) != num_left:
+                sent_at, num_left = now, left
+            if now - sent_at > patience_s:
+                return False
+            if now >= say_at:
+                names = ", ".join(worker.name for worker in waiting)
+                self._say(f"waiting for {names} to send {left or 'the last'} records; Ctrl-C stops waiting")
+                say_at = now + _NEXT_WORD_S
+        return True
+
+    def _num_left(self) -> int:
+        return sum(worker.num_queued for worker in self._workers)
+
+    def _give_up(self, exit_code: int) -> None:
+        """Say what was lost, and see to it that no client that has not ended keeps this process."""
+        ended = [worker.stop() for worker in self._workers]
+        for worker, has_ended in zip(self._workers, ended, strict=True):
             self._report(worker)
-            if not ended:
-                self._say(f"{worker.name} did not end within {seconds:g} s; what it had not sent may be lost")
+            if not has_ended:
+                self._say(f"{worker.name} had not ended; what it had not sent may be lost")
             if worker.num_lost:
                 self._say(f"{worker.name} lost {worker.num_lost} records; the run's own files hold them all")
-        if stuck:
+        if not all(ended) and self._may_exit:
             leave_in_time(exit_code)
 
     def _put(self, record: Callable[[Tracker], None]) -> None:
@@ -100,17 +142,29 @@ def start(
     config: Mapping[str, Any],
     say: Callable[[str], None],
     event: Callable[..., None],
+    may_exit: bool,
 ) -> Trackers:
     """Start the named trackers, each on its own thread, and return at once; "none" stands for no tracker.
 
-    `say` and `event` are called from `log`, `table` and `close` only.
+    `say` and `event` are called from `log`, `table` and `close` only. `may_exit`: the process is a command's,
+    and ends though a client is stuck.
 
-        trackers = start(["wandb"], run_name="gsm8k", output_dir=out, config=options, say=say, event=event)
+        trackers = start(
+            ["wandb"], run_name="a", output_dir=out, config=options, say=say, event=event, may_exit=False
+        )
         trackers.log(1, {"reward": 0.25, "kl": None})
         trackers.close(exit_code=0)
     """
     openers = {name: functools.partial(_open, name) for name in dict.fromkeys(names) if name != "none"}
-    return start_with(openers, run_name=run_name, output_dir=output_dir, config=config, say=say, event=event)
+    return start_with(
+        openers,
+        run_name=run_name,
+        output_dir=output_dir,
+        config=config,
+        say=say,
+        event=event,
+        may_exit=may_exit,
+    )
 
 
 def start_with(
@@ -121,6 +175,7 @@ def start_with(
     config: Mapping[str, Any],
     say: Callable[[str], None],
     event: Callable[..., None],
+    may_exit: bool,
 ) -> Trackers:
     """As `start`, with the functions that open the trackers."""
     options = dict(config)
@@ -134,7 +189,7 @@ def start_with(
     workers = [worker(name, opener) for name, opener in openers.items()]
     for one in workers:
         one.start()
-    return Trackers(workers, say=say, event=event)
+    return Trackers(workers, say=say, event=event, may_exit=may_exit)
 
 
 def _open(name: str, start: Start) -> Tracker:

@@ -38,6 +38,7 @@ class Worker:
         self._said: deque[str | Failure] = deque()
         self._changed = threading.Condition()
         self._exit_code: int | None = None
+        self._ended = threading.Event()
         self._off = False
         self._num_failures = 0
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
@@ -68,27 +69,42 @@ class Worker:
             self._exit_code = exit_code
             self._changed.notify()
 
-    def join(self, seconds: float) -> bool:
-        """Wait for the thread; return whether it ended. What it left in the queue then counts as lost."""
-        self._thread.join(max(seconds, 0.0))
+    @property
+    def num_queued(self) -> int:
+        """Records that the client has not got yet."""
+        return len(self._queue)
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait for the thread for so long; return whether it has ended."""
+        # Ctrl-C in Thread.join takes a thread that runs for one that has ended, up to Python 3.12.
+        return self._ended.wait(seconds)
+
+    def stop(self) -> bool:
+        """Wait no longer; return whether the thread has ended. What is in the queue then counts as lost."""
         with self._changed:
             self._off = True
             self.num_lost += len(self._queue)
             self._queue.clear()
-        return not self._thread.is_alive()
+        return self._ended.is_set()
 
     def _work(self) -> None:
-        with muted():
-            try:
-                tracker = self._opener(self._said.append)
-            except BaseException as error:  # noqa: BLE001 - a client may raise anything, SystemExit included
-                self._switch_off(error)
+        try:
+            with muted():
+                self._serve()
+        finally:
+            self._ended.set()
+
+    def _serve(self) -> None:
+        try:
+            tracker = self._opener(self._said.append)
+        except BaseException as error:  # noqa: BLE001 - a client may raise anything, SystemExit included
+            self._switch_off(error)
+            return
+        while (record := self._next()) is not None:
+            if not self._attempt(record, tracker):
                 return
-            while (record := self._next()) is not None:
-                if not self._attempt(record, tracker):
-                    return
-            exit_code = self._exit_code or 0
-            self._attempt(lambda client: client.close(exit_code), tracker, last=True)
+        exit_code = self._exit_code or 0
+        self._attempt(lambda client: client.close(exit_code), tracker, last=True)
 
     def _next(self) -> Record | None:
         """Wait for a record; None means that the queue is empty and the run is over."""
