@@ -98,7 +98,11 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
 def command_problems(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:
     """Return what a launcher and the options of a command say against each other; `typed` holds the values
     of the options that were given."""
-    return [*_tasks_that_start_more(environment, typed), *_sharding_of_accelerate(environment, typed)]
+    return [
+        *_tasks_that_start_more(environment, typed),
+        *_machines_of_ray(environment, typed),
+        *_sharding_of_accelerate(environment, typed),
+    ]
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
@@ -168,6 +172,19 @@ def _tasks_that_start_more(environment: Mapping[str, str], typed: Mapping[str, o
             Fix(text="leave out --nproc_per_node, and NPROC_PER_NODE"),
         )
     ]
+
+
+def _machines_of_ray(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:
+    count = asked_machines(environment)[0].count
+    if typed.get("launcher") != "ray" or count == 1:
+        return []
+    seen = f"The environment variable NNODES is {count}, and launcher is ray, which chooses the machines."
+    once = Fix(
+        text=f"type the command once, without NNODES: `unset NNODES NODE_RANK`; --nproc_per_node then counts "
+        f"the processes of all {count} machines"
+    )
+    torchrun = Fix(text="start one command on each machine, without Ray", edits={"launcher": "torchrun"})
+    return [problem("E370", "launcher", seen, "", once, torchrun)]
 
 
 def _sharding_of_accelerate(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:

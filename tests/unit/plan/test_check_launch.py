@@ -112,6 +112,16 @@ def test_the_machines_that_are_asked_for(prefix: str) -> None:
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
 
 
+def test_ray_chooses_the_machines() -> None:
+    """Each of two commands would ask Ray for the processes of both machines."""
+    (found,) = command_problems(MACHINES, {"launcher": "ray"})
+    assert (found.code, found.option) == ("E370", "launcher") and "NNODES is 2" in found.seen
+    (unset,) = re.findall(r"`unset ([A-Z_ ]+)`", found.fixes[0].text)
+    left = {name: value for name, value in MACHINES.items() if name not in unset.split()}
+    assert command_problems(left, {"launcher": "ray"}) == []
+    assert command_problems(MACHINES, dict(found.fixes[1].edits)) == []
+
+
 def test_tasks_of_srun_start_nobody() -> None:
     tasks = {**SRUN, **rank_variables(0, 2), "LOCAL_WORLD_SIZE": "1"}
     (found,) = command_problems(tasks, {"nproc_per_node": 8})
