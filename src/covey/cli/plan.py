@@ -15,7 +15,7 @@ from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder
 from covey.plan.layout import Machine
-from covey.plan.memory import TIGHT, memory_plan
+from covey.plan.memory import memory_plan
 from covey.plan.report import report_json, report_lines
 from covey.plan.words import note_lines
 from covey.plan.works import Works, works
@@ -60,7 +60,7 @@ def _works(resolved: Resolved, facts: Facts, planned: Planned, refusal: ConfigEr
     memory = memory_plan(resolved.config, facts)
     if planned.machine is None or not memory.phases:
         return None
-    if refusal is None and memory.share <= TIGHT and not not_built_yet(resolved.config):
+    if refusal is None and memory.fits and not not_built_yet(resolved.config):
         return None
     is_ms_swift = any(problem.code == "W113" for problem in resolved.problems)
     return works(resolved.config, facts, resolved.typed_names, "rlhf" if is_ms_swift else "train")

@@ -1,8 +1,9 @@
 """The fullest forward pass of a configuration, and the bytes that it holds.
 
 What autograd keeps of a decoder layer follows from the modules of transformers (`modeling_qwen2.py` and its
-kin) and from covey's attention and head; a test holds the forecast to measured runs. Widths are elements, `e`
-is the size of one in the dtype that is computed in; float32 takes 4 bytes whatever that is.
+kin) and from covey's attention and head; the layers of other families are taken for such. A test holds the
+forecast to measured runs. Widths are elements, `e` is
+the size of one in the dtype that is computed in; float32 takes 4 bytes whatever that is.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ from covey.plan.recompute import Recompute
 from covey.plan.shape import tokens_per_pass
 
 FLOAT = 4
-CLOSED_FORM = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Families whose layers are known by the line; of any other twice their activations are counted."""
-
 HEAD_BLOCK = {"cpu": (2048, 1 << 21), "gpu": (4096, 1 << 26)}
 PREFILL_TOKENS = 16384
 MAX_ROWS = 256
@@ -30,10 +28,7 @@ SENT_TOGETHER = 64 << 20
 """The limits of kernels/protocol.py, kernels/gpu, kernels/llama, rollout/noise.py, rollout/native/{engine,
 caches,budget}.py and rollout/server/wire.py; a test holds them to these."""
 
-_UNKNOWN_FAMILY = 2.0
 _QUERY_NORMS = frozenset({"qwen3"})
-_FROM_FIRST_NORM = ("q_proj", "k_proj", "v_proj")
-_FROM_SECOND_NORM = ("gate_proj", "up_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +72,9 @@ class Training:
     packed_bits: float = 0.0
 
 
-def pass_sizes(config: Config, facts: Facts, longest_prompt: int) -> list[PassSize]:
-    """Return the passes that rows of every length up to the longest make, halving; one of them is the
-    fullest.
-
-    Short completions leave room for more rows, each with the keys of its whole prompt.
-    """
-    lengths = dict.fromkeys(max(1, config.max_completion_length >> n) for n in range(32))
-    return [size for length in lengths for size in _passes(config, facts, longest_prompt, length)]
-
-
-def _passes(config: Config, facts: Facts, prompt: int, completion: int) -> list[PassSize]:
-    """The fullest pass of a step of such rows, and the smaller one after it where there are only the two."""
-    model = facts.model_sizes
+def fullest_pass(config: Config, facts: Facts, prompt: int) -> PassSize:
+    """Return the fullest pass of a step whose rows all have the longest prompt and completion."""
+    model, completion = facts.model_sizes, config.max_completion_length
     on_cpu = None if facts.cuda or model is None else (model.hidden, model.layers)
     budget = tokens_per_pass(config, longest_prompt=prompt, cpu_model=on_cpu)
     of_step = config.per_device_train_batch_size * config.gradient_accumulation_steps
@@ -97,21 +82,15 @@ def _passes(config: Config, facts: Facts, prompt: int, completion: int) -> list[
     # Groups are whole, or alone in several passes.
     whole = budget // (prompt + group * completion) * group
     rows = min(whole or max(1, (budget - prompt) // completion), of_step)
-
-    def holding(rows: int, *, later: bool) -> PassSize:
-        prompts = -(-rows // group)
-        return PassSize(
-            tokens=prompts * prompt + rows * completion,
-            trained=rows * completion,
-            keys=prompts * prompt + rows * (prompt + completion),
-            cells=rows * completion * (prompt + completion),
-            shared=0 if whole else prompt,
-            later=later,
-        )
-
-    if of_step >= 2 * rows or of_step == rows:
-        return [holding(rows, later=of_step > rows)]
-    return [holding(rows, later=False), holding(of_step - rows, later=True)]
+    prompts = -(-rows // group)
+    return PassSize(
+        tokens=prompts * prompt + rows * completion,
+        trained=rows * completion,
+        keys=prompts * prompt + rows * (prompt + completion),
+        cells=rows * completion * (prompt + completion),
+        shared=0 if whole else prompt,
+        later=of_step > rows,
+    )
 
 
 def kept_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
@@ -123,17 +102,23 @@ def kept_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     if training.offload:
         return read
     layers = model.layers * kept_of_layer(model, size, training)
-    return layers + mask_bytes(size, training) + size.tokens * _norm(model.hidden, training) + read
+    last_norm = size.tokens * model.hidden * (FLOAT + (training.element if training.full else 0))
+    return layers + mask_bytes(size, training) + last_norm + read
 
 
 def kept_of_layer(model: ModelSizes, size: PassSize, training: Training) -> int:
-    """Return what is held of one decoder layer until its backward pass."""
+    """Return what is held of one decoder layer until its backward pass: its input, and with selective
+    recomputation what its matrix products and its attention give."""
     if training.recompute == "none":
         return layer_bytes(model, size, training)
-    num_bytes = size.tokens * model.hidden * training.element
+    per_token = model.hidden * training.element
     if training.recompute == "selective":
-        num_bytes += _product_bytes(model, size, training)
-    return num_bytes
+        linears = _linears(model)
+        outputs = sum(out for _, out in linears.values())
+        per_token += (outputs + model.heads * model.head_width) * training.element + FLOAT * model.heads
+        if not training.full:
+            per_token += FLOAT * sum(linears[name][1] + training.rank for name in _adapted(model))
+    return size.tokens * per_token
 
 
 def mask_bytes(size: PassSize, training: Training) -> int:
@@ -143,36 +128,41 @@ def mask_bytes(size: PassSize, training: Training) -> int:
 
 
 def layer_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
-    """Return what autograd holds of one decoder layer."""
+    """Return what autograd holds of one decoder layer.
+
+    Norms keep their input in float32, and what they give where their weight is trained; linear layers their
+    input where they are trained, an adapter a float32 copy of it; a gated MLP three outputs; attention the
+    queries, its output and a log-sum-exp, and of every row the keys and values of its prompt beside its own.
+    """
     e = training.element
     query, key = model.heads * model.head_width, model.kv_heads * model.head_width
-    per_token = 2 * _norm(model.hidden, training) + _inputs(model, training)
-    if model.family in _QUERY_NORMS:
-        per_token += _norm(query + key, training)
-    per_token += 3 * model.intermediate * e  # gate, silu(gate), up
-    per_token += 2 * query * e + FLOAT * model.heads  # attention: gathered queries, output, log-sum-exp
-    num_bytes = size.tokens * per_token + 2 * size.keys * key * e
-    return num_bytes if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * num_bytes)
+    normed = 2 * model.hidden + (query + key if model.family in _QUERY_NORMS else 0)
+    per_token = normed * (FLOAT + (e if training.full else 0))
+    per_token += 3 * model.intermediate * e + 2 * query * e + FLOAT * model.heads
+    if training.full:
+        per_token += (2 * model.hidden + query + model.intermediate) * e
+    for width, out in (_linears(model)[name] for name in _adapted(model) if not training.full):
+        per_token += FLOAT * (width + training.rank + (2 * out if training.dora else 0))
+    return size.tokens * per_token + 2 * size.keys * key * e
 
 
-def _product_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
-    """Outputs of a layer's matrix products and of its attention, which selective recomputation keeps."""
-    query = model.heads * model.head_width
-    outputs = _outputs(model)
-    per_token = (sum(outputs.values()) + query) * training.element + FLOAT * model.heads
-    if not training.full:
-        adapted = [name for name in outputs if name in model.adapted]
-        per_token += FLOAT * sum(outputs[name] + training.rank for name in adapted)
-    num_bytes = size.tokens * per_token
-    return num_bytes if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * num_bytes)
-
-
-def _outputs(model: ModelSizes) -> dict[str, int]:
-    """Widths of what the linear layers of a decoder layer give."""
+def _linears(model: ModelSizes) -> dict[str, tuple[int, int]]:
+    """Widths of the inputs and outputs of a decoder layer's linear layers."""
     query, key = model.heads * model.head_width, model.kv_heads * model.head_width
-    outputs = {"q_proj": query, "o_proj": model.hidden, "down_proj": model.hidden}
-    outputs |= dict.fromkeys(("k_proj", "v_proj"), key)
-    return outputs | dict.fromkeys(_FROM_SECOND_NORM, model.intermediate)
+    return {
+        "q_proj": (model.hidden, query),
+        "k_proj": (model.hidden, key),
+        "v_proj": (model.hidden, key),
+        "o_proj": (query, model.hidden),
+        "gate_proj": (model.hidden, model.intermediate),
+        "up_proj": (model.hidden, model.intermediate),
+        "down_proj": (model.intermediate, model.hidden),
+    }
+
+
+def _adapted(model: ModelSizes) -> list[str]:
+    """Those of them that have an adapter."""
+    return [name for name in _linears(model) if name in model.adapted]
 
 
 def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
@@ -182,47 +172,14 @@ def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     mlp = size.tokens * (2 * model.hidden + 3 * model.intermediate) * e
     attention = size.tokens * (2 * model.hidden + 4 * query + 2 * key) * e
     attention += 2 * size.keys * key * e
-    num_bytes = max(mlp, attention)
-    num_bytes = num_bytes if model.family in CLOSED_FORM else round(_UNKNOWN_FAMILY * num_bytes)
     # Each product dequantizes its weight.
-    return num_bytes + (model.hidden * model.intermediate * e if training.packed_bits else 0)
+    return max(mlp, attention) + (model.hidden * model.intermediate * e if training.packed_bits else 0)
 
 
 def weight_bytes(model: ModelSizes, training: Training) -> int:
     """Return the bytes of the model's own weights as they compute."""
     packed = model.packable_parameters if training.packed_bits else 0
     return training.element * (model.parameters - packed) + int(training.packed_bits * packed / 8)
-
-
-def _norm(width: int, training: Training) -> int:
-    """Bytes a token of an RMSNorm: its input in float32, and normalised where the norm's weight is
-    trained."""
-    return width * (FLOAT + (training.element if training.full else 0))
-
-
-def _inputs(model: ModelSizes, training: Training) -> int:
-    """Bytes a token of the linear layers' inputs; a frozen layer without an adapter keeps none.
-
-    An adapter in float32 on a layer of lower precision keeps a float32 copy of its own.
-    """
-    query = model.heads * model.head_width
-    groups = (
-        (model.hidden, _FROM_FIRST_NORM),
-        (query, ("o_proj",)),
-        (model.hidden, _FROM_SECOND_NORM),
-        (model.intermediate, ("down_proj",)),
-    )
-    if training.full:
-        return sum(width for width, _ in groups) * training.element
-    num_bytes = 0
-    for width, names in groups:
-        adapted = sum(name in model.adapted for name in names)
-        copies = min(adapted, 1) if training.element == FLOAT else adapted
-        num_bytes += FLOAT * (copies * width + adapted * training.rank)
-    if training.dora:
-        outputs = _outputs(model).items()
-        num_bytes += 2 * FLOAT * sum(width for name, width in outputs if name in model.adapted)
-    return num_bytes
 
 
 @dataclass(frozen=True, slots=True)

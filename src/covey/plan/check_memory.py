@@ -8,7 +8,7 @@ from covey.options.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder_fixes, typed_as
-from covey.plan.memory import TIGHT, MemoryPlan, memory_plan, processes_sharing
+from covey.plan.memory import MemoryPlan, memory_plan, processes_sharing
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import counted, faults, shape_of
 from covey.types import Fix, Problem
@@ -23,12 +23,12 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     """Return what the forecast says against the configuration; nothing where the batch is at fault.
 
     A run is refused where its states alone take more than is free, whatever its batch and its lengths are.
-    Where the forecast of all of it leaves less than a tenth, it is warned of.
+    Where the forecast of all of it passes the plan's limit, it is warned of.
     """
     if faults(shape_of(config, facts.num_processes), facts.num_prompts) or not _is_planned(config):
         return []
     plan = memory_plan(config, facts)
-    if plan.free_bytes is None or plan.share <= TIGHT:
+    if not plan.phases or plan.fits or plan.free_bytes is None or plan.limit_bytes is None:
         return []
     fixes = ladder_fixes(config, facts, typed, plan.limit_bytes) or (_less_or_more(plan, facts),)
     if _states_bytes(plan, facts) <= plan.free_bytes:
@@ -60,13 +60,13 @@ def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
     rollout = next((phase.parts for phase in plan.phases if phase.name == "rollout"), {})
     whole = sum(rollout.get(name, 0) for name in ("weights", "gathered weights"))
     is_sampling = plan.binding.name == "rollout" and facts.layout.engine == "own"
-    if not is_sampling or not whole or not facts.num_parameters or plan.free_bytes is None:
+    if not is_sampling or not whole or not facts.num_parameters or not plan.limit_bytes:
         return Fix(text="a smaller model, or a machine with more memory")
     # What is offloaded at most is everything else that grows with the model.
     others = plan.needed_bytes - plan.binding.num_bytes
     others += sum(num_bytes for name, num_bytes in rollout.items() if name in _BESIDE_STATES)
-    most = (TIGHT * plan.free_bytes - others) * facts.num_parameters / whole / 1e9
-    needed = size(round(plan.needed_bytes / TIGHT))
+    most = (plan.limit_bytes - others) * facts.num_parameters / whole / 1e9
+    needed = size(round(plan.needed_bytes * (plan.free_bytes or 0) / plan.limit_bytes))
     smaller = (
         f"a model of at most about {most:.2g} B parameters with its states offloaded, or " if most > 0 else ""
     )

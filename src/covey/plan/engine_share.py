@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from covey.options.schema import Config
 from covey.plan.facts import Facts
-from covey.plan.memory import TIGHT, memory_plan, recompute_of, training_of
+from covey.plan.memory import memory_plan, recompute_of, training_of
 from covey.plan.memory_rollout import requests_of
 from covey.plan.memory_vllm import held_tokens, wanted_bytes, weight_bytes
 
@@ -35,7 +35,7 @@ def with_engine_share(facts: Facts, config: Config) -> Facts:
         replace(facts, layout=replace(layout, engine_share=parts / _PARTS))
         for parts in range(most, least - 1, -1)
     ]
-    return next((given for given in tried if 0 < memory_plan(config, given).share <= TIGHT), tried[0])
+    return next((given for given in tried if memory_plan(config, given).fits), tried[0])
 
 
 def _parts(num_bytes: int, gpu_bytes: int) -> int:

@@ -110,7 +110,7 @@ class Change:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
     """A layout: the options that are typed to have it, with what they are in words, its peak on one GPU, and
-    whether that is within a limit, of what is free all but a tenth."""
+    whether that is within the limit."""
 
     typed: Edits
     words: str
@@ -165,9 +165,9 @@ class Ladder:
 def ladder(config: Config, facts: Facts, typed: Collection[str] | None = None) -> Ladder | None:
     """Return the layouts around a configuration; None where its memory is not known."""
     plan = memory_plan(config, facts)
-    if not plan.share:
-        return None
     limit = plan.limit_bytes
+    if not plan.phases or not limit:
+        return None
     changes = list(_changes(config, facts, typed))
     tried = {id(change): _rung(config, facts, change, limit) for change in changes}
     down = [c for c in changes if c.cost > 0]

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.config.quantization import quantization_of
-from covey.environment import KEPT_KERNELS
 from covey.options.schema import Config
-from covey.plan.activations import CLOSED_FORM, FLOAT, Training, pass_sizes
+from covey.plan.activations import FLOAT, Training, fullest_pass
 from covey.plan.disk import size
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.plan.layout import computes_low
@@ -49,12 +48,6 @@ STATES = (
 TIGHT = 0.9
 """The share of free memory that a run may take without a word."""
 
-# What torch and oneDNN load and set aside on a CPU once they compute.
-_AT_WORK = 90_000_000
-# On a CPU, oneDNN compiles a bfloat16 product for each shape, keeps some of them, and a decoding step has two
-# of new shapes. Of those that it does not keep, up to 1,024 in all, a share stays with the heap (measured on
-# models of 58 and 119 M weights).
-_KERNEL_BYTES, _KERNELS_PER_STEP, _MAX_KERNELS, _LEFT = 550_000, 2, 1024, 0.4
 # What NCCL and cuBLAS set aside, which with LIBRARIES makes the 1.5 GB at which reports begin.
 _COMMUNICATION = 1_000_000_000
 _SHOWN = 0.02
@@ -91,9 +84,9 @@ class MemoryPlan:
     """The phases of a run in one process; none where model or prompts are not known.
 
     `needed_bytes` are those of all processes that share the memory of which `free_bytes` are free: one on a
-    GPU, all of them on a CPU, each with its libraries. `recompute` says which activations are computed again.
-    `is_exact` is False for a family of models whose layers are not known by the line; its activations are
-    counted twice. `host_bytes` are what all processes keep in the machine's memory under the facts' layout.
+    GPU, all of them on a CPU, each with its libraries; `limit_bytes` is what a run may take of the free ones
+    without a word. `recompute` says which activations are computed again.
+    `host_bytes` are what all processes keep in the machine's memory under the facts' layout.
     `rests` says that the engine lets its cache go after each rollout.
     """
 
@@ -101,7 +94,7 @@ class MemoryPlan:
     needed_bytes: int
     free_bytes: int | None
     recompute: Recompute
-    is_exact: bool
+    limit_bytes: int | None = None
     host_bytes: int = 0
     rests: bool = False
 
@@ -111,9 +104,9 @@ class MemoryPlan:
         return max(self.phases, key=lambda phase: phase.num_bytes)
 
     @property
-    def limit_bytes(self) -> int:
-        """What a run may take without a word; 0 where it is not known what is free."""
-        return int(TIGHT * (self.free_bytes or 0))
+    def fits(self) -> bool:
+        """Whether the run takes no more than its limit; False where either is not known."""
+        return bool(self.phases) and self.limit_bytes is not None and self.needed_bytes <= self.limit_bytes
 
     @property
     def largest_states(self) -> Phase:
@@ -134,7 +127,6 @@ class MemoryPlan:
             "needed_bytes": self.needed_bytes if self.phases else None,
             "free_bytes": self.free_bytes,
             "recompute": self.recompute,
-            "is_exact": self.is_exact,
             "host_bytes": self.host_bytes,
             "engine_rests": self.rests,
         }
@@ -155,9 +147,8 @@ class MemoryPlan:
 
     def total_in_words(self) -> str:
         """Return the peak, and what is free, as one line."""
-        about = "about" if self.is_exact else "at most, for a model of an unknown family, about"
         free = "" if self.free_bytes is None else f"; {size(self.free_bytes)} are free"
-        return f"{about} {size(self.needed_bytes)} with Python and its libraries{free}"
+        return f"about {size(self.needed_bytes)} with Python and its libraries{free}"
 
 
 def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
@@ -171,7 +162,7 @@ def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
         needed_bytes=_needed(facts, max(p.num_bytes for p in phases)) if phases else 0,
         free_bytes=facts.free_memory_bytes,
         recompute=recompute,
-        is_exact=facts.model_sizes is None or facts.model_sizes.family in CLOSED_FORM,
+        limit_bytes=limit_of(facts),
         host_bytes=host_bytes_of(config, facts, how),
         rests=rests,
     )
@@ -187,9 +178,13 @@ def recompute_of(config: Config, facts: Facts) -> Recompute:
         for phase in _phases(config, facts, training_of(config, facts, kind)):
             if phase.name == "update":
                 needed[kind] = _needed(facts, phase.num_bytes)
+    return choose_recompute(config.gradient_checkpointing, needed or None, limit_of(facts))
+
+
+def limit_of(facts: Facts) -> int | None:
+    """Return the bytes that a run may take without a word; None where it is not known what is free."""
     free = facts.free_memory_bytes
-    limit = None if free is None else int(TIGHT * free)
-    return choose_recompute(config.gradient_checkpointing, needed or None, limit)
+    return None if free is None else int(TIGHT * free)
 
 
 def reduces_each(config: Config, facts: Facts) -> bool:
@@ -197,23 +192,22 @@ def reduces_each(config: Config, facts: Facts) -> bool:
     beside the update until the last."""
     how = training_of(config, facts, recompute_of(config, facts))
     updates = [p.num_bytes for p in _phases(config, facts, how, adds_up=True) if p.name == "update"]
-    if not updates or facts.free_memory_bytes is None:
-        return True
-    return _needed(facts, updates[0]) > int(TIGHT * facts.free_memory_bytes)
+    limit = limit_of(facts)
+    return not updates or limit is None or _needed(facts, updates[0]) > limit
 
 
 def engine_rests(config: Config, facts: Facts) -> bool:
     """Return whether the native engine lets its cache and its recordings go after each rollout: where what
     follows a rollout does not fit beside them, whatever is computed again. They are made anew then."""
-    if config.engine != "native" or planned_layout(facts).engine != "own" or facts.free_memory_bytes is None:
+    limit = limit_of(facts)
+    if config.engine != "native" or planned_layout(facts).engine != "own" or limit is None:
         return False
     how = training_of(config, facts, recompute_of(config, facts))
     kept, rested = (
         max((p.num_bytes for p in _phases(config, facts, how, rests=rests) if p.name in _AFTER), default=0)
         for rests in (False, True)
     )
-    is_tight = _needed(facts, kept) > int(TIGHT * facts.free_memory_bytes)
-    return is_tight and kept - rested > _SHOWN * kept
+    return _needed(facts, kept) > limit and kept - rested > _SHOWN * kept
 
 
 def _needed(facts: Facts, num_bytes: int) -> int:
@@ -258,17 +252,15 @@ def _phases(
     weights = weights_of(model, how)
     beside = _beside(facts)
     held = held_parts(config, model, how, weights, layout) | beside
-    if layout.fsdp and not how.cuda:
-        # What has been gathered goes layer by layer, and stays with the C library's heap (measured with
-        # glibc 2.36 on a model of 129 M weights).
-        held["kept by the heap"] = how.element * model.parameters
     phases = [Phase(name="load", parts=load_parts(model, how, held, layout) | beside)]
     if not facts.layout.is_here and facts.num_processes > 1:
         held["communication"] = _COMMUNICATION
     cache, rollout = rollout_parts(config, facts, how, model, prompt, sum(held.values()))
     held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
-    if not how.cuda:
-        held |= _on_cpu(config, how, lever_bytes(config, model, how, layout), samples=bool(rollout))
+    copies = 0 if how.cuda else lever_bytes(config, model, how, layout)
+    if copies:
+        # What is offloaded from a CPU lies in the same memory.
+        held["copies in CPU memory"] = copies
 
     def add(phase: str, *work: Mapping[str, int]) -> None:
         """Add a phase: what is held and not in CPU memory during it, and what it works with."""
@@ -284,34 +276,18 @@ def _phases(
     if (config.engine == "native" and not rests) or layout.engine != "own":
         held |= cache
     gathered = gathered_layer(model, how, layout)
-    passes = pass_sizes(config, facts, prompt)
+    fullest = fullest_pass(config, facts, prompt)
     if has_kl(config) or _steps_per_rollout(config) > 1:
-        work = max((annotation_parts(model, p, how) for p in passes), key=lambda parts: sum(parts.values()))
-        add("annotate", gathered, work)
+        add("annotate", gathered, annotation_parts(model, fullest, how))
     if facts.num_processes > 1:
         held |= bucket_parts(model, how, weights, layout)
-    works = [update_parts(model, p, how, weights, layout, adds_up=adds_up) for p in passes]
-    fullest = max(works, key=lambda parts: sum(parts.values()))
-    add("update", gathered, fullest)
-    stepping = step_parts(config, model, how, held, layout)
-    add("step", stepping)
+    add("update", gathered, update_parts(model, fullest, how, weights, layout, adds_up=adds_up))
+    add("step", step_parts(config, model, how, held, layout))
     if layout.engine != "own" or not facts.layout.is_here:
         add("publish", publish_parts(model, how, layout))
     whole = {"gathered tensor": FLOAT * model.vocabulary * model.hidden} if layout.zero_stage else {}
-    if "kept by the heap" in held:
-        whole |= {"gradients": stepping["gradients"]}
     add("save", whole)
     return tuple(phases)
-
-
-def _on_cpu(config: Config, how: Training, copies: int, *, samples: bool) -> dict[str, int]:
-    """What a CPU holds beside a run's tensors; what is offloaded there is a copy in the same memory."""
-    held = {"libraries at work": _AT_WORK}
-    if samples and how.element != FLOAT:
-        num_kernels = min(_MAX_KERNELS, _KERNELS_PER_STEP * config.max_completion_length)
-        kept = min(KEPT_KERNELS, num_kernels)
-        held["compiled kernels"] = int(_KERNEL_BYTES * (kept + _LEFT * (num_kernels - kept)))
-    return held | ({"copies in CPU memory": copies} if copies else {})
 
 
 def reward_model_bytes(model: RewardModelFacts, *, cuda: bool) -> int:

@@ -27,18 +27,13 @@ from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
 from covey.plan.levers import REFERENCE, group_share, moment_bytes, optimizer_parts, parts_away
 from covey.plan.memory_rollout import planned_layout
-from covey.plan.recompute import Recompute
 
 LOW = 2
 """Bytes of a number of lower precision."""
 
 _HEAD_BLOCKS = 3
-# Of the activations of all layers, what the C library's heap keeps of blocks freed between them: glibc before
-# 2.38 seldom fits aligned blocks, as torch asks for, into freed ones. Measured with 2.36 on models of 58 and
-# 119 M weights; what an adapter adds is freed at once, hence the more. Later passes find fewer of its sizes.
-_FRAGMENTED_FULL: dict[Recompute, float] = {"none": 0.6, "selective": 0.5, "full": 0.7}
-_FRAGMENTED_LORA: dict[Recompute, float] = {"none": 0.85, "selective": 0.5, "full": 0.5}
-_FRAGMENTED_LATER = 0.3
+# How often a CPU counts activations: its allocator keeps many of the blocks that were freed.
+_ON_CPU = 2
 # DeepSpeed's reduce_bucket_size, twice, since the next one fills while one is reduced.
 _BUCKET, _BUCKETS = 500_000_000, 2
 # What goes with the weights where these are offloaded.
@@ -228,7 +223,7 @@ def update_parts(
     held = FLOAT * weights.trained
     before = (held if adds_up else layout.on_gpu(held, "gradients")) if size.later else 0
     of_head = _of_head(model, how, how.element)
-    kept = kept_bytes(model, size, how)
+    kept = (1 if how.cuda else _ON_CPU) * kept_bytes(model, size, how)
     layer = working_bytes(model, size, how)
     if how.recompute != "none":
         layer += layer_bytes(model, size, how)
@@ -240,13 +235,7 @@ def update_parts(
     # Of a tied head the gradient waits for that of the embedding, and both are added to that of a master.
     adding = model.vocabulary * model.hidden * FLOAT if weights.low else 0
     end["head"] = of_head * (2 if before and not weights.low else 1) + adding
-    fullest = max((start, inside, end), key=lambda parts: sum(parts.values()))
-    if not how.cuda:
-        share = (_FRAGMENTED_FULL if how.full else _FRAGMENTED_LORA)[how.recompute]
-        if size.later and how.recompute == "none":
-            share += _FRAGMENTED_LATER
-        fullest["fragmentation"] = round(share * model.layers * layer_bytes(model, size, how))
-    return fullest
+    return max((start, inside, end), key=lambda parts: sum(parts.values()))
 
 
 def _gradients(how: Training, weights: Weights, layout: Layout) -> int:

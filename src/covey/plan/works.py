@@ -21,7 +21,7 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.ladder import Edits, smaller_passes
 from covey.plan.layout import Layout, States, layout_of
-from covey.plan.memory import TIGHT, MemoryPlan, memory_plan
+from covey.plan.memory import MemoryPlan, memory_plan
 from covey.plan.words import flags
 from covey.types import Problem, Severity
 
@@ -172,7 +172,7 @@ class _Search:
         config = self.config.model_copy(update=edits | counts)
         facts = self._laid_out(config, edits)
         plan = memory_plan(config, facts)
-        if not 0 < plan.share <= TIGHT:
+        if not plan.fits:
             return None
         if any(p.severity is Severity.ERROR for p in checks(config, facts, self.typed)):
             return None

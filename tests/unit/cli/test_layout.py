@@ -231,6 +231,15 @@ def test_what_does_not_fit_is_shown_and_refused(capsys: pytest.CaptureFixture[st
     assert "--deepspeed zero2_offload" in done.err
 
 
+def test_what_may_not_fit_is_warned_of_with_what_works(capsys: pytest.CaptureFixture[str]) -> None:
+    """The states fit, and the activations do not: exit code 0, with a whole command beside the warning."""
+    machine = ["--plan_gpus", "1", "--plan_gpu_memory", "1.5GB", "--gradient_checkpointing", "false"]
+    words = [*RUN[:4], "--max_completion_length", "512", "--per_device_train_batch_size", "64"]
+    assert main(["plan", "--model", "quickstart", *words, *machine]) == 0
+    done = capsys.readouterr()
+    assert "\nW114 " in done.out and "`covey train` can run this: " in done.out
+
+
 def test_what_is_offered_can_be_typed(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     """Behind the words that were typed already, those of DeepSpeed among them."""
     words = ["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", "zero2"]

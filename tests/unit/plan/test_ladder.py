@@ -8,7 +8,7 @@ import pytest
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder, Rung, ladder, ladder_fixes
 from covey.plan.layout import THIS_MACHINE, Layout
-from covey.plan.memory import TIGHT, memory_plan
+from covey.plan.memory import memory_plan
 from covey.plan.problem import START_ANYWAY
 from support.checks import config, found
 from support.layouts import EIGHT, FIELDS, GIB, OFFLOADED, SHARDED, SHORT, STATES, elsewhere, typed_on
@@ -166,5 +166,5 @@ def test_what_does_not_fit_is_refused_with_what_does() -> None:
     assert problem.fixes[-1] == START_ANYWAY
     for fix in problem.fixes[:-1]:
         changed = elsewhere(typed_on(EIGHT, fix.edits))
-        assert memory_plan(config(**options), changed).share <= TIGHT
+        assert memory_plan(config(**options), changed).fits
         assert found(changed, **options) == []

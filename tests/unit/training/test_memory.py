@@ -19,7 +19,6 @@ PLAN = MemoryPlan(
     needed_bytes=0,
     free_bytes=None,
     recompute="none",
-    is_exact=True,
 )
 
 
