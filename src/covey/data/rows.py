@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,8 +35,9 @@ class PromptOptions:
 class PromptTable:
     """Every usable prompt of the data, and how many rows were left out, by reason.
 
-    Reasons are the keys of `plan/reasons.py`, as `no_prompt`, `too_long` or `role`. `left_out_rows` has the
-    numbers of the first rows of each, and `details` what stands in the first of them. `media_columns` are the
+    The tokens of an entry are an array, 4 bytes a token instead of 36; `take` gives a tuple. Reasons are the
+    keys of `plan/reasons.py`, as `no_prompt`, `too_long` or `role`. `left_out_rows` has the numbers of the
+    first rows of each, and `details` what stands in the first of them. `media_columns` are the
     columns with images, sound or video, `unread_columns` those with bytes, `unused_columns` those that a
     `prompt` string has no place for; `read_as` counts the rows that were read from other columns than covey's
     own form uses, by what was read, in words. `num_cut` are the prompts cut to `max_length`, `num_raw` those
@@ -62,7 +64,12 @@ class PromptTable:
 
     def take(self, number: int, origin: Origin) -> Prompt:
         """The prompt at `number`, marked with where it is taken."""
-        return replace(self.entries[number], origin=origin)
+        return taken(self.entries[number], origin)
+
+
+def taken(prompt: Prompt, origin: Origin) -> Prompt:
+    """A prompt of a table, marked with where it is taken, its tokens as a tuple."""
+    return replace(prompt, token_ids=tuple(prompt.token_ids), origin=origin)
 
 
 _NO_ORIGIN = Origin(epoch=-1, rollout=-1)
@@ -158,7 +165,7 @@ class _TableBuilder:
                 id=number,
                 messages=rendered.messages,
                 text=text,
-                token_ids=ids,
+                token_ids=array("i", ids),
                 columns=rendered.row.columns,
                 origin=_NO_ORIGIN,
                 opened=opened(rendered),

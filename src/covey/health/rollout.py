@@ -78,8 +78,8 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
             seen = f"group {number} holds the siblings {siblings} of {group.planned} that were planned"
         elif facts.version is not None and group.planned != facts.num_generations:
             seen = f"group {number} has {group.planned} completions, not {facts.num_generations}"
-        elif prompts != {group.prompt.token_ids}:
-            seen = f"group {number} holds completions of {len(prompts | {group.prompt.token_ids})} prompts"
+        elif prompts != (own := {tuple(group.prompt.token_ids)}):
+            seen = f"group {number} holds completions of {len(prompts | own)} prompts"
         else:
             continue
         raise broken("F112", facts.step, seen, "Completions were sorted into the wrong groups.")

@@ -88,7 +88,7 @@ def answered(prompt: Prompt, text: str, sibling: int) -> Scored:
     """A prompt with this text as its whole answer."""
     key = NoiseKey(seed=0, split="trial", rollout=0, attempt=0, prompt_id=prompt.id, sibling=sibling)
     segments = (
-        Segment(token_ids=prompt.token_ids, source=Source.PROMPT, trained=False),
+        Segment(token_ids=tuple(prompt.token_ids), source=Source.PROMPT, trained=False),
         Segment(token_ids=(0,), source=Source.MODEL, trained=True, logprobs=(0.0,), versions=(0,)),
     )
     sampling = SamplingParams(temperature=1.0, max_new_tokens=1, stop_token_ids=())

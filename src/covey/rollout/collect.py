@@ -191,7 +191,7 @@ def _finished(
     number_of = {
         engine.submit(
             GenerationRequest(
-                prompt_token_ids=slot.prompt.token_ids,
+                prompt_token_ids=tuple(slot.prompt.token_ids),
                 sampling=plan.sampling,
                 noise_key=noise_key(slot, plan),
                 media=slot.prompt.media,
@@ -224,7 +224,7 @@ def _finished(
 def _trajectory(slot: _Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Trajectory:
     return Trajectory(
         segments=(
-            Segment(token_ids=slot.prompt.token_ids, source=Source.PROMPT, trained=False),
+            Segment(token_ids=tuple(slot.prompt.token_ids), source=Source.PROMPT, trained=False),
             Segment(
                 token_ids=completion.token_ids,
                 source=Source.MODEL,

@@ -240,7 +240,7 @@ def _prompt(view: Policy, rollout: int, number: int, length: int) -> Prompt:
 def _requests(prompt: Prompt) -> list[GenerationRequest]:
     return [
         GenerationRequest(
-            prompt_token_ids=prompt.token_ids,
+            prompt_token_ids=tuple(prompt.token_ids),
             sampling=SamplingParams(temperature=TEMPERATURE, max_new_tokens=length, stop_token_ids=()),
             noise_key=NoiseKey(
                 seed=1,

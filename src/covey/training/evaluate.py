@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from covey.checkpoint.registry import State
 from covey.comm import Comm
+from covey.data.rows import taken
 from covey.data.text import TextCodec
 from covey.health.rewards import refuse_no_numbers
 from covey.health.rollout import refuse_other_versions
@@ -80,10 +81,10 @@ class Evaluator:
         return Evaluation(metrics=metrics, groups=groups)
 
     def _collect(self, prompts: EvalPrompts) -> tuple[ScoredGroup, ...]:
-        taken = [replace(p, origin=_NO_ORIGIN) for p in prompts.prompts]
+        held_out = [taken(p, _NO_ORIGIN) for p in prompts.prompts]
         plan = replace(self.plan, split=f"eval/{prompts.name}")
         with self.publisher.serve(self.comm.activity.step) as engine:
-            groups = collect(taken, engine, self.score, self.codec, plan, self.comm).groups
+            groups = collect(held_out, engine, self.score, self.codec, plan, self.comm).groups
         refuse_no_numbers(groups, self.comm.activity.step)
         refuse_other_versions(groups, self.comm.activity.step)
         return groups

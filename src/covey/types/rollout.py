@@ -3,7 +3,7 @@ rewards say of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
@@ -59,13 +59,14 @@ class Prompt:
     number in its source; `columns` goes to the rewards. `opened` is what the rendered prompt has already
     written of the assistant's turn, `<think>` for some models: rewards read it before the completion's text.
     `task` is "" where rows have none, and `pass_rate` is None where nobody measured it. `checksum` is of the
-    messages, where these are not kept.
+    messages, where these are not kept. `token_ids` are a tuple once a rollout has taken the prompt; a table
+    of all prompts holds arrays.
     """
 
     id: int
     messages: tuple[Mapping[str, Any], ...] | None
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     columns: Mapping[str, Any]
     origin: Origin
     task: str = ""

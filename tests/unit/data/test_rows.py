@@ -134,7 +134,7 @@ def test_a_prompt_is_marked_with_its_draw(codec):
     taken = table.take(1, origin)
     assert taken.origin == origin
     assert (taken.id, taken.text, taken.columns) == (1, "2", {"solution": "x"})
-    assert taken.token_ids == table.entries[1].token_ids
+    assert taken.token_ids == tuple(table.entries[1].token_ids)
 
 
 # -- files -------------------------------------------------------------------------------------------------
