@@ -44,6 +44,16 @@ def test_a_planted_fault_is_named(mutant: Mutant, surveys: Surveys, tmp_path: Pa
     assert not (mutant.is_refused and (tmp_path / "run").exists())
 
 
+@pytest.mark.parametrize("name", ["forwards a row twice", "steps other tensors than the model's"])
+def test_without_guards_the_run_goes_on(name: str, surveys: Surveys, tmp_path: Path) -> None:
+    """Switched off, the guards of a batch and of a step say nothing of a fault."""
+    (mutant,) = (m for m in MUTANTS if m.name == name)
+    seen = run_with(replace(mutant, options={**mutant.options, "guards": False}), surveys, tmp_path / "run")
+    assert seen.code is None
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("healthy", HEALTHY.values(), ids=HEALTHY.keys())
 def test_the_same_run_without_a_fault_is_silent(healthy: Mutant, surveys: Surveys, tmp_path: Path) -> None:
     assert run_with(healthy, surveys, tmp_path / "run").code is None

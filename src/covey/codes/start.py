@@ -130,6 +130,12 @@ START: tuple[tuple[str, str, str], ...] = (
         "The model that config.json describes has no place for them, so they take no part in the training.",
     ),
     (
+        "W153",
+        "Checks switched off",
+        "Without guards a fault of covey, a library or the machine trains on unseen. Without the watchdog a "
+        "run that hangs holds its devices until somebody ends it.",
+    ),
+    (
         "W150",
         "Forecast ignored",
         "The forecast is an estimate. If it is right, the run ends out of memory or with a full disk.",

@@ -70,7 +70,8 @@ class Watched:
     """What a watchdog knows of its process.
 
     `report` records and prints a finding; `leave(leads, all_leave)` ends the process, or returns once it has
-    interrupted the main thread of a program that has to go on; `memory` says what it
+    interrupted the main thread of a program that has to go on; without `ends_hangs` it only says how it is;
+    `memory` says what it
     holds on its device, and `collectives` gives what the device's library remembers of them, as JSON.
     """
 
@@ -81,6 +82,7 @@ class Watched:
     allowances: Mapping[str, Allowance]
     report: Callable[[Finding], None]
     leave: Callable[[bool, bool], None]
+    ends_hangs: bool = True
     memory: Callable[[], Mapping[str, float]] = dict
     collectives: Callable[[], bytes] = bytes
     poll_s: float = 1.0
@@ -186,7 +188,7 @@ class Watchdog:
         )
 
     def _is_stuck(self, status: Status) -> bool:
-        if self._moment is self._given_up:
+        if not self.watched.ends_hangs or self._moment is self._given_up:
             return False
         if status.seconds <= status.allowed_s or is_debugged(self.watched.activity.thread):
             return False

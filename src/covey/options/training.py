@@ -194,3 +194,15 @@ class RunOptions(Options):
         "Start although the forecast says that memory (E211) or the disk (E407) is too small.",
         resume="free",
     )
+    guards: bool = option(
+        True,
+        "Stop a run that breaks an invariant of training (docs/guards.md). false: steps and rollouts are not "
+        "checked, and a faulty run goes on.",
+        resume="free",
+    )
+    watchdog: bool = option(
+        True,
+        "End a run that makes no progress (F301, docs/hangs.md). false: it stands still until somebody ends "
+        "it.",
+        resume="free",
+    )

@@ -34,7 +34,17 @@ def run_problems(config: Config, facts: Facts) -> list[Problem]:
         *_resume(config, facts.resume),
         *_replay(config, facts),
         *_disk(config, facts),
+        *_switched_off(config),
     ]
+
+
+def _switched_off(config: Config) -> list[Problem]:
+    seen = {
+        "guards": "guards is false: steps, rollouts and weights are not checked.",
+        "watchdog": "watchdog is false: a run that makes no progress is not ended.",
+    }
+    on = {name: Fix(text="switch it on again", edits={name: True}) for name in seen}
+    return [warning("W153", name, seen[name], "", on[name]) for name in seen if not getattr(config, name)]
 
 
 def _no_step(config: Config, facts: Facts) -> list[Problem]:

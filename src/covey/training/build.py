@@ -173,6 +173,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
     moving = backend.moving
     is_whole = backend.policy.adapter is None
     return Guards(
+        is_on=config.guards,
         step_refusals=step_refusals(config),
         untrained=tuple(n for n in backend.frozen() if is_whole and not n.startswith("reference ")),
         comm=comm,

@@ -34,7 +34,8 @@ _AFTER_B = ("lora_A", "lora_embedding_A", "lora_magnitude")
 
 @dataclass(slots=True, kw_only=True)
 class Guards:
-    """What a run is held to; GuardStop from any method ends it on every rank."""
+    """What a run is held to; GuardStop from any method ends it on every rank. Where they are not `is_on` they
+    only keep what a resumed run with guards needs."""
 
     comm: Comm
     num_generations: int
@@ -52,6 +53,7 @@ class Guards:
     may_be_silent: bool = False
     has_dropout: bool = False
     starts_at_reference: bool = True
+    is_on: bool = True
     _is_replayed: bool = True
     _has_moved: bool = False
     _is_behind: bool = False
@@ -60,6 +62,9 @@ class Guards:
 
     def check_rollout(self, collected: Collected, rows: Sequence[TrainSample], version: int) -> None:
         """Check a rollout before anything is trained on it; `version` is the policy's."""
+        self._is_replayed = collected.is_replayed
+        if not self.is_on:
+            return
         if self.untrained:
             raise broken(
                 "F124",
@@ -67,7 +72,6 @@ class Guards:
                 f"{len(self.untrained)} tensors of the model are frozen: {', '.join(self.untrained[:3])}",
                 "They became so while the model was loaded; without an adapter every tensor is trained.",
             )
-        self._is_replayed = collected.is_replayed
         self._on_all_ranks(lambda: check_steps(collected.groups, self.step_refusals, version + 1))
         facts = RolloutFacts(
             step=version + 1,
@@ -84,6 +88,8 @@ class Guards:
         self, batches: Sequence[Batch], rows: Sequence[TrainSample], plan: PackPlan, steps_done: int
     ) -> None:
         """Check the tensors of a rollout's steps before the first of them is taken."""
+        if not self.is_on:
+            return
         self._on_all_ranks(lambda: check_batches(batches, rows, plan, steps_done + 1))
         first = [rows[i] for i in step_slices(len(rows), plan)[0]]
         # The ratios of stale rows are known to no plan.
@@ -94,7 +100,7 @@ class Guards:
     def is_second_gradient_due(self, batch: Batch, *, is_fresh: bool) -> bool:
         """Whether this step's gradient is to be computed twice: the first of a run whose ratios are 1 and
         whose rows have signal. Collective."""
-        if self._is_matched or self.has_dropout or not (is_fresh and self.is_comparable):
+        if not self.is_on or self._is_matched or self.has_dropout or not (is_fresh and self.is_comparable):
             return False
         stale = any(m.is_stale_S is not None for m in batch.micro_batches)
         has_signal, has_stale = self.comm.max([float(any(batch.has_signal)), float(stale)])
@@ -115,19 +121,23 @@ class Guards:
             loss=self._planned_loss,
             may_be_silent=self.may_be_silent,
         )
-        self._on_all_ranks(lambda: check_step(batch, result, facts, self.comm))
+        if self.is_on:
+            self._on_all_ranks(lambda: check_step(batch, result, facts, self.comm))
         self._is_matched |= result.match is not None
         stats = result.stats
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
         self._is_behind |= stats is not None and stats.frac_params_changed > 0.0
         if self.sync_every and step % self.sync_every == 0:
-            self.weights.check_sync(step, self.comm, is_behind=self._is_behind)
+            if self.is_on:
+                self.weights.check_sync(step, self.comm, is_behind=self._is_behind)
             self._is_behind = False
-        self.weights.check(step, self.comm)
+        if self.is_on:
+            self.weights.check(step, self.comm)
 
     def check_before_save(self, step: int) -> None:
         """Check the weights of a step before they are written over older ones. Collective."""
-        self.weights.check_finite(step, self.comm)
+        if self.is_on:
+            self.weights.check_finite(step, self.comm)
 
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON."""

@@ -59,6 +59,7 @@ def watched(
             ),
             report=report,
             leave=leave,
+            ends_hangs=config.watchdog,
             memory=gpu_memory,
             collectives=nccl_trace,
         )

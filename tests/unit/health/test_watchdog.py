@@ -101,6 +101,15 @@ def test_the_first_visits_have_half_an_hour_and_no_phase_less_than_a_minute(tmp_
     assert later.stay(5.0)
 
 
+def test_switched_off_it_only_says_how_the_run_is(tmp_path: Path) -> None:
+    watch = Watch(tmp_path, poll_s=100.0, ends_hangs=False)
+    watch.activity.enter("rollout")
+    assert not watch.stay(10_000.0)
+    status = read_status(status_path(tmp_path, 0))
+    assert status is not None and status.seconds > 9_000.0
+    assert not list(tmp_path.glob("hang-*"))
+
+
 @pytest.mark.parametrize("phase", ["evaluate", "save"])
 def test_what_comes_seldom_has_hours(phase: str, tmp_path: Path) -> None:
     watch = Watch(tmp_path, poll_s=300.0)
