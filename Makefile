@@ -31,8 +31,9 @@ $(VENV)/.installed-test: $(VENV)/.installed
 quickstart: install ## train the built-in model on the built-in task (about a minute on 2 cores)
 	@$(VENV)/bin/covey quickstart
 
-# A test that hangs ends its worker, with the stacks of its threads and its name; the others go on.
-HANGS := --timeout 900 --timeout-method thread
+# A test that hangs ends its worker with the stacks of its threads, also where one holds Python's lock; the rest
+# goes on in another worker.
+HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart 1
 
 test: test-install lint types ## linters, type checker, tests: two at a time, on one thread each
 	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(HANGS)
