@@ -47,6 +47,18 @@ SERVERS: tuple[tuple[str, str, str], ...] = (
         "Each server has one address, http://HOST:PORT, and is named once.",
     ),
     (
+        "E428",
+        "Server that is neither covey's nor vLLM's",
+        "The run speaks the protocol of `covey rollout`, and that of `vllm serve`. Servers of other tools "
+        "have routes of their own.",
+    ),
+    (
+        "E429",
+        "Server of vLLM's that cannot be used as it was started",
+        "It has to take the weights of every step, and to return the log-probabilities that it samples with. "
+        "covey's own front around vLLM does both, with a token on every route.",
+    ),
+    (
         "F140",
         "No rollout server left",
         "Nobody is left to sample what is missing. The run ends; what was recorded and saved stays.",
@@ -61,5 +73,12 @@ SERVERS: tuple[tuple[str, str, str], ...] = (
         "W180",
         "Rollout server given up",
         "What it had not finished is sampled on the others, with the same result. The rollout takes longer.",
+    ),
+    (
+        "W181",
+        "Server of vLLM's with open routes",
+        "Whoever reaches its port can use them: sample, stop it, replace its weights, call methods of its "
+        "workers. It does not say what it holds either: log-probabilities of a few prompts alone vouch for "
+        "its weights after each publish.",
     ),
 )

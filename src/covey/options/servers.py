@@ -12,14 +12,22 @@ class ServerOptions(Options):
 
     rollout_servers: list[str] = option(
         ...,
-        "Addresses of servers that sample, http://HOST:PORT, each started by `covey rollout`. None: the "
-        "training processes sample.",
+        "Addresses of servers that sample, http://HOST:PORT, each started by `covey rollout`, or by `vllm "
+        "serve` as docs/servers.md says. None: the training processes sample.",
         rule="the vllm_server_ options where one of them is typed, else none",
         resume="free",
     )
     rollout_token_file: str | None = option(
         None,
-        "File with the token that the servers ask for; `covey rollout` writes it and prints its path.",
+        "File with the token that the servers ask for; `covey rollout` writes it and prints its path. Of a "
+        "server of vLLM's its --api-key.",
+        read_if=_SERVED,
+        resume="free",
+    )
+    rollout_weights_directory: str | None = option(
+        None,
+        "Directory that a server started by `vllm serve` reads weights from; the run writes them there. Not "
+        "set: /dev/shm where the server is on this machine.",
         read_if=_SERVED,
         resume="free",
     )

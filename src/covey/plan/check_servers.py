@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
+from covey.plan.check_vllm_serve import open_routes, vllm_serve_problems
 from covey.plan.facts import Facts, ServerFacts
 from covey.plan.layout import computes_low
 from covey.plan.problem import problem
@@ -23,13 +24,17 @@ def server_problems(config: Config, facts: Facts) -> list[Problem]:
     problems = _addresses(config, addresses)
     if not addresses:
         return problems
-    if config.rollout_token_file is None or facts.token_problem is not None:
+    servers = facts.servers or ()
+    has_no_token = config.rollout_token_file is None and not any(
+        server.vllm is not None or server.fault == "other" for server in servers
+    )
+    if has_no_token or facts.token_problem is not None:
         return [*problems, _no_token(config, facts)]
     if quantization_of(config) is not None:
         problems.append(_quantized())
-    for server in facts.servers or ():
+    for server in servers:
         problems += _of_one(config, facts, server)
-    return problems
+    return [*problems, *open_routes(config, facts, servers)]
 
 
 def _addresses(config: Config, addresses: Sequence[str]) -> list[Problem]:
@@ -75,12 +80,21 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
             cause = "The token of another server, or of one that was started anew with another file."
             fix = Fix(text="--rollout_token_file FILE, as this server printed it when it started")
             seen = f"{server.address} refuses the token of {config.rollout_token_file}."
+            if config.rollout_token_file is None:
+                seen = f"{server.address} asks for a token, and rollout_token_file is not given."
             return [problem("E421", "rollout_token_file", seen, cause, fix)]
+        case "other":
+            cause = "A server of `trl vllm-serve`, `swift rollout` or SGLang, or another program on its port."
+            start = Fix(text=f"start covey's: `{start_line(config, server.address, facts)}`")
+            seen = f"{server.address} answers, and is neither covey's server nor vLLM's: {server.said}."
+            return [problem("E428", _OPTION, seen, cause, start, _HERE)]
     if server.run:
         seen = f"{server.address} is used by the run {server.run}."
         other = start_line(config, "", facts)
         wait = Fix(text=f"wait until that run has ended, or start another server: `{other}`")
         return [problem("E424", _OPTION, seen, "", wait)]
+    if server.vllm is not None and (problems := vllm_serve_problems(config, facts, server, server.vllm)):
+        return problems
     return [*_other_model(config, facts, server), *_too_long(config, facts, server)]
 
 
@@ -92,7 +106,8 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
         ("vocabulary", facts.embedding_rows, server.vocab),
         ("dtype", "bfloat16" if low else "float32", server.dtype),
     )
-    differ = [(name, own, its) for name, own, its in pairs if own is not None and own != its]
+    # What a server does not say is empty or 0.
+    differ = [(name, own, its) for name, own, its in pairs if own is not None and its and own != its]
     if not differ:
         return []
     words = ", ".join(f"{name} {its} (the run: {own})" for name, own, its in differ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +20,7 @@ OF_BOTH: Mapping[str, str] = {
 }
 """Options of vLLM in a run that `covey rollout` has too, and their names there."""
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_MEMORY = "/dev/shm"
 
 
 def start_line(config: Config, address: str = "", facts: Facts | None = None, **more: Any) -> str:
@@ -39,7 +40,7 @@ def start_line(config: Config, address: str = "", facts: Facts | None = None, **
         typed = {name: value for name, value in given.items() if value not in (None, usual[name])}
         words += [flags(typed)] if typed else []
     host, port = _listens(address)
-    words += [f"--host {host}"] if host and host not in _LOOPBACK else []
+    words += [f"--host {host}"] if host and not _is_here(host) else []
     return " ".join([*words, f"--port {port}"])
 
 
@@ -50,3 +51,19 @@ def _listens(address: str) -> tuple[str, str]:
         return parts.hostname or "", str(parts.port or "PORT")
     except ValueError:
         return "", "PORT"
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine by an address that no other reaches."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def weights_directory(config: Config, address: str) -> str | None:
+    """Where files of weights lie for a server of vLLM's: memory where it is on this machine; None where
+    nothing is known that both see."""
+    if config.rollout_weights_directory is not None:
+        return config.rollout_weights_directory
+    return _MEMORY if _is_here(_listens(address)[0]) else None

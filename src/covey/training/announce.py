@@ -32,7 +32,7 @@ def opening(
     lines = [
         f"run       {job.saver.output_dir}",
         *report_lines(config, facts, batch, brief=True),
-        f"engine    {_engine(job.engine, job.backend)}; rows are laid out as: {_rows(policy)}",
+        f"engine    {_engine(job.engine, job.backend, facts)}; rows are laid out as: {_rows(policy)}",
         f"kernels   {_kernels(config, policy)}",
     ]
     if policy.stream == "padded":
@@ -49,9 +49,11 @@ def opening(
     return lines
 
 
-def _engine(engine: Engine, backend: Backend) -> str:
+def _engine(engine: Engine, backend: Backend, facts: Facts) -> str:
     if isinstance(engine, ServerEngine):
-        return f"{counted(len(engine.addresses), 'rollout server')}: {', '.join(engine.addresses)}"
+        versions = {s.address: f" (vLLM {s.vllm.version})" for s in facts.servers or () if s.vllm is not None}
+        names = ", ".join(f"{address}{versions.get(address, '')}" for address in engine.addresses)
+        return f"{counted(len(engine.addresses), 'rollout server')}: {names}"
     if isinstance(engine, VllmEngine):
         return engine.in_words()
     policy = backend.sampler

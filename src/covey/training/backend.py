@@ -223,7 +223,7 @@ def sampling_engine(config: Config, facts: Facts, backend: Backend, comm: Comm) 
     with backend.rollout_view() as sampler:
         choose_stream(sampler, config.attn_impl)
         backend.use_layout(sampler)
-        if not config.use_vllm:
+        if not config.use_vllm or config.rollout_servers:
             return engine_for(config, facts, sampler, comm)
     # It has a copy of its own, which it is not given beside a gathered one.
     return engine_for(config, facts, backend.policy, comm)
@@ -232,7 +232,7 @@ def sampling_engine(config: Config, facts: Facts, backend: Backend, comm: Comm) 
 def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engine:
     """The engine that a configuration asks for, or the one that the model can be sampled with. Collective."""
     if config.rollout_servers:
-        return served_engine(config, facts, comm)
+        return served_engine(config, facts, policy, comm)
     if config.use_vllm:
         return colocated(config, facts, policy)
     # A model that cannot run as a stream keeps state that the native engine's cache does not know.

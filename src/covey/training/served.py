@@ -7,26 +7,43 @@ import secrets
 import socket
 
 from covey.comm import Comm
+from covey.models.lora import tied_names
+from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.server_line import start_line
 from covey.rollout.server.call import Caller, read_token
 from covey.rollout.server.client import ServerEngine
-from covey.rollout.server.remote import Server
+from covey.rollout.server.remote import RolloutServer, Server
+from covey.rollout.server.vllm_serve import VllmServe
 
 
-def served_engine(config: Config, facts: Facts, comm: Comm) -> ServerEngine:
+def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> ServerEngine:
     """An engine over the servers of a configuration, which all ranks share: the first one publishes to them.
     Collective."""
-    assert config.rollout_token_file is not None, "refused before weights are loaded"
-    token = read_token(config.rollout_token_file)
+    # Servers of vLLM's may have none.
+    token = "" if config.rollout_token_file is None else read_token(config.rollout_token_file)
     # All ranks are one run to a server, and another run than any that came before.
     run = comm.gather_json(secrets.token_hex(8))[0]
     name = f"{os.path.abspath(config.output_dir)} (process {os.getpid()} on {socket.gethostname()})"
-    servers = [
-        Server(Caller(address=address, token=token, timeout_s=config.rollout_timeout, run=run), name)
-        for address in config.rollout_servers
-    ]
+    known = {server.address: server for server in facts.servers or ()}
+
+    def server_at(address: str) -> RolloutServer:
+        caller = Caller(address=address, token=token, timeout_s=config.rollout_timeout, run=run)
+        found = known.get(address)
+        if found is None or found.vllm is None:
+            return Server(caller, name)
+        return VllmServe(
+            caller,
+            found.vllm,
+            model=found.model,
+            vocab=policy.vocab,
+            max_len=found.max_len,
+            dtype=found.dtype,
+            tied=tied_names(policy),
+        )
+
+    servers = [server_at(address) for address in config.rollout_servers]
     return ServerEngine(
         servers,
         comm.activity,

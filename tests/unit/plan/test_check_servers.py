@@ -12,10 +12,10 @@ from covey.config.argv import read_words
 from covey.config.resolve import from_dict
 from covey.options.verbs import RolloutOptions
 from covey.plan.checks import checks
-from covey.plan.facts import ServerFacts
+from covey.plan.facts import Facts, ServerFacts, VllmServeFacts
 from covey.plan.server_line import start_line
-from covey.types import Severity
-from support.checks import BASE, facts, found
+from covey.types import Problem, Severity
+from support.checks import BASE, SIZES, facts, found
 
 ADDRESS = "http://127.0.0.1:8000"
 SERVED: dict[str, Any] = {"rollout_servers": [ADDRESS], "rollout_token_file": "a.token"}
@@ -137,3 +137,64 @@ def test_options_of_the_server_are_said_with_the_line_that_takes_them() -> None:
     assert {"vllm_max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager"} <= said.keys()
     line = said["vllm_max_model_len"].fixes[0].text.split("`")[1]
     assert rollout_options(line).vllm_max_model_len == 2048 and rollout_options(line).engine == "vllm"
+
+
+SERVES = VllmServeFacts(
+    version="0.32.0",
+    open_routes=("/collective_rpc", "/pause"),
+    takes_weights=True,
+    logprobs="processed_logprobs",
+    max_num_seqs=64,
+    directory="/dev/shm",
+)
+THEIRS = ServerFacts(address=ADDRESS, model="m", max_len=2048, dtype="float32", vllm=SERVES)
+TIED = replace(RUN, model_sizes=replace(SIZES, tied=True))
+
+
+def of_theirs(given: Facts = RUN, /, server: ServerFacts = THEIRS, **changes: Any) -> list[Problem]:
+    own = replace(server, vllm=replace(SERVES, **changes))
+    options = {"torch_dtype": "float32", "max_completion_length": 16, "rollout_servers": [ADDRESS]}
+    return [p for p in found(replace(given, servers=(own,)), **options) if p.code[:3] in ("E42", "W18")]
+
+
+def test_the_open_routes_of_a_server_of_vllm_are_named_once_and_it_is_used_without_a_token() -> None:
+    (said,) = of_theirs()
+    assert said.code == "W181" and "/collective_rpc, /pause answer without a token" in said.seen
+    options = rollout_options(said.fixes[0].text.split("`")[1])
+    assert (options.engine, options.port, options.vllm_max_model_len) == ("vllm", 8000, 2048)
+    assert of_theirs(open_routes=()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"takes_weights": False}, "no routes that replace its weights"),
+        ({"logprobs": "raw_logprobs"}, "returns raw_logprobs"),
+        ({"quantization": "fp8"}, "quantizes its weights"),
+        ({"directory": ""}, "no directory is named"),
+    ],
+)
+def test_a_server_of_vllm_that_cannot_be_used_is_refused(change: dict[str, Any], words: str) -> None:
+    (refused,) = [p for p in of_theirs(**change) if p.code != "W181"]
+    assert refused.code == "E429" and words in refused.seen and "0.32.0" in refused.seen
+
+
+def test_a_tied_head_on_a_cpu_has_to_be_untied_there() -> None:
+    assert [p.code for p in of_theirs(TIED)] == ["W181"]
+    (refused, _) = of_theirs(TIED, on_cpu=True)
+    assert refused.code == "E429" and "tie_word_embeddings" in refused.fixes[1].text
+    assert [p.code for p in of_theirs(TIED, on_cpu=True, unties_head=True)] == ["W181"]
+    untied = replace(TIED, model_sizes=replace(SIZES, tied=False))
+    assert [p.code for p in of_theirs(untied, on_cpu=True)] == ["W181"]
+
+
+def test_what_a_server_of_vllm_says_is_compared() -> None:
+    assert next(p.code for p in of_theirs(server=replace(THEIRS, dtype="bfloat16"))) == "E422"
+    assert next(p.code for p in of_theirs(server=replace(THEIRS, max_len=100))) == "E423"
+
+
+def test_a_server_of_another_tool_is_refused_by_name() -> None:
+    other = ServerFacts(address=ADDRESS, fault="other", said="it refused with 404")
+    for options in (SERVED, {"rollout_servers": [ADDRESS]}):
+        (refused,) = [p for p in found(replace(RUN, servers=(other,)), **options) if p.code[:3] == "E42"]
+        assert refused.code == "E428" and ADDRESS in refused.seen and "404" in refused.seen

@@ -14,7 +14,7 @@ from covey.plan.facts.rewards import (
     SandboxFacts,
 )
 from covey.plan.facts.run import OutputDirState, RayFacts, ResumeFacts, RunOwner
-from covey.plan.facts.servers import ServerFacts
+from covey.plan.facts.servers import ServerFacts, VllmServeFacts
 
 __all__ = [
     "AdapterFacts",
@@ -39,4 +39,5 @@ __all__ = [
     "ServerFacts",
     "TargetFacts",
     "UnreadableFile",
+    "VllmServeFacts",
 ]

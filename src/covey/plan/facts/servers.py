@@ -5,17 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ServerFault = Literal["", "address", "silent", "token"]
+ServerFault = Literal["", "address", "silent", "token", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmServeFacts:
+    """What a server that `vllm serve` started says of itself.
+
+    version          of vLLM
+    open_routes      paths that answer without its key
+    takes_weights    whether it has the routes by which weights are replaced, which it has in developer mode
+    on_cpu           whether it samples on a CPU
+    unties_head      whether its head is a tensor of its own, though the model's is its embedding
+    logprobs         which log-probabilities it returns: its logprobs_mode
+    quantization     how its weights are quantized; empty where they are not
+    max_num_seqs     completions side by side
+    directory        where files of weights lie that it and the run both see; empty where there is none
+    """
+
+    version: str
+    open_routes: tuple[str, ...] = ()
+    takes_weights: bool = False
+    on_cpu: bool = False
+    unties_head: bool = False
+    logprobs: str = ""
+    quantization: str = ""
+    max_num_seqs: int = 1
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
     """A server that was asked before the run starts.
 
-    `fault` is why nothing is known of it (its address is none, it does not answer, it refuses the token), in
-    words in `said`. `max_len` is 0 where its model has no last position; `run` names the run that uses it.
-    `rows` is how many completions it decodes side by side (0: not known); `shares_files` says that weights go
-    to it through a directory that is here too.
+    `fault` is why nothing is known of it (its address is none, it does not answer, it refuses the token, it
+    is neither covey's nor vLLM's), in words in `said`. What a server does not say is empty or 0; `max_len` is
+    0 where its model has no last position, too. `run` names the run that uses it. `rows` is how many
+    completions it decodes side by side; `shares_files` says that weights go to it through a directory that is
+    here too. `vllm` is what is known of a server that `vllm serve` started.
     """
 
     address: str
@@ -31,3 +58,4 @@ class ServerFacts:
     run: str = ""
     rows: int = 0
     shares_files: bool = False
+    vllm: VllmServeFacts | None = None

@@ -29,7 +29,10 @@ class Refused(OSError):
 
     def __init__(self, status: int, body: Any) -> None:
         self.status, self.body = status, body if isinstance(body, dict) else {}
-        super().__init__(f"it refused with {status}: {self.body.get('error', 'no reason given')!s:.400}")
+        said = self.body.get("error", self.body.get("detail", "no reason given"))
+        # vLLM's is an object with a message.
+        said = said.get("message", said) if isinstance(said, dict) else said
+        super().__init__(f"it refused with {status}: {said!s:.400}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,10 @@ class Answer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def wait_for_ever(self) -> None:
+        """Let reads take as long as they do; `hang_up` ends them."""
+        self._socket.settimeout(None)
 
     def hang_up(self) -> None:
         """End the connection while another thread reads from it, which closes it."""
