@@ -47,6 +47,8 @@ LAUNCHER_FLAGS = {
     *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_id", "rdzv_endpoint"),
     *("multi_gpu", "num_processes", "num_gpus", "module", "local_rank", "kill-on-bad-exit"),
 }
+# Those of vLLM, on the page about servers.
+VLLM_FLAGS = {"api-key", "hf-overrides", "load-format", "logprobs-mode"}
 LANGUAGES = {"python", "bash", "console", "text", "yaml", "json"}
 
 _BLOCK = re.compile(
@@ -256,7 +258,7 @@ def test_options_exist(document: str) -> None:
 
     # Flags of other commands are their own affair.
     text = re.sub(r"^(?:hf|git|pip|#SBATCH) .*$", "", text_of(document), flags=re.MULTILINE)
-    foreign = LAUNCHER_FLAGS if document == "docs/clusters.md" else set()
+    foreign = {"docs/clusters.md": LAUNCHER_FLAGS, "docs/servers.md": VLLM_FLAGS}.get(document, set())
     for name in set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)) - VERB_FLAGS - foreign:
         known = look_up(name)
         is_other = document in ON_OTHERS and (known.moot is not None or known.refused is not None)

@@ -20,7 +20,7 @@ class ServerOptions(Options):
     rollout_token_file: str | None = option(
         None,
         "File with the token that the servers ask for; `covey rollout` writes it and prints its path. Of a "
-        "server of vLLM's its --api-key.",
+        "server of vLLM's its API key.",
         read_if=_SERVED,
         resume="free",
     )
