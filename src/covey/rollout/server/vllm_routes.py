@@ -92,7 +92,8 @@ def _with_settings(
         max_num_seqs=max(1, _number(_mapping(config, "scheduler_config").get("max_num_seqs"))),
         directory=directory if directory is not None and Path(directory).is_dir() else "",
     )
-    return replace(server, dtype=str(model.get("dtype") or "").removeprefix("torch."), vllm=known)
+    dtype = str(model.get("dtype") or "").removeprefix("torch.")
+    return replace(server, dtype=dtype, rows=known.max_num_seqs, shares_files=True, vllm=known)
 
 
 def _open_routes(caller: Caller) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from covey.plan.facts import VllmServeFacts
@@ -114,11 +114,9 @@ class VllmServe:
         own = dict(bucket)
         if self.about.unties_head:
             own |= {alias: bucket[name] for alias, name in self.tied.items() if name in bucket}
-        file = Path(transfer) / f"{len(self._sent):06d}.safetensors"
-        if len(own) == len(bucket):
-            file.write_bytes(data)
-        else:
-            save_file({name: tensor.clone() for name, tensor in own.items()}, file)
+        if len(own) > len(bucket):
+            data = save({name: tensor.clone() for name, tensor in own.items()})
+        (Path(transfer) / f"{len(self._sent):06d}.safetensors").write_bytes(data)
         self._sent += bucket
 
     def end(self, transfer: str, num_tensors: int, version: int) -> Receipt:
