@@ -17,7 +17,6 @@ from covey.types import StepRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _INCHES, _DPI = (10.0, 6.25), 160
 _INK, _QUIET, _GRID = "#222222", "#6b6b6b", "#e6e6e6"
@@ -63,29 +62,15 @@ def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
         "axes.unicode_minus": True,
     }
     with rc_context(style):
-        figure = Figure(figsize=_INCHES, dpi=_DPI, facecolor="white")
+        figure = Figure(figsize=_INCHES, dpi=_DPI, facecolor="white", layout="constrained")
         canvas = FigureCanvasAgg(figure)
-        grid = figure.add_gridspec(
-            2,
-            2,
-            height_ratios=(2.6, 1),
-            left=0.075,
-            right=_right_edge(parts),
-            top=0.845,
-            bottom=0.085,
-            hspace=0.38,
-            wspace=0.25,
-        )
-        top = figure.add_subplot(grid[0, :])
-        _plot_rewards(top, reward, parts)
-        _plot_small(
-            figure.add_subplot(grid[1, 0]),
-            series(records, "completions/mean_length"),
-            "Completion length",
-            "tokens",
-        )
-        _plot_signal(figure.add_subplot(grid[1, 1]), records)
-        _head(figure, title or "Reward", summary(reward))
+        panels = figure.subplot_mosaic([["reward", "reward"], ["length", "signal"]], height_ratios=(2.6, 1))
+        _plot_rewards(panels["reward"], reward, parts)
+        lengths = series(records, "completions/mean_length")
+        _plot_small(panels["length"], lengths, "Completion length", "tokens")
+        _plot_signal(panels["signal"], records)
+        heading = f"{_shorten(title or 'Reward', 70)}\n{summary(reward)}"
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=13, color=_INK)
         png.parent.mkdir(parents=True, exist_ok=True)
         temporary = png.with_name(f".tmp-{png.name}")
         try:
@@ -106,30 +91,14 @@ def series(records: Sequence[StepRecord], name: str) -> Series:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return a line fitted around each value, near ones counting most, within the range of what was fitted.
-
-    Unlike a running mean it neither lags while values rise nor clings to the very first and last of them.
-    The window reaches a twelfth of the values to each side; fewer than 24 values come back as they are.
-    """
+    """Return the mean around each value: of a twelfth of all values, at most 60, to each side of it. Fewer
+    than 24 values come back as they are."""
     radius = min(len(values) // 12, 60)
     if radius < 2:
         return list(values)
-    kernel = [(1 - (distance / (radius + 1)) ** 3) ** 3 for distance in range(radius + 1)]
-    return [_fit(values, i, kernel) for i in range(len(values))]
+    from pandas import Series as Column
 
-
-def _fit(values: Sequence[float], centre: int, kernel: Sequence[float]) -> float:
-    """Return the height at `centre` of the weighted least-squares line through its neighbours."""
-    radius = len(kernel) - 1
-    window = range(max(centre - radius, 0), min(centre + radius + 1, len(values)))
-    weights = [kernel[abs(i - centre)] for i in window]
-    total = math.fsum(weights)
-    mean_x = math.fsum(w * i for w, i in zip(weights, window, strict=True)) / total
-    mean_y = math.fsum(w * values[i] for w, i in zip(weights, window, strict=True)) / total
-    spread = math.fsum(w * (i - mean_x) ** 2 for w, i in zip(weights, window, strict=True))
-    slope = math.fsum(w * (i - mean_x) * values[i] for w, i in zip(weights, window, strict=True)) / spread
-    near = [values[i] for i in window]
-    return min(max(mean_y + slope * (centre - mean_x), min(near)), max(near))
+    return list(Column(values).rolling(2 * radius + 1, center=True, min_periods=1).mean())
 
 
 def summary(reward: Series) -> str:
@@ -164,52 +133,23 @@ def part_series(records: Sequence[StepRecord], reward: Series) -> list[Series]:
     return parts[:_MAX_PARTS]
 
 
-def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
-    """Return heights at least `gap` apart, in the same order, moved as little as a pairwise push allows."""
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    # Labels that touch form a block, and a block stands centred on where its labels would like to be.
-    blocks: list[tuple[float, int]] = []
-    for i in order:
-        blocks.append((heights[i], 1))
-        while len(blocks) > 1:
-            (low, num_low), (high, num_high) = blocks[-2:]
-            if high - low >= gap * (num_low + num_high) / 2:
-                break
-            blocks[-2:] = [((low * num_low + high * num_high) / (num_low + num_high), num_low + num_high)]
-    spread = [centre + gap * (k - (num - 1) / 2) for centre, num in blocks for k in range(num)]
-    result = list(heights)
-    for i, height in zip(order, spread, strict=True):
-        result[i] = height
-    return result
-
-
 def _plot_rewards(axes: Axes, reward: Series, parts: Sequence[Series]) -> None:
     lines = [(reward, _REWARD, _DASHES[0], "reward")]
     for index, part in enumerate(parts):
         lines.append((part, _PARTS[index % len(_PARTS)], _DASHES[index // len(_PARTS)], _label(part)))
     axes.plot(reward.steps, reward.values, color=_REWARD, linewidth=0.8, alpha=0.35)
     courses = [smooth(line.values) for line, *_ in lines]
-    for (line, color, dashes, _), course in reversed(list(zip(lines, courses, strict=True))):
-        width = 2.6 if line is reward else 1.6
-        axes.plot(line.steps, course, color=color, linestyle=dashes, linewidth=width, solid_capstyle="round")
+    for (line, color, dashes, label), course in zip(lines, courses, strict=True):
+        width, above = (2.6, 3.0) if line is reward else (1.6, 2.0)
+        label = f"{_shorten(label, _LONGEST_LABEL)}  {format_number(_tenths(line)[1])}"
+        axes.plot(
+            line.steps, course, color=color, linestyle=dashes, linewidth=width, label=label, zorder=above
+        )
     _finish(axes, reward.steps, num_ticks=8)
     lowest, highest = (pick(pick(line.values) for line, *_ in lines) for pick in (min, max))
     if 0 <= lowest < highest / 2:
         axes.set_ylim(bottom=0)
-    low, high = axes.get_ylim()
-    ends = spread_labels([course[-1] for course in courses], gap=(high - low) * 0.055)
-    for (line, color, _, label), end in zip(lines, ends, strict=True):
-        axes.annotate(
-            f"{_shorten(label, _LONGEST_LABEL)}  {format_number(_tenths(line)[1])}",
-            xy=(1, end),
-            xycoords=("axes fraction", "data"),
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            color=color,
-            fontweight="bold" if line is reward else "normal",
-            annotation_clip=False,
-        )
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, labelcolor="linecolor")
     key = " (pale: each step; dark: smoothed)" if courses[0] != list(reward.values) else ""
     axes.set_xlabel("optimizer step" + key, color=_QUIET)
     axes.set_ylabel("mean reward", color=_QUIET)
@@ -219,12 +159,6 @@ def _label(part: Series) -> str:
     if part.name.startswith("tasks/"):
         return f"task {part.name.removeprefix('tasks/').removesuffix('/reward')}"
     return part.name.removeprefix("rewards/").removesuffix("/mean")
-
-
-def _right_edge(parts: Sequence[Series]) -> float:
-    """Return where the panels end: what is right of them belongs to the names of the lines."""
-    longest = max((len(_label(part)) for part in parts), default=0)
-    return 0.845 if longest <= len("accuracy_") else 0.785
 
 
 def _plot_signal(axes: Axes, records: Sequence[StepRecord]) -> None:
@@ -274,12 +208,6 @@ def _fonts() -> list[str]:
 
     installed = {font.name for font in fontManager.ttflist}
     return ["DejaVu Sans", *(name for name in _WIDE_FONTS if name in installed)]
-
-
-def _head(figure: Figure, title: str, subtitle: str) -> None:
-    left = 0.03
-    figure.text(left, 0.945, _shorten(title, 70), fontsize=16, fontweight="bold", color=_INK, va="center")
-    figure.text(left, 0.9, subtitle, fontsize=11, color=_QUIET, va="center")
 
 
 def _shorten(text: str, length: int) -> str:

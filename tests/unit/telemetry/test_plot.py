@@ -3,14 +3,13 @@ from __future__ import annotations
 import math
 import random
 import struct
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from covey.errors import CoveyError
 from covey.telemetry.files import RunFiles, read_metrics
-from covey.telemetry.plot import Series, part_series, plot_rewards, series, smooth, spread_labels, summary
+from covey.telemetry.plot import Series, part_series, plot_rewards, series, smooth, summary
 from covey.types import Metric, StepRecord
 
 
@@ -98,7 +97,9 @@ def test_the_reward_of_each_task_is_drawn(tmp_path: Path) -> None:
 
 def test_smoothing_keeps_a_straight_line_and_quiets_noise() -> None:
     line = [0.25 + 0.5 * i / 99 for i in range(100)]
-    assert smooth(line) == pytest.approx(line, abs=1e-12)
+    # At the ends the mean is of one side alone.
+    assert smooth(line)[8:-8] == pytest.approx(line[8:-8], abs=1e-12)
+    assert smooth(line) == sorted(smooth(line))
     noise = random.Random(1)
     noisy = [value + noise.gauss(0, 0.05) for value in line]
     errors = [math.dist(values, line) for values in (noisy, smooth(noisy))]
@@ -123,13 +124,3 @@ def test_smoothing_keeps_a_straight_line_and_quiets_noise() -> None:
 def test_the_summary_says_what_happened(values: list[float], sentence: str) -> None:
     reward = Series(name="reward", steps=tuple(range(1, len(values) + 1)), values=tuple(values))
     assert summary(reward).startswith(sentence)
-
-
-def test_labels_keep_their_order_and_their_distance() -> None:
-    assert spread_labels([0.1, 0.9, 0.5], gap=0.1) == [0.1, 0.9, 0.5]
-    spread = spread_labels([0.5, 0.51, 0.49, 0.9], gap=0.1)
-    assert spread == pytest.approx([0.5, 0.6, 0.4, 0.9])
-    crowded = spread_labels([0.5] * 8 + [0.55], gap=0.05)
-    ordered = sorted(crowded)
-    assert all(b - a >= 0.05 - 1e-12 for a, b in pairwise(ordered))
-    assert crowded[-1] == max(crowded)
