@@ -53,7 +53,19 @@ def load_file(path: Path) -> Dataset:
 def stream_file(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of such a file, without holding them all."""
     _refuse_other_separators(path)
+    if path.suffix == ".parquet":
+        return _rows(str(path), lambda _: _parquet_rows(path))
     return _rows(str(path), lambda d: _load(d, **_file(path), streaming=True))
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Read by pyarrow itself: the scanner through which `datasets` streams can hang where its rows are not
+    read to the end (apache/arrow#45214)."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(_CHUNK):
+            yield from batch.to_pylist()
 
 
 def _refuse_other_separators(path: Path) -> None:
@@ -210,7 +222,7 @@ def _dicts(rows: Any) -> Iterator[dict[str, Any]]:
 
 def _undecoded(stream: Any) -> Any:
     # A stream whose columns are not known yet holds text and numbers only, and refuses to be told.
-    return stream.decode(False) if stream.features else stream
+    return stream.decode(False) if getattr(stream, "features", None) else stream
 
 
 def _has_media(feature: Any) -> bool:
