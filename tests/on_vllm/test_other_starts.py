@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from covey.types import Receipt
+from covey.checksums import checksum
 from support.vllm_learner import Learner, prompts, request_of, sampled
 
 pytestmark = pytest.mark.vllm
 
-RANK, ALPHA, TARGETS = 4, 8, ("q_proj", "v_proj", "up_proj")
-CONFIG: dict[str, Any] = {
-    "peft_type": "LORA",
-    "r": RANK,
-    "lora_alpha": ALPHA,
-    "target_modules": list(TARGETS),
-}
+RANK, TARGETS = 4, ("q_proj", "v_proj", "o_proj", "up_proj")
 CLOSE = 1e-4
 
 
 def adapter(learner: Learner, seed: int) -> dict[str, Tensor]:
-    """Matrices of an adapter under peft's names."""
+    """Matrices of an adapter under peft's names, as a backend gives them: the update is B @ A."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for name, weight in learner.given.items():
@@ -44,7 +38,7 @@ def merged(learner: Learner, matrices: dict[str, Tensor]) -> Learner:
     for name in [n for n in matrices if ".lora_A." in n]:
         b = matrices[name.replace(".lora_A.", ".lora_B.")]
         base = name.removeprefix("base_model.model.").replace(".lora_A", "")
-        given[base] = given[base] + ALPHA / RANK * b @ matrices[name]
+        given[base] = given[base] + b @ matrices[name]
     return Learner(learner.policy, given)
 
 
@@ -52,12 +46,20 @@ def test_adapters(start, learner: Learner) -> None:
     """One after the other under names of their own, whole weights beneath them, and none at the end."""
     requests = [request_of(p, i) for i, p in enumerate(prompts())]
     with start(lora_rank=RANK) as engine:
+        assert engine.capabilities.adapter_rank == 8 and engine.held_base() == ""
+        with pytest.raises(ValueError, match="no base"):
+            engine.publish(iter(adapter(learner, 1).items()), 0)
         assert learner.agrees_with(engine.publish(learner.weights(), 0))
+        base = engine.held_base()
         names, directories = [], []
         for version in (1, 2, 2):
             matrices = adapter(learner, version)
-            receipt = engine.publish_adapter(iter(matrices.items()), version, CONFIG)
-            assert receipt == Receipt(version=version, unread=tuple(matrices))
+            with_base = learner.weights() if version == 1 else iter(())
+            receipt = engine.publish(chain(with_base, matrices.items()), version)
+            held = {n: c for n, c in receipt.fingerprints.items() if n in matrices}
+            assert held == {name: checksum(tensor) for name, tensor in matrices.items()}
+            named = receipt.fingerprints.keys() | set(receipt.unread)
+            assert named == learner.given.keys() | matrices.keys() and engine.held_base() == base
             completions = sampled(engine, requests)
             own = merged(learner, matrices)
             assert max(map(own.gap, requests, completions)) < CLOSE
@@ -65,12 +67,15 @@ def test_adapters(start, learner: Learner) -> None:
             assert {v for c in completions for v in c.versions} == {version}
             names.append(engine._adapter.lora_name)
             directories.append(Path(engine._adapter.lora_path))
-        assert len(set(names)) == 3 and [n.partition(".")[0] for n in names] == [
-            "covey@1",
-            "covey@2",
-            "covey@2",
-        ]
+        assert len(set(names)) == 3
+        assert [n.partition(".")[0] for n in names] == ["covey@1", "covey@2", "covey@2"]
         assert [d.exists() for d in directories] == [False, False, True]
+        assert engine._llm.llm_engine.list_loras() == {engine._adapter.lora_int_id}
+        too_high = {n: t.repeat(3, 1) if "_A" in n else t.repeat(1, 3) for n, t in matrices.items()}
+        with pytest.raises(ValueError, match="rank 12 was sent, and this vLLM takes adapters of rank 8"):
+            engine.publish(iter(too_high.items()), 3)
+        with pytest.raises(RuntimeError, match="no weights"):
+            engine.submit(requests[0])
         assert engine.publish(learner.weights(), 3).version == 3
         assert learner.gaps(engine, requests) < CLOSE
         assert not directories[-1].exists() and not engine._llm.llm_engine.list_loras()

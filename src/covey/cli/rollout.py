@@ -17,6 +17,7 @@ from covey.config.foreign_server import answer
 from covey.data.model_files import model_problem
 from covey.errors import ConfigError
 from covey.options.verbs import RolloutOptions
+from covey.options.vllm import LORA_RANKS
 from covey.plan.check_vllm import OWNED
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
@@ -153,6 +154,7 @@ def _vllm(options: RolloutOptions, model: Path) -> VllmSettings:
         tensor_parallel=options.vllm_tensor_parallel_size,
         own_processes=options.vllm_tensor_parallel_size > 1,
         enforce_eager=options.vllm_enforce_eager,
+        lora_rank=options.vllm_max_lora_rank if options.vllm_enable_lora else 0,
         extra=options.vllm_engine_kwargs or {},
     )
 
@@ -175,6 +177,17 @@ def _of_vllm(options: RolloutOptions) -> list[Problem]:
         )
         seen = "engine needs vllm, which is not installed."
         problems.append(problem("E116", "engine", seen, "It is an optional part of covey.", fix))
+    if not 1 <= options.vllm_max_lora_rank <= LORA_RANKS[-1]:
+        fix = Fix(text="the highest of vLLM", edits={"vllm_max_lora_rank": LORA_RANKS[-1]})
+        seen = (
+            f"vllm_max_lora_rank is {options.vllm_max_lora_rank}; vLLM applies ranks 1 to {LORA_RANKS[-1]}."
+        )
+        problems.append(problem("E434", "vllm_max_lora_rank", seen, "", fix))
+    if "vllm_max_lora_rank" in options.model_fields_set and not options.vllm_enable_lora:
+        apply = Fix(text="apply adapters", edits={"vllm_enable_lora": True})
+        seen = "vllm_max_lora_rank is given, and vllm_enable_lora is off."
+        leave = Fix(text="leave out --vllm_max_lora_rank")
+        problems.append(problem("E434", "vllm_max_lora_rank", seen, "", apply, leave))
     if taken := sorted(OWNED & (options.vllm_engine_kwargs or {}).keys()):
         fix = Fix(text="leave them out of the JSON")
         seen = f"vllm_engine_kwargs sets {', '.join(taken)}."

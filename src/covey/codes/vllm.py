@@ -26,6 +26,12 @@ VLLM: tuple[tuple[str, str, str], ...] = (
         "vLLM refuses a prompt that is too long, and cuts a completion where its length ends.",
     ),
     (
+        "E434",
+        "Adapter that vLLM cannot apply",
+        "vLLM applies LoRA matrices beside linear layers, up to the rank that it was started for. Another "
+        "adapter is added to the weights before they are sent.",
+    ),
+    (
         "W190",
         "vLLM on a GPU, not yet tried by us",
         "covey's tests run vLLM's build for CPUs. What GPUs alone have (sleeping, several GPUs, its memory) "

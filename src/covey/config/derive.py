@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from covey.options.schema import default_of
-from covey.options.vllm import VllmOptions
+from covey.options.vllm import LORA_RANKS, VllmOptions
 
 PER_DEVICE = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
@@ -203,6 +203,17 @@ def _sleeps(options: Mapping[str, Any]) -> tuple[Any, str]:
     return _of(options, "sleep_level") > 0, "derived from sleep_level"
 
 
+_ADAPTER = ("tuner_type", "use_dora", "modules_to_save", "lora_rank")
+
+
+def _applies_adapter(options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Added to weights of bfloat16, most of a small update is rounded away; sent alone, it is whole."""
+    if _of(options, "tuner_type") != "lora":
+        return False, "default"
+    is_plain = not _of(options, "use_dora") and not _of(options, "modules_to_save")
+    return is_plain and _of(options, "lora_rank") <= LORA_RANKS[-1], "derived from tuner_type"
+
+
 def _same_as(name: str) -> Rule:
     return Rule(frozenset({name}), lambda options: (_of(options, name), f"derived from {name}"))
 
@@ -224,6 +235,7 @@ RULES: Mapping[str, Rule] = {
     "eval_temperature": _same_as("temperature"),
     "quant_method": Rule(frozenset({"quant_bits"}), _quant_method),
     "use_vllm": Rule(frozenset(_OF_VLLM), _use_vllm),
+    "vllm_enable_lora": Rule(frozenset(_ADAPTER), _applies_adapter),
     "vllm_enable_sleep_mode": Rule(frozenset({"sleep_level"}), _sleeps),
     "rollout_servers": Rule(frozenset(_SERVERS), _rollout_servers),
     "greater_is_better": Rule(frozenset({"metric_for_best_model"}), _greater_is_better),

@@ -25,7 +25,6 @@ _TUNER = "Adapters have the options of the group Adapters in `covey train --help
 _ENGINES = "covey samples with its own engine (--engine native), with transformers' generate, or with vLLM."
 _VLLM = "covey has no option for it; arguments of vLLM's class LLM go into --vllm_engine_kwargs, as JSON."
 _ONE_EACH = "vLLM on the training GPUs has one engine in each process (--vllm_mode colocate)."
-_MERGED = "vLLM is sent whole weights, with the adapter added to them."
 _WHOLE = "This version samples from the model's whole distribution, so that the loss sees the same one."
 _ROLLOUTS = "Every completion is written to rollouts/ in output_dir; --rollout_log says how many."
 _SAVING = "Checkpoints are saved every --save_steps optimizer steps and at the end."
@@ -95,8 +94,6 @@ MOOT: Mapping[str, Moot] = {
         ("sum_then_normalize",),
         {"normalize_then_sum": ("scale_rewards", "gdpo")},
     ),
-    "vllm_enable_lora": Moot(_MERGED),
-    "vllm_max_lora_rank": Moot(_MERGED),
     "vllm_importance_sampling_correction": Moot(
         "What is sampled with the weights in training needs no correction.",
         ("false",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ from covey.models.policy import Policy
 from covey.models.quantized import as_stored, cast_unpacked, compute_in, is_packed, unpacked, whole_shape
 
 _NAME = "default"
+# What peft writes before the names of a model's modules.
+_PEFT = "base_model.model."
 
 
 class AdapterError(CoveyError, ValueError):
@@ -53,6 +55,23 @@ class Adapter:
     layers: tuple[Any, ...]
     copies: tuple[Any, ...]
     quantization: Quantization | None = None
+
+
+Named = Iterator[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterAlone:
+    """An adapter of `rank` that an engine can apply itself: matrices beside linear layers and nothing else.
+
+    `base` gives the weights of the base under transformers' names, `matrices` those of the adapter under
+    peft's, in a dtype (None: as the base computes), whole and one at a time; both are collective. The update
+    of a layer is B @ A: its scale is in B.
+    """
+
+    rank: int
+    base: Callable[[torch.dtype | None], Named]
+    matrices: Callable[[torch.dtype | None], Named]
 
 
 def add_adapter(
@@ -187,6 +206,57 @@ def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
         if is_packed(parameter):
             weight = as_stored(policy.model.get_submodule(name.removesuffix(".weight")), weight)
         yield plain_name(name), weight
+
+
+def adapter_alone(policy: Policy) -> AdapterAlone | None:
+    """The adapter of a policy with whole weights, for an engine; None where `applied_rank` is 0."""
+    adapter, rank = policy.adapter, applied_rank(policy)
+    if adapter is None or not rank:
+        return None
+    computed: torch.dtype = adapter.layers[0].get_base_layer().weight.dtype
+    scaling = adapter.settings.scaling
+
+    def base(dtype: torch.dtype | None) -> Named:
+        return in_dtype(base_weights(policy.model.named_parameters()), dtype)
+
+    def matrices(dtype: torch.dtype | None) -> Named:
+        return adapter_weights(policy.model.named_parameters(), scaling, dtype or computed)
+
+    return AdapterAlone(rank=rank, base=base, matrices=matrices)
+
+
+def applied_rank(policy: Policy) -> int:
+    """The rank of an adapter that is matrices beside linear layers and nothing else; 0 where there is none,
+    with DoRA, whole copies, or a packed base."""
+    adapter = policy.adapter
+    if adapter is None or adapter.settings.use_dora or adapter.copies or adapter.quantization is not None:
+        return 0
+    return adapter.settings.rank
+
+
+def base_weights(named: Iterable[tuple[str, Tensor]]) -> Named:
+    """Of tensors by the names that they have in an adapted model, those of the base under transformers'
+    names, without the update."""
+    return ((plain_name(name), tensor.detach()) for name, tensor in named if not is_of_adapter(name))
+
+
+def adapter_weights(named: Iterable[tuple[str, Tensor]], scaling: float, dtype: torch.dtype) -> Named:
+    """Of tensors by the names that they have in an adapted model, the adapter's matrices under peft's names,
+    in `dtype`, B multiplied by `scaling`."""
+    for name, tensor in named:
+        if is_of_adapter(name):
+            own = tensor.detach() * scaling if ".lora_B." in name else tensor.detach()
+            yield _PEFT + name.replace(f".{_NAME}.", "."), own.to(dtype)
+
+
+def in_dtype(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Named:
+    """Tensors in `dtype`; None: as they are."""
+    return ((name, tensor if dtype is None else tensor.to(dtype)) for name, tensor in named)
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether a tensor's name is that of an adapter's matrix."""
+    return ".lora_" in name
 
 
 def tied_names(policy: Policy) -> dict[str, str]:

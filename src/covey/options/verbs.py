@@ -88,6 +88,11 @@ class RolloutOptions(VerbOptions):
     )
     vllm_tensor_parallel_size: int = option(1, "GPUs that one vLLM spans.")
     vllm_enforce_eager: bool = option(False, "Whether vLLM runs without compiled graphs.")
+    vllm_enable_lora: bool = option(
+        False,
+        "Whether vLLM applies the adapters of runs itself: their base is sent once, then adapters alone.",
+    )
+    vllm_max_lora_rank: int = option(16, "Highest rank of an adapter that vLLM makes room for.")
     vllm_engine_kwargs: dict[str, Any] | None = option(
         None, "Further arguments of vLLM's class LLM, as JSON."
     )

@@ -10,6 +10,9 @@ _WITH_VLLM = only_with("use_vllm", True)
 # A server has options of its own for these: `covey rollout --engine vllm`.
 _IN_PROCESS = only_with("vllm_mode", "colocate")
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The highest ranks of adapters that vLLM may be told."""
+
 
 class VllmOptions(Options):
     """vLLM: sampling with it in the place of covey's own engine."""
@@ -111,6 +114,26 @@ class VllmOptions(Options):
         le=2,
         why="vLLM has the levels 0, 1 and 2.",
         swift="0",
+        resume="free",
+        read_if=_IN_PROCESS,
+    )
+    vllm_enable_lora: bool = option(
+        ...,
+        "Whether vLLM applies the adapter itself: the base is sent once, and then the adapter alone. If "
+        "false, the adapter is added to the weights, and all of them are sent each time.",
+        rule="true where an adapter is trained that vLLM can apply: no use_dora, no modules_to_save, and a "
+        "lora_rank of at most 512",
+        swift="false",
+        resume="free",
+        read_if=_WITH_VLLM,
+    )
+    vllm_max_lora_rank: int | None = option(
+        None,
+        "Highest rank of an adapter that vLLM makes room for. Not set: lora_rank.",
+        ge=1,
+        le=512,
+        why="vLLM applies adapters of rank 1 to 512.",
+        swift="16",
         resume="free",
         read_if=_IN_PROCESS,
     )

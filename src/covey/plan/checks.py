@@ -16,6 +16,7 @@ from covey.plan.check_effect import effect_problems
 from covey.plan.check_eval import eval_problems
 from covey.plan.check_layout import layout_problems
 from covey.plan.check_levers import lever_problems
+from covey.plan.check_lora import lora_problems
 from covey.plan.check_memory import memory_problems
 from covey.plan.check_model import model_problems
 from covey.plan.check_objects import object_problems
@@ -54,6 +55,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *lever_problems(config, facts, typed or ()),
         *version_problems(config, facts),
         *vllm_problems(config, facts),
+        *lora_problems(config, facts, typed or ()),
         *ray_problems(config, facts),
         *server_problems(config, facts),
         *data_problems(config, facts),

@@ -28,7 +28,8 @@ class Capabilities:
 
     `dtype` is that of the copy (None: as the learner computes). `is_shared` says that all ranks sample from
     one copy: the first rank publishes to it, and `publish` of the others sends nothing. `forgets`: the copy
-    is gone after `rest`, so that the same version has to be published again.
+    is gone after `rest`, so that the same version has to be published again. `adapter_rank` is the highest
+    rank of a LoRA adapter that it applies itself (0: none), beside a base that it has been sent before.
     """
 
     logprobs: bool
@@ -37,6 +38,7 @@ class Capabilities:
     is_shared: bool = False
     forgets: bool = False
     dtype: torch.dtype | None = None
+    adapter_rank: int = 0
 
 
 class Engine(Protocol):
@@ -75,7 +77,16 @@ class Engine(Protocol):
         `named_weights` gives tensors under transformers' names, gathered one by one as they are asked for; an
         engine on the learner's own weights asks for none. The receipt says what it holds then: for an engine
         with members, what each of them does.
+
+        One with an `adapter_rank` may be given the matrices of an adapter as well, under peft's names: behind
+        the weights of the base, or alone, for the base that it holds. What it is not given of an adapter is
+        no part of the version.
         """
+        ...
+
+    def held_base(self) -> str:
+        """The digest of the base that it holds for adapters, of which it has been given every tensor; empty
+        where there is none, and where one of its members has another one."""
         ...
 
     def rest(self) -> None:

@@ -101,6 +101,10 @@ class GenerateEngine:
         self._version = version
         return Receipt(version=version)
 
+    def held_base(self) -> str:
+        """It samples from the learner's own weights."""
+        return ""
+
     def rest(self) -> None:
         """Nothing is kept from one rollout to the next."""
 

@@ -22,6 +22,8 @@ from covey.types import Completion
 if TYPE_CHECKING:
     import torch
 
+    from covey.models.lora import AdapterAlone
+
 
 class Owner(Protocol):
     """What owns the weights."""
@@ -32,6 +34,11 @@ class Owner(Protocol):
 
     def weights(self, dtype: torch.dtype | None = None) -> NamedWeights:
         """Whole weights, one at a time. Collective."""
+        ...
+
+    @property
+    def adapter_alone(self) -> AdapterAlone | None:
+        """Its adapter, where an engine can apply it itself."""
         ...
 
 
@@ -54,6 +61,8 @@ class Published:
 class Publisher:
     """Has an engine sample from the weights of a version, and gives it them where it is behind.
 
+    An engine that applies an adapter of the owner's rank is sent the base once, and then the adapter alone.
+
     `tied` are names of the model beside those of its weights: `{"lm_head.weight": "model.embed…weight"}`. An
     engine may hold such a tensor under both.
     """
@@ -71,6 +80,7 @@ class Publisher:
         self._canary, self._tied = canary, dict(tied or {})
         self._version: int | None = None
         self._before: Sent | None = None
+        self._base: Sent | None = None
         self.last: Published | None = None
         """What was published last."""
         self._published: list[Published] = []
@@ -131,7 +141,7 @@ class Publisher:
         """Every rank gathers each tensor, and the engine takes it; then its receipt is held to what was
         sent."""
         engine, sent = self._engine, Sent(version=version)
-        weights = self._counted(self._owner.weights(engine.capabilities.dtype), sent)
+        weights = self._weights(sent)
 
         def send() -> None:
             try:
@@ -151,6 +161,35 @@ class Publisher:
         if self._engine.capabilities.is_shared and self._comm.world > 1:
             members = self._comm.gather_json(list(self._engine.members))[0]
             cast(SharedEngine, self._engine).use_members(members)
+
+    def _weights(self, sent: Sent) -> NamedWeights:
+        """What the engine lacks of a version. Collective."""
+        most, dtype = self._engine.capabilities.adapter_rank, self._engine.capabilities.dtype
+        adapter = self._owner.adapter_alone if most else None
+        if adapter is None or adapter.rank > most:
+            return self._counted(self._owner.weights(dtype), sent)
+        if not self._is_base_held(adapter):
+            return self._base_and_matrices(adapter, sent)
+        assert self._base is not None
+        sent.fingerprints.update(self._base.fingerprints)
+        return self._counted(adapter.matrices(dtype), sent)
+
+    def _is_base_held(self, adapter: AdapterAlone) -> bool:
+        """Whether every engine holds the adapter's base, from before or from another run. Collective."""
+        held = self._engine.held_base() if self._is_sender else None
+        if "" in self._comm.gather_json(held):
+            return False
+        if self._base is None:
+            self._base = Sent(version=-1)
+            for _ in self._counted(adapter.base(self._engine.capabilities.dtype), self._base):
+                pass
+        return all(self._comm.gather_json(held is None or held == self._base.digest))
+
+    def _base_and_matrices(self, adapter: AdapterAlone, sent: Sent) -> NamedWeights:
+        dtype = self._engine.capabilities.dtype
+        yield from self._counted(adapter.base(dtype), sent)
+        self._base = Sent(version=sent.version, fingerprints=dict(sent.fingerprints))
+        yield from self._counted(adapter.matrices(dtype), sent)
 
     @property
     def _is_sender(self) -> bool:

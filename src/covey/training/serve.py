@@ -78,6 +78,8 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         run="",
         is_receiving=False,
         publish_directory=str(serving.publish_directory or ""),
+        adapter_rank=engine.capabilities.adapter_rank,
+        base="",
     )
     front = Front(engine, about, ends_with_run=serving.ends_with_run)
     access = Access(

@@ -44,6 +44,7 @@ def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> S
         )
 
     servers = [server_at(address) for address in config.rollout_servers]
+    alone = config.vllm_enable_lora
     return ServerEngine(
         servers,
         comm.activity,
@@ -51,4 +52,5 @@ def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> S
         publishes=comm.rank == 0,
         noise_keys=all(server.noise_keys for server in facts.servers or ()),
         start=start_line(config, config.rollout_servers[0], facts),
+        adapter_rank=min((s.adapter_rank for s in facts.servers or ()), default=0) if alone else 0,
     )

@@ -25,7 +25,7 @@ from covey.learner.backends.base import Advance, Annotation
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.live import LiveModel, lent
 from covey.models.load import base_directory, choose_stream, load_adapted, load_policy
-from covey.models.lora import merged, plain_weights
+from covey.models.lora import AdapterAlone, adapter_alone, in_dtype, merged, plain_weights
 from covey.models.policy import Policy
 from covey.models.quantized import cast_unpacked
 from covey.options.schema import Config
@@ -106,7 +106,12 @@ class _Still:
 
     def weights(self, dtype: torch.dtype | None = None) -> NamedWeights:
         """Under transformers' names."""
-        return ((n, w if dtype is None else w.to(dtype)) for n, w in plain_weights(self.policy))
+        return in_dtype(plain_weights(self.policy), dtype)
+
+    @property
+    def adapter_alone(self) -> AdapterAlone | None:
+        """That of the policy."""
+        return adapter_alone(self.policy)
 
     @torch.no_grad()
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:

@@ -12,6 +12,7 @@ from covey.config.objects import is_live
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.check_launch import num_ranks
+from covey.plan.check_lora import adapter_room
 from covey.plan.facts import Facts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import requests_of
@@ -52,6 +53,7 @@ def vllm_settings(config: Config, facts: Facts, directory: Path, device: torch.d
         enforce_eager=config.vllm_enforce_eager,
         prefix_caching=config.vllm_enable_prefix_caching,
         sleep_level=max(1, config.sleep_level) if config.vllm_enable_sleep_mode else 0,
+        lora_rank=adapter_room(config),
         trust_remote_code=config.trust_remote_code,
         extra=config.vllm_engine_kwargs or {},
     )

@@ -14,6 +14,7 @@ from covey.algorithm.losses import LossOutput
 from covey.checkpoint.manifest import FileEntry
 from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.reference import MovingReference
+from covey.models.lora import AdapterAlone
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
@@ -100,6 +101,11 @@ class Backend(Protocol):
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Whole weights under transformers' names, an adapter added, one at a time, in `dtype` (None: as they
         compute). Collective."""
+        ...
+
+    @property
+    def adapter_alone(self) -> AdapterAlone | None:
+        """The policy's adapter, where an engine can apply it itself."""
         ...
 
     def frozen(self) -> Mapping[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -18,7 +18,19 @@ from covey.learner.optimizer import Across
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.protocol import Split
 from covey.learner.sharding.room import Room, computing_dtypes
-from covey.models.lora import adapter_tensors, merged, plain_weights, reset_magnitudes
+from covey.models.lora import (
+    AdapterAlone,
+    Named,
+    adapter_tensors,
+    adapter_weights,
+    applied_rank,
+    base_weights,
+    in_dtype,
+    is_of_adapter,
+    merged,
+    plain_weights,
+    reset_magnitudes,
+)
 from covey.models.policy import Policy
 
 
@@ -44,6 +56,7 @@ class SplitModel(Passes):
         self.policy, self.sampler, self.moving = split.policy, sampler, moving
         self.reference = None if reference is None else reference.policy
         dtypes = computing_dtypes(dict(self.policy.named_parameters()), compute_dtype)
+        self._compute_dtype = compute_dtype
         self._room = Room(sampler, self.policy.device, dtypes)
         self._reset_magnitudes()
 
@@ -85,12 +98,27 @@ class SplitModel(Passes):
         """Gathered a layer at a time; with an adapter, all of them before the first."""
         if self.policy.adapter is not None:
             with nullcontext() if self._room.is_held else self._room.held(self.split.whole()):
-                for name, weight in plain_weights(self.sampler):
-                    yield name, weight if dtype is None else weight.to(dtype)
+                yield from in_dtype(plain_weights(self.sampler), dtype)
             return
         whole = self.sampler.named_parameters() if self._room.is_held else self.split.whole()
-        for name, weight in whole:
-            yield name.removeprefix("model."), weight if dtype is None else weight.to(dtype)
+        yield from in_dtype(_of_model(whole), dtype)
+
+    @property
+    def adapter_alone(self) -> AdapterAlone | None:
+        """That of the sampler: the base is gathered a layer at a time, of the adapter its matrices alone."""
+        adapter, rank = self.sampler.adapter, applied_rank(self.sampler)
+        if adapter is None or not rank:
+            return None
+        scaling, names = adapter.settings.scaling, [n for n in self.trained() if is_of_adapter(n)]
+
+        def base(dtype: torch.dtype | None) -> Named:
+            return in_dtype(base_weights(_of_model(self.split.whole())), dtype)
+
+        def matrices(dtype: torch.dtype | None) -> Named:
+            own = _of_model(self.split.each_whole(names))
+            return adapter_weights(own, scaling, dtype or self._compute_dtype)
+
+        return AdapterAlone(rank=rank, base=base, matrices=matrices)
 
     def frozen(self) -> Mapping[str, Tensor]:
         """This rank's parts of the base of an adapter, and of the reference."""
@@ -126,3 +154,8 @@ class SplitModel(Passes):
         own = dict(model.named_parameters(remove_duplicate=False))
         for name, weight in self.weights():
             own[name].copy_(weight)
+
+
+def _of_model(named: Iterable[tuple[str, Tensor]]) -> Named:
+    """A policy's tensors by the names that they have in its model."""
+    return ((name.removeprefix("model."), tensor) for name, tensor in named)

@@ -16,7 +16,14 @@ from covey.learner.backends.passes import Passes
 from covey.learner.backends.writers import adapter_writer, model_writer
 from covey.learner.fingerprints import frozen_tensors
 from covey.models.live import fold_adapter
-from covey.models.lora import adapter_tensors, merged, plain_weights
+from covey.models.lora import (
+    AdapterAlone,
+    adapter_alone,
+    adapter_tensors,
+    in_dtype,
+    merged,
+    plain_weights,
+)
 from covey.models.policy import Policy
 
 
@@ -39,8 +46,12 @@ class WholeModel(Passes):
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Weights under transformers' names, adapters merged, in `dtype` (None: as held)."""
-        for name, weight in plain_weights(self.policy):
-            yield name, weight if dtype is None else weight.to(dtype)
+        return in_dtype(plain_weights(self.policy), dtype)
+
+    @property
+    def adapter_alone(self) -> AdapterAlone | None:
+        """That of the policy."""
+        return adapter_alone(self.policy)
 
     def frozen(self) -> Mapping[str, Tensor]:
         """Frozen tensors of the policy, and a reference that does not move."""

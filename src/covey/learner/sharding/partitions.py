@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +36,14 @@ class Partitioned:
             with self.engine.gathered([own[n] for n in names]):
                 for name in names:
                     yield name, own[name].data
+
+    def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """These tensors whole and as they compute, one at a time. Collective."""
+        self.let_go()
+        own = dict(self.policy.named_parameters())
+        for name in names:
+            with self.engine.gathered([own[name]]):
+                yield name, own[name].data
 
     @torch.no_grad()
     def fill_masters(self, read: ReadRows) -> None:

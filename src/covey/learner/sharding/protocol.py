@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -27,6 +27,11 @@ class Split(Protocol):
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor whole and in the dtype that it computes in, a layer at a time; its memory is freed
         with its layer. Collective."""
+        ...
+
+    def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """These tensors whole, one at a time, in the dtype that they are held in; no other one is gathered.
+        Collective."""
         ...
 
     def refill(self, values: Mapping[str, Tensor]) -> None:

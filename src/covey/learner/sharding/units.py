@@ -3,7 +3,7 @@ gathered, a layer at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -189,6 +189,14 @@ class Sharded:
                 for name, parameter in unit.named_parameters():
                     if not isinstance(parameter, DTensor):
                         yield (f"{prefix}.{name}" if prefix else name), parameter
+
+    def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """These parameters whole and in float32, one at a time. Collective."""
+        self.let_go()
+        parameters = self.parameters
+        for name in names:
+            # Offloaded shards are gathered over the GPUs.
+            yield name, parameters[name].detach().to(self.sharding.device).full_tensor()  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -42,7 +42,8 @@ class ServerFacts:
     is neither covey's nor vLLM's), in words in `said`. What a server does not say is empty or 0; `max_len` is
     0 where its model has no last position, too. `run` names the run that uses it. `rows` is how many
     completions it decodes side by side; `shares_files` says that weights go to it through a directory that is
-    here too. `vllm` is what is known of a server that `vllm serve` started.
+    here too. `vllm` is what is known of a server that `vllm serve` started. `adapter_rank` is
+    the highest rank of an adapter that it applies itself, 0 where it takes whole weights.
     """
 
     address: str
@@ -55,6 +56,7 @@ class ServerFacts:
     max_len: int = 0
     dtype: str = ""
     noise_keys: bool = True
+    adapter_rank: int = 0
     run: str = ""
     rows: int = 0
     shares_files: bool = False

@@ -157,6 +157,10 @@ class NativeEngine:
         self._version = version
         return Receipt(version=version)
 
+    def held_base(self) -> str:
+        """It samples from the learner's own weights."""
+        return ""
+
     def rest(self) -> None:
         """Let go of the cache and the recordings where that was asked for. Nothing may be queued."""
         if not self._rests or self._requests:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from queue import Empty, SimpleQueue
 
@@ -18,7 +19,17 @@ from covey.codes import CODES
 from covey.errors import RunFailed
 from covey.plan.shape import counted
 from covey.rollout.engine import Capabilities, Engine, NamedWeights
-from covey.rollout.server.remote import Event, RolloutServer, State, Stream, ask_later, is_behind, said, tell
+from covey.rollout.server.remote import (
+    Event,
+    RolloutServer,
+    State,
+    Stream,
+    ask_later,
+    base_of,
+    is_behind,
+    said,
+    tell,
+)
 from covey.rollout.server.send import send_weights
 from covey.rollout.server.wire import REQUESTS, WireError, completion_of, key_text
 from covey.types import Completion, Finding, Finish, Fix, GenerationRequest, Receipt, Severity
@@ -33,7 +44,8 @@ _LOOK_S = 1.0
 
 class ServerEngine:
     """Samples on `servers`. `publishes` says whether this process sends the weights; the others then find
-    them there. `timeout_s` is how long a server may give no sign, and `start` the line that starts one."""
+    them there. `timeout_s` is how long a server may give no sign, `start` the line that starts one, and
+    `adapter_rank` the highest rank of an adapter that every server applies itself."""
 
     given_up = ""
 
@@ -46,11 +58,16 @@ class ServerEngine:
         publishes: bool,
         noise_keys: bool,
         start: str = "covey rollout --model DIR --port PORT",
+        adapter_rank: int = 0,
     ) -> None:
         self._servers, self._activity = tuple(servers), activity
         self._timeout_s, self._publishes, self._start = timeout_s, publishes, start
         self.capabilities = Capabilities(
-            logprobs=True, noise_keys=noise_keys, holds_weights=True, is_shared=True
+            logprobs=True,
+            noise_keys=noise_keys,
+            holds_weights=True,
+            is_shared=True,
+            adapter_rank=adapter_rank,
         )
         self._version = 0
         self._next_id = 0
@@ -81,6 +98,7 @@ class ServerEngine:
             publishes=self._publishes,
             noise_keys=self.capabilities.noise_keys,
             start=self._start,
+            adapter_rank=self.capabilities.adapter_rank,
         )
         engine._version, engine._notices = self._version, self._notices
         return engine
@@ -338,6 +356,12 @@ class ServerEngine:
         if not receipts:
             raise self._failed("F141", f"no rollout server took version {version} of the weights")
         return Receipt(version=version, members=receipts)
+
+    def held_base(self) -> str:
+        """What all servers that answer hold; they are asked at each call."""
+        with ThreadPoolExecutor(len(self._servers)) as threads:
+            held = {base for base in threads.map(base_of, self._servers) if base is not None}
+        return held.pop() if len(held) == 1 else ""
 
     def rest(self) -> None:
         """Nothing of a server is kept here."""

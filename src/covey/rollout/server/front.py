@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
+from covey.models.lora import is_of_adapter
 from covey.rollout.engine import ServedEngine
 from covey.rollout.server.transfer import Transfer, TransferEnded
-from covey.rollout.server.wire import NO_VERSION, ServerStatus
+from covey.rollout.server.wire import ADAPTER, NO_VERSION, ServerStatus
 from covey.types import Completion, GenerationRequest, Receipt
 
 # Seconds in which an engine takes a bucket of tensors, and in which it ends what was aborted.
@@ -163,21 +164,28 @@ class Front:
             self._post(lambda: self._stop(own))
         return len(own)
 
-    def begin(self, run: str, version: int) -> Transfer:
+    def begin(self, run: str, version: int, form: str) -> Transfer:
         """Open the publish of a version: the former one is gone from here on, as weights are written over."""
         with self._changed:
             self._check_user(run)
+            if form == ADAPTER and not self._about.adapter_rank:
+                raise Refusal(400, "this server takes whole weights; an adapter is added before it is sent")
+            if form == ADAPTER and not self._about.base:
+                raise Refusal(400, "this server has no base that an adapter belongs to")
             if not self._changed.wait_for(lambda: not self._running, timeout=_ABORT_S):
                 raise Refusal(409, f"{len(self._running)} completions of {self._version_words()} run")
             self._end_transfer()
             self._about = replace(self._about, version=NO_VERSION)
-            self._transfer = self._waiting = Transfer(run, version)
+            self._transfer = self._waiting = Transfer(run, version, form)
             self._changed.notify_all()
             return self._transfer
 
     def give(self, run: str, transfer: str, bucket: Mapping[str, Tensor]) -> None:
         """Hand over tensors of a publish."""
-        self._told(self._open(run, transfer), lambda t: t.give(bucket, _TAKE_S))
+        opened = self._open(run, transfer)
+        if opened.form == ADAPTER and (odd := [name for name in bucket if not is_of_adapter(name)]):
+            raise Refusal(400, f"{odd[0]} is no matrix of an adapter, which this publish is of")
+        self._told(opened, lambda t: t.give(bucket, _TAKE_S))
 
     def end(self, run: str, transfer: str, num_tensors: int) -> Receipt:
         """End a publish: the server has its version from here on."""
@@ -257,7 +265,7 @@ class Front:
         try:
             receipt = self._engine.publish(transfer.tensors(), transfer.version)
         except TransferEnded:
-            return
+            self._close_transfer(transfer, NO_VERSION)
         except ValueError as error:
             self._close_transfer(transfer, NO_VERSION)
             transfer.fail(str(error))
@@ -270,6 +278,7 @@ class Front:
 
     def _close_transfer(self, transfer: Transfer, version: int) -> None:
         with self._changed:
+            self._about = replace(self._about, base=self._engine.held_base())
             if self._transfer is transfer:
                 self._about = replace(self._about, version=version)
                 # A publish that failed stays open, so that the next call hears why.

@@ -26,9 +26,11 @@ from safetensors.torch import load, load_file
 from covey.rollout.server.call import keep_alive
 from covey.rollout.server.front import Call, Front, Refusal
 from covey.rollout.server.wire import (
+    ADAPTER,
     HEADER_BYTES,
     JSON_BYTES,
     RUN_HEADER,
+    WHOLE,
     WireError,
     completion_body,
     parsed,
@@ -220,9 +222,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._json("version", "form")
         if type(body["version"]) is not int or body["version"] < 0:
             raise WireError("version is a whole number of 0 or more")
-        if body["form"] != "whole":
-            raise Refusal(400, "this server takes whole weights; an adapter is added before it is sent")
-        self._say(200, {"transfer": self.server.front.begin(self._run, body["version"]).id})
+        if body["form"] not in (WHOLE, ADAPTER):
+            raise WireError(f"form is {WHOLE} or {ADAPTER}")
+        transfer = self.server.front.begin(self._run, body["version"], body["form"])
+        self._say(200, {"transfer": transfer.id})
 
     def tensors(self) -> None:
         names = parse_qs(urlsplit(self.path).query).get("transfer", [""])

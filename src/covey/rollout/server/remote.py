@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
-from covey.rollout.server.wire import ServerStatus, WireError, fingerprints_of, names_of, request_body
+from covey.rollout.server.wire import WHOLE, ServerStatus, WireError, fingerprints_of, names_of, request_body
 from covey.types import GenerationRequest, Receipt
 
 # Seconds in which a server says how it is.
@@ -72,8 +72,9 @@ class RolloutServer(Protocol):
         """Use it no longer."""
         ...
 
-    def begin(self, version: int) -> str:
-        """Open a publish, and return its id; what still runs for the former version is ended."""
+    def begin(self, version: int, form: str = WHOLE) -> str:
+        """Open a publish, of whole weights or of an adapter, and return its id; what still runs for the former
+        version is ended."""
         ...
 
     def give(self, transfer: str, bucket: Mapping[str, Tensor], data: bytes) -> None:
@@ -131,11 +132,11 @@ class Server:
             self._attending.close()
             self._attending = None
 
-    def begin(self, version: int) -> str:
+    def begin(self, version: int, form: str = WHOLE) -> str:
         """Open a publish, and return its id; what still runs for the former version is ended."""
         self.join()
         self.abort(None)
-        body = self.caller.post("/v1/publish/begin", {"version": version, "form": "whole"})
+        body = self.caller.post("/v1/publish/begin", {"version": version, "form": form})
         return str(_of(body, "transfer", str))
 
     def give(self, transfer: str, bucket: Mapping[str, Tensor], data: bytes) -> None:
@@ -186,6 +187,14 @@ def _of(body: Any, name: str, kind: type) -> Any:
     if type(value) is not kind:
         raise WireError(f"its answer has {name} {value!r:.60}")
     return value
+
+
+def base_of(server: RolloutServer) -> str | None:
+    """The digest of the base that a server holds; None where it does not answer."""
+    try:
+        return server.join().base
+    except (*FAULTS, ValueError):
+        return None
 
 
 Told = TypeVar("Told")

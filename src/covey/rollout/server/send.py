@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TypeVar
 
 from safetensors.torch import save
 from torch import Tensor
 
+from covey.models.lora import is_of_adapter
 from covey.rollout.engine import NamedWeights
 from covey.rollout.server.remote import RolloutServer, tell
-from covey.rollout.server.wire import BUCKET_BYTES
+from covey.rollout.server.wire import ADAPTER, BUCKET_BYTES, WHOLE
 from covey.types import Receipt
 
 Told = TypeVar("Told")
@@ -24,9 +26,13 @@ def send_weights(
     wait_for: Callable[[str], None],
 ) -> dict[str, Receipt]:
     """Send every tensor to every server that takes it; the receipts of those that took all, by address.
+    Where the first one is an adapter's, so are the others.
 
     `wait_for` hears which servers are waited for. A server that fails is left out, and says why in `said`.
     """
+    buckets = _buckets(named_weights)
+    first = next(buckets, {})
+    form = ADAPTER if first and is_of_adapter(next(iter(first))) else WHOLE
     with ThreadPoolExecutor(len(servers)) as threads:
 
         def each(asked: Sequence[RolloutServer], call: Callable[[RolloutServer], Told]) -> dict[str, Told]:
@@ -34,10 +40,10 @@ def send_weights(
             told = zip(asked, threads.map(lambda server: tell(server, call), asked), strict=True)
             return {server.address: answer for server, answer in told if answer is not None}
 
-        transfers = each(servers, lambda server: server.begin(version))
+        transfers = each(servers, lambda server: server.begin(version, form))
         left = [server for server in servers if server.address in transfers]
         num_tensors = 0
-        for bucket in _buckets(named_weights):
+        for bucket in chain([first], buckets):
             data = save(bucket)
             given = each(left, _giving(transfers, bucket, data))
             left = [server for server in left if server.address in given]

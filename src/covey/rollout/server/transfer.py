@@ -16,14 +16,14 @@ class TransferEnded(Exception):
 
 
 class Transfer:
-    """Tensors of `version` that a run sends, taken by one thread and given by others.
+    """Tensors of `version` that a run sends, taken by one thread and given by others; `form` says which.
 
     One bucket waits at most, so that a server never holds much more than its model and a bucket.
     """
 
-    def __init__(self, run: str, version: int) -> None:
+    def __init__(self, run: str, version: int, form: str) -> None:
         self.id = secrets.token_hex(8)
-        self.run, self.version = run, version
+        self.run, self.version, self.form = run, version, form
         self._changed = threading.Condition()
         self._bucket: Mapping[str, Tensor] | None = None
         self._is_whole = self._is_ended = False

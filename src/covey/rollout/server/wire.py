@@ -33,6 +33,10 @@ RUN_HEADER = "Covey-Run"
 NO_VERSION = -1
 """The version of a server before its first publish, and while or after one that did not end."""
 
+WHOLE, ADAPTER = "whole", "adapter"
+"""What a publish sends: all weights, with or without an adapter's matrices behind them; or the matrices of an
+adapter alone, for the base that the server holds."""
+
 
 class WireError(ValueError):
     """A message that does not have the form of the protocol."""
@@ -44,7 +48,8 @@ class ServerStatus:
 
     `instance` is new each time the process starts. `max_len` bounds prompt and completion together (0: no
     bound), `rows` is how many completions it decodes side by side. `run` names the run that uses the server
-    ("": none); `is_receiving` says that a publish is going on.
+    ("": none); `is_receiving` says that a publish is going on. `adapter_rank` is the highest rank of an
+    adapter that it applies itself (0: none), `base` the digest of the weights beneath one ("": none).
     """
 
     name: str
@@ -62,6 +67,8 @@ class ServerStatus:
     run: str
     is_receiving: bool
     publish_directory: str
+    adapter_rank: int = 0
+    base: str = ""
     protocol: int = PROTOCOL
 
     def body(self) -> dict[str, Any]:

@@ -7,13 +7,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covey.models.lora import is_of_adapter
 from covey.plan.check_vllm import UNTRIED
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
+from covey.rollout.receipts import Sent
 from covey.rollout.vllm import library
-from covey.rollout.vllm.names import whole
+from covey.rollout.vllm.names import whole, whole_adapter
 from covey.rollout.vllm.settings import VllmSettings
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 
@@ -62,7 +65,11 @@ class VllmEngine:
         self._settings = settings
         self._llm = library.start(settings) if llm is None else llm
         self.capabilities = Capabilities(
-            logprobs=True, noise_keys=False, holds_weights=True, forgets=settings.sleeps_deeply
+            logprobs=True,
+            noise_keys=False,
+            holds_weights=True,
+            forgets=settings.sleeps_deeply,
+            adapter_rank=settings.highest_rank,
         )
         self._version = -1
         self._has_weights = settings.has_weights
@@ -71,6 +78,9 @@ class VllmEngine:
         self._num_publishes = 0
         self._running: dict[int, _Running] = {}
         self._aborted: list[Completion] = []
+        # The weights that were sent last, without an adapter, and how many numbers each tensor has.
+        self._base: Sent | None = None
+        self._numel: dict[str, int] = {}
         self._adapter: Any = None
         self._adapter_files: tempfile.TemporaryDirectory[str] | None = None
         # What a server takes between two steps.
@@ -166,45 +176,77 @@ class VllmEngine:
     # -- weights
 
     def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
-        """Serve these weights as `version`, one tensor after the other, with an empty prefix cache. The
-        receipt has the checksums of what vLLM's workers hold now; `unread` names the tensors of which they
-        hold a packed form alone, as the CPU build does of linear layers."""
-        sent: dict[str, int] = {}
+        """Serve these weights as `version`, one tensor after the other, with an empty prefix cache; the
+        matrices of an adapter come behind a base, or alone for the one that is there.
 
-        def counted() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in named_weights:
-                sent[name] = tensor.numel()
-                yield name, tensor.detach()
-
+        The receipt has the checksums of what vLLM's workers hold now; `unread` names the tensors of which
+        they hold a packed form alone, as the CPU build does of linear layers. ValueError for an adapter that
+        this vLLM does not apply.
+        """
+        matrices: dict[str, Tensor] = {}
+        base = Sent(version=version)
+        first = next(named_weights, None)
+        weights = named_weights if first is None else chain([first], named_weights)
         self._wake(_WEIGHTS)
         # What breaks off leaves a mixture of two versions.
         self._has_weights = False
-        if self._settings.own_processes:
-            with tempfile.TemporaryDirectory(prefix="covey-publish-", dir=_memory_directory()) as directory:
-                _write(counted(), Path(directory))
-                self._llm.collective_rpc("covey_load_files", args=(directory,))
-        else:
-            self._llm.collective_rpc("covey_load", args=(counted(),))
-        held = whole(self._llm.collective_rpc("covey_parts"), sent)
         self._use_adapter(None)
+        if first is None or not is_of_adapter(first[0]):
+            self._base, self._numel = None, {}
+            self._load(self._of_base(weights, base, matrices))
+            self._base = base
+        elif self._base is None:
+            raise ValueError("an adapter was sent, and this vLLM has no base that it belongs to")
+        else:
+            matrices |= {name: _on_cpu(tensor) for name, tensor in weights}
+        held = whole(self._llm.collective_rpc("covey_parts"), self._numel)
+        fingerprints, unread = dict(held.fingerprints), held.unread
+        if matrices:
+            self._use_adapter(self._written(matrices), version)
+            args = (self._adapter.lora_int_id, _rank_of(matrices))
+            parts = self._llm.collective_rpc("covey_adapter_parts", args=args)
+            own = whole_adapter(parts, {name: tensor.numel() for name, tensor in matrices.items()})
+            fingerprints, unread = fingerprints | own.fingerprints, (*unread, *own.unread)
         self._begin(version)
-        return Receipt(version=version, fingerprints=held.fingerprints, unread=held.unread)
+        return Receipt(version=version, fingerprints=fingerprints, unread=unread)
 
-    def publish_adapter(
-        self, named_weights: NamedWeights, version: int, config: Mapping[str, Any]
-    ) -> Receipt:
-        """Serve the weights that are there with a LoRA adapter: tensors under peft's names, and its
-        adapter_config.json. vLLM scales and pads what it holds of them, so none can be read back."""
+    def held_base(self) -> str:
+        """The digest of the weights that were sent last, without an adapter."""
+        return "" if self._base is None else self._base.digest
+
+    def _of_base(self, weights: NamedWeights, base: Sent, matrices: dict[str, Tensor]) -> NamedWeights:
+        """The weights but for the matrices of an adapter, which are put aside: they are small."""
+        for name, tensor in weights:
+            if is_of_adapter(name):
+                matrices[name] = _on_cpu(tensor)
+                continue
+            self._numel[name] = tensor.numel()
+            if self.capabilities.adapter_rank:
+                base.add(name, tensor)
+            yield name, tensor.detach()
+
+    def _load(self, weights: NamedWeights) -> None:
+        if not self._settings.own_processes:
+            self._llm.collective_rpc("covey_load", args=(weights,))
+            return
+        with tempfile.TemporaryDirectory(prefix="covey-publish-", dir=_memory_directory()) as directory:
+            _write(weights, Path(directory))
+            self._llm.collective_rpc("covey_load_files", args=(directory,))
+
+    def _written(self, matrices: Mapping[str, Tensor]) -> tempfile.TemporaryDirectory[str]:
+        """The files that vLLM reads an adapter from; its scale is in B already."""
         from safetensors.torch import save_file
 
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named_weights}
-        files = tempfile.TemporaryDirectory(prefix="covey-adapter-")
-        save_file(tensors, Path(files.name) / "adapter_model.safetensors", metadata={"format": "pt"})
-        (Path(files.name) / "adapter_config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
-        self._wake(_WEIGHTS)
-        self._use_adapter(files, version)
-        self._begin(version)
-        return Receipt(version=version, unread=tuple(tensors))
+        rank, most = _rank_of(matrices), self.capabilities.adapter_rank
+        if rank > most:
+            without = "was started without LoRA" if not most else f"takes adapters of rank {most} at most"
+            raise ValueError(f"an adapter of rank {rank} was sent, and this vLLM {without}")
+        targets = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in matrices})
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+        files = tempfile.TemporaryDirectory(prefix="covey-adapter-", dir=_memory_directory())
+        save_file(dict(matrices), Path(files.name) / "adapter_model.safetensors", metadata={"format": "pt"})
+        (Path(files.name) / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        return files
 
     def _use_adapter(self, files: tempfile.TemporaryDirectory[str] | None, version: int = -1) -> None:
         """Sample with another adapter from now on, under a name that was never used, or with none."""
@@ -218,8 +260,12 @@ class VllmEngine:
         if files is not None:
             name = f"covey@{version}.{self._num_publishes}"
             self._adapter = library.adapter_request(name, self._num_publishes, files.name)
-            if not self._llm.llm_engine.add_lora(self._adapter):
-                raise RuntimeError(f"vLLM did not load the adapter {name}.")
+            try:
+                if not self._llm.llm_engine.add_lora(self._adapter):
+                    raise RuntimeError(f"vLLM did not load the adapter {name}.")
+            except ValueError as error:
+                merged = "With --vllm_enable_lora false it is added to the weights before they are sent."
+                raise ValueError(f"vLLM does not take the adapter: {error} {merged}") from error
 
     def _begin(self, version: int) -> None:
         """Sample as a version: what was computed with former weights is forgotten first."""
@@ -238,7 +284,8 @@ class VllmEngine:
             return
         self._llm.sleep(level=self._settings.sleep_level)
         self._asleep = {_WEIGHTS, _CACHE}
-        self._has_weights = self._has_weights and not self._settings.sleeps_deeply
+        if self._settings.sleeps_deeply:
+            self._has_weights, self._base = False, None
 
     def take_notices(self) -> list[Finding]:
         """Nothing happens to it that it goes on after."""
@@ -261,6 +308,15 @@ def _finish_of(reason: str | None) -> Finish:
     if reason not in _FINISHES:
         raise RuntimeError(f"vLLM ended a request with {reason!r}.")
     return _FINISHES[reason]
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _rank_of(matrices: Mapping[str, Tensor]) -> int:
+    """The rank of an adapter: the rows of its A matrices."""
+    return max((tensor.shape[0] for name, tensor in matrices.items() if ".lora_A." in name), default=0)
 
 
 def _memory_directory() -> str | None:

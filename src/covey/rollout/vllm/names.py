@@ -8,13 +8,17 @@ a part of a tensor, or all of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from covey.checksums import MODULUS, checksum
 
 _WRAPPED = ".base_layer"
+# Slots, 1, and the two sides of a matrix.
+_STACK_DIM = 4
+# What peft writes before the names of a model's modules.
+_PEFT = "base_model.model."
 
 
 class Part(NamedTuple):
@@ -57,6 +61,30 @@ def _tensors(model: nn.Module, fused: Mapping[str, Sequence[str]]) -> Iterator[t
             else:
                 sizes = list(module.output_partition_sizes)  # type: ignore[arg-type, call-overload]
                 yield from zip(names, tensor.split(sizes, dim=0), strict=True)
+
+
+def adapter_parts_of(
+    layers: Mapping[str, Any], fused: Mapping[str, Sequence[str]], slot: int, rank: int
+) -> dict[str, Part]:
+    """Return what this rank holds of the adapter of `rank` in a slot, under peft's names; of a layer that is
+    not adapted these are zeros. `fused` are the paths that the path of a fused layer stands for.
+
+    vLLM keeps room for matrices of its highest rank; what lies in it beside the adapter is in the sum too.
+    """
+    found = {}
+    for path, layer in layers.items():
+        stacks = [getattr(layer, f"lora_{kind}_stacked", ()) for kind in "ab"]
+        names = fused.get(path, [path])
+        for kind, stack in zip("AB", stacks, strict=True):
+            # That of a head is one tensor. Other layers than linear ones have other shapes.
+            own = [stack] if isinstance(stack, Tensor) else stack
+            if len(own) != len(names) or any(tensor.dim() != _STACK_DIM for tensor in own):
+                continue
+            for name, tensor in zip(names, own, strict=True):
+                held = tensor[slot, 0]
+                used = held[:rank] if kind == "A" else held[:, :rank]
+                found[f"{_PEFT}{name}.lora_{kind}.weight"] = Part(checksum(held), used.numel())
+    return found
 
 
 def _as_sent(module: nn.Module, tensor: Tensor) -> Tensor:
@@ -103,6 +131,12 @@ def whole(ranks: Sequence[Parts], sent: Mapping[str, int]) -> Held:
         fingerprints = {n: c for n, c in fingerprints.items() if n in sent}
         unread += sorted(unmatched)
     return Held(fingerprints, tuple(unread))
+
+
+def whole_adapter(ranks: Sequence[Parts], sent: Mapping[str, int]) -> Held:
+    """Return `whole` of the matrices that were sent, and of others that are not zero."""
+    names = [n for n in ranks[0] if n in sent or any(rank[n][0] for rank in ranks)]
+    return whole([{name: rank[name] for name in names} for rank in ranks], sent)
 
 
 def _sum_of(parts: Sequence[Part], copies: int) -> int:

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.options.vllm import LORA_RANKS
 from covey.plan.check_vllm import OWNED
 
 EXTENSION = "covey.rollout.vllm.worker.Publishing"
 """The class that vLLM adds to its workers, by name, so that a worker in another process finds it."""
-
-
-# The highest ranks that vLLM may be told.
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +53,13 @@ class VllmSettings:
         taken = sorted(OWNED & self.extra.keys())
         if taken:
             raise ValueError(f"vLLM's {', '.join(taken)} cannot be set as an extra argument")
-        if self.lora_rank > _RANKS[-1]:
-            raise ValueError(f"vLLM takes adapters of rank {_RANKS[-1]} at most, not {self.lora_rank}")
+        if self.lora_rank > LORA_RANKS[-1]:
+            raise ValueError(f"vLLM takes adapters of rank {LORA_RANKS[-1]} at most, not {self.lora_rank}")
+
+    @property
+    def highest_rank(self) -> int:
+        """The highest rank of an adapter that it takes: vLLM is told one of a few; 0 where it takes none."""
+        return min(rank for rank in LORA_RANKS if rank >= self.lora_rank) if self.lora_rank else 0
 
     @property
     def sleeps(self) -> bool:
@@ -101,6 +103,5 @@ def arguments_of(settings: VllmSettings) -> dict[str, Any]:
     if settings.by_torchrun:
         arguments["distributed_executor_backend"] = "external_launcher"
     if settings.lora_rank:
-        rank = min(rank for rank in _RANKS if rank >= settings.lora_rank)
-        arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+        arguments |= {"enable_lora": True, "max_lora_rank": settings.highest_rank, "max_loras": 1}
     return arguments | dict(settings.extra)

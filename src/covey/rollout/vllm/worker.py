@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.rollout.vllm import library
-from covey.rollout.vllm.names import parts_of
+from covey.rollout.vllm.names import adapter_parts_of, parts_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +37,16 @@ class Publishing:
         model = self.model_runner.get_model()
         fused = getattr(model, "packed_modules_mapping", {})
         return {name: list(part) for name, part in parts_of(model, fused).items()}
+
+    def covey_adapter_parts(self, number: int, rank: int) -> dict[str, list[int]]:
+        """What this worker computes with of the adapter of a number, as `covey_parts`; nothing where it has
+        none of that number."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        if number not in manager.lora_index_to_id:
+            return {}
+        slot = manager.lora_index_to_id.index(number)
+        parts = adapter_parts_of(manager.modules, manager.packed_modules, slot, rank)
+        return {name: list(part) for name, part in parts.items()}
 
     def _pack_again(self) -> None:
         """vLLM's CPU build multiplies with packed copies. It makes them anew for weights that it has dropped,

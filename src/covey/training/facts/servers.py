@@ -56,6 +56,7 @@ def _asked(config: Config, address: str, token: str, limit_s: float) -> ServerFa
         max_len=status.max_len,
         dtype=status.dtype,
         noise_keys=status.noise_keys,
+        adapter_rank=status.adapter_rank,
         run=status.run,
         rows=status.rows,
         shares_files=status.directory_here() is not None,

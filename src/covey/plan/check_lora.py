@@ -1,0 +1,90 @@
+"""What is wrong with an adapter that vLLM is to apply itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from covey.options.schema import Config
+from covey.options.vllm import LORA_RANKS
+from covey.plan.facts import Facts
+from covey.plan.problem import problem, warning
+from covey.types import Fix, Problem
+
+_OPTION = "vllm_enable_lora"
+_MERGED = Fix(text="add the adapter to the weights that are sent", edits={_OPTION: False})
+
+
+def adapter_room(config: Config) -> int:
+    """Return the highest rank of an adapter for which vLLM in a training process has room; 0 where the
+    adapter is added to the weights, or there is none."""
+    if not config.vllm_enable_lora or config.tuner_type != "lora":
+        return 0
+    return config.vllm_max_lora_rank or config.lora_rank
+
+
+def lora_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+    """Return what stands against it; nothing where vLLM does not sample."""
+    if not config.use_vllm:
+        return []
+    if not config.vllm_enable_lora or config.tuner_type != "lora":
+        return _idle(config, typed)
+    return [*_another_kind(config), *_ranks(config), *_servers(config, facts, typed)]
+
+
+def _idle(config: Config, typed: Collection[str]) -> list[Problem]:
+    """Options for adapters where vLLM applies none."""
+    why = "all weights are trained" if config.tuner_type != "lora" else f"{_OPTION} is off"
+    named = [_OPTION] if config.vllm_enable_lora else []
+    named += ["vllm_max_lora_rank"] if config.vllm_max_lora_rank is not None else []
+    leave = Fix(text="leave it out")
+    return [
+        warning("W108", name, f"{name} is set, and {why}.", "A command for LoRA.", leave)
+        for name in named
+        if name in typed
+    ]
+
+
+def _another_kind(config: Config) -> list[Problem]:
+    """Adapters that are more than matrices beside linear layers."""
+    problems = []
+    if config.use_dora:
+        seen = "vllm_enable_lora is on and so is use_dora: vLLM applies no DoRA."
+        plain = Fix(text="LoRA without DoRA", edits={"use_dora": False})
+        problems.append(problem("E434", _OPTION, seen, "", _MERGED, plain))
+    if config.modules_to_save:
+        seen = (
+            f"vllm_enable_lora is on, and modules_to_save trains {', '.join(config.modules_to_save)} whole: "
+        )
+        seen += "vLLM applies matrices beside linear layers alone."
+        problems.append(problem("E434", _OPTION, seen, "", _MERGED))
+    return problems
+
+
+def _ranks(config: Config) -> list[Problem]:
+    rank, most = config.lora_rank, LORA_RANKS[-1]
+    if rank > most:
+        seen = f"vllm_enable_lora is on, and lora_rank is {rank}: vLLM applies ranks up to {most}."
+        lower = Fix(text="the highest of vLLM", edits={"lora_rank": most})
+        return [problem("E434", _OPTION, seen, "", _MERGED, lower)]
+    given = config.vllm_max_lora_rank
+    if config.vllm_mode == "colocate" and given is not None and given < rank:
+        seen = f"vllm_max_lora_rank is {given}, and lora_rank is {rank}."
+        higher = Fix(text="the rank of the run", edits={"vllm_max_lora_rank": rank})
+        return [problem("E434", "vllm_max_lora_rank", seen, "A rank for another run.", higher, _MERGED)]
+    return []
+
+
+def _servers(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+    """Servers without it, where it was typed; else the adapter is added to the weights for them."""
+    if _OPTION not in typed:
+        return []
+    problems = []
+    for server in facts.servers or ():
+        if server.fault or server.adapter_rank >= config.lora_rank:
+            continue
+        takes = f"applies ranks up to {server.adapter_rank}" if server.adapter_rank else "applies no adapters"
+        seen = f"vllm_enable_lora is on, and lora_rank is {config.lora_rank}; {server.address} {takes}."
+        start = "covey rollout --model DIR --engine vllm --vllm_enable_lora true --vllm_max_lora_rank "
+        again = Fix(text=f"start the server with `{start}{config.lora_rank}`")
+        problems.append(problem("E434", _OPTION, seen, "", again, _MERGED))
+    return problems
