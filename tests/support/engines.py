@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from covey.checksums import checksum
-from covey.models.lora import plain_name
+from covey.models.lora import is_of_adapter, plain_name
 from covey.models.policy import Policy
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.engine import NativeEngine
+from covey.rollout.receipts import Sent
 from covey.types import Completion, Finding, GenerationRequest, Receipt
 
 
@@ -46,6 +47,9 @@ class CopyEngine:
 
     def abort(self, ids: Sequence[int]) -> None:
         self.engine.abort(ids)
+
+    def held_base(self) -> str:
+        return ""
 
     def rest(self) -> None:
         self.engine.rest()
@@ -83,6 +87,63 @@ class CopyEngine:
         return {name: checksum(tensor) for name, tensor in self.held().items()}
 
 
+class AdapterEngine(CopyEngine):
+    """One that applies adapters up to a rank: it keeps their base, and samples from the sum."""
+
+    name = "adapters"
+
+    def __init__(self, policy: Policy, rank: int = 8) -> None:
+        super().__init__(policy)
+        self.capabilities = replace(self.capabilities, adapter_rank=rank)
+        self.base: dict[str, Tensor] = {}
+        self.matrices: dict[str, Tensor] = {}
+        self.given: list[str] = []
+
+    @property
+    def on_turn(self) -> Callable[[], None]:
+        """Called between two steps, as a server asks it."""
+        return self.engine.on_turn
+
+    @on_turn.setter
+    def on_turn(self, call: Callable[[], None]) -> None:
+        self.engine.on_turn = call
+
+    def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
+        """Take a base, matrices, or both; ValueError where there is no base for them."""
+        self.num_publishes += 1
+        weights = list(named_weights)
+        self.given = [name for name, _ in weights]
+        if not is_of_adapter(self.given[0]):
+            self.base = {}
+        elif not self.base:
+            raise ValueError("there is no base")
+        self.base |= {n: t.clone() for n, t in weights if not is_of_adapter(n)}
+        self.use({n: t.clone() for n, t in weights if is_of_adapter(n)})
+        self.engine.publish(iter(()), version)
+        return Receipt(version=version, fingerprints=self.fingerprints())
+
+    def use(self, matrices: dict[str, Tensor]) -> None:
+        """Sample with another adapter from now on."""
+        self.matrices = matrices
+        for name, weight in self.base.items():
+            self.take(name, weight + self.update(name))
+
+    def update(self, name: str) -> Tensor | float:
+        """What the adapter adds to a weight."""
+        at = f"base_model.model.{name.removesuffix('.weight')}"
+        a, b = (self.matrices.get(f"{at}.lora_{kind}.weight") for kind in "AB")
+        return 0.0 if a is None or b is None else b @ a
+
+    def fingerprints(self) -> dict[str, int]:
+        """Of base and matrices as it holds them."""
+        return {name: checksum(tensor) for name, tensor in {**self.base, **self.matrices}.items()}
+
+    def held_base(self) -> str:
+        """As of what it was sent."""
+        own = {name: checksum(tensor) for name, tensor in self.base.items()}
+        return Sent(version=0, fingerprints=own).digest if own else ""
+
+
 class Fleet(CopyEngine):
     """Several engines behind one, each of which is sent every tensor."""
 
@@ -97,3 +158,8 @@ class Fleet(CopyEngine):
         weights = list(named_weights)
         receipts = {name: engine.publish(iter(weights), version) for name, engine in self.members.items()}
         return Receipt(version=version, members=receipts)
+
+    def held_base(self) -> str:
+        """What all of them hold."""
+        held = {engine.held_base() for engine in self.members.values()}
+        return held.pop() if len(held) == 1 else ""

@@ -58,7 +58,7 @@ class Running:
 
     front: Front
     http: HttpServer
-    engine: HeldEngine
+    engine: Any
     address: str
     failed: list[BaseException] = field(default_factory=list)
 
@@ -68,9 +68,11 @@ class Running:
 
 
 @contextmanager
-def running(policy: Policy, directory: Path | None = None, **about: Any) -> Iterator[Running]:
-    """A server on `policy`, which nothing else may use meanwhile."""
-    engine = HeldEngine(policy, max_rows=64)
+def running(
+    policy: Policy, directory: Path | None = None, *, engine: Any = None, **about: Any
+) -> Iterator[Running]:
+    """A server on `policy`, which nothing else may use meanwhile, or with another `engine` on it."""
+    engine = engine or HeldEngine(policy, max_rows=64)
     front = Front(engine, status_of(policy, publish_directory=str(directory or ""), **about))
     listening = socket.create_server(("127.0.0.1", 0))
     access = Access(token=TOKEN, bucket_bytes=1 << 22, publish_directory=directory)

@@ -73,8 +73,8 @@ class RolloutServer(Protocol):
         ...
 
     def begin(self, version: int, form: str = WHOLE) -> str:
-        """Open a publish, of whole weights or of an adapter, and return its id; what still runs for the former
-        version is ended."""
+        """Open a publish of whole weights or of an adapter, and return its id; what still runs for the
+        former version is ended."""
         ...
 
     def give(self, transfer: str, bucket: Mapping[str, Tensor], data: bytes) -> None:
