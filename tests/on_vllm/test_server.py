@@ -23,11 +23,23 @@ ROLLOUT = (
 )
 
 
-def test_a_run(tmp_path: Path) -> None:
+ALONE = "--vllm_enable_lora true --vllm_max_lora_rank 8"
+
+
+@pytest.mark.parametrize(
+    ("of_server", "of_run"),
+    [("", ""), (ALONE, "--tuner_type lora --lora_rank 8"), ("", "--tuner_type lora --lora_rank 8")],
+    ids=["full", "adapter", "merged"],
+)
+def test_a_run(tmp_path: Path, of_server: str, of_run: str) -> None:
+    """An adapter is sent alone, after its base, to a server that applies it, or added to the weights."""
     log = tmp_path / "server.log"
     with log.open("w") as out:
         server = subprocess.Popen(
-            [sys.executable, "-m", "covey", *ROLLOUT.split()], cwd=tmp_path, stdout=out, stderr=out
+            [sys.executable, "-m", "covey", *ROLLOUT.split(), *of_server.split()],
+            cwd=tmp_path,
+            stdout=out,
+            stderr=out,
         )
     try:
         until = time.monotonic() + 300
@@ -35,7 +47,7 @@ def test_a_run(tmp_path: Path) -> None:
             assert server.poll() is None and time.monotonic() < until, log.read_text()
             time.sleep(0.5)
         address = log.read_text().split("ready ")[1].split()[0]
-        words = [*TRAIN.split(), "--vllm_server_base_url", address]
+        words = [*TRAIN.split(), *of_run.split(), "--vllm_server_base_url", address]
         done = subprocess.run(
             [sys.executable, "-m", "covey", *words], cwd=tmp_path, capture_output=True, text=True, timeout=600
         )
@@ -46,3 +58,6 @@ def test_a_run(tmp_path: Path) -> None:
     steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in steps] == [1, 2, 3]
     assert max(m["publish/canary_gap"] for m in steps if m["publish/canary_gap"] is not None) < 1e-3
+    first, *later = [m["publish/bytes"] for m in steps if m["publish/bytes"]]
+    assert len(later) == 2
+    assert all(b < first / 2 for b in later) if of_server else {*later} == {first}

@@ -39,13 +39,20 @@ def metrics(output: Path) -> list[dict[str, float]]:
 GAP = "sampling/sampling_logp_difference/mean"
 
 
-@pytest.mark.parametrize("tuner", ["full", "lora"])
-def test_a_run(tmp_path: Path, tuner: str) -> None:
-    """Each rollout is of the weights of its step: the engine's log-probabilities are the learner's."""
-    rate = " --learning_rate 1e-2" if tuner == "lora" else " --learning_rate 1e-3"
-    done = covey(f"train {RUN} --max_steps 4 --tuner_type {tuner}{rate}", tmp_path / "out")
+LORA = "--tuner_type lora --learning_rate 1e-2"
+MERGED = f"{LORA} --vllm_enable_lora false"
+
+
+@pytest.mark.parametrize("options", ["--learning_rate 1e-3", LORA, MERGED], ids=["full", "lora", "merged"])
+def test_a_run(tmp_path: Path, options: str) -> None:
+    """Each rollout is of the weights of its step: the engine's log-probabilities are the learner's. After the
+    first publish an adapter is sent alone, where it is not added to the weights."""
+    done = covey(f"train {RUN} --max_steps 4 {options}", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "engine    vLLM 0.32" in done.stdout
+    assert ("beside adapters of rank 16 at most" in " ".join(done.stdout.split())) is (options == LORA)
+    first, *later = [m["publish/bytes"] for m in metrics(tmp_path / "out")]
+    assert all(0 < b < first / 2 for b in later) if options == LORA else {*later} == {first}
     found = metrics(tmp_path / "out")
     assert [m["step"] for m in found] == [1, 2, 3, 4]
     assert largest(GAP, tmp_path / "out") < 1e-4

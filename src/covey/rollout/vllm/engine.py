@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,8 @@ class VllmEngine:
     members = NO_MEMBERS
 
     def __init__(self, settings: VllmSettings, llm: Any = None) -> None:
-        self._settings = settings
+        self._merges = bool(llm is None and settings.lora_rank and not library.applies_adapters(settings))
+        self._settings = settings = replace(settings, lora_rank=0) if self._merges else settings
         self._llm = library.start(settings) if llm is None else llm
         self.capabilities = Capabilities(
             logprobs=True,
@@ -92,9 +93,12 @@ class VllmEngine:
     def in_words(self) -> str:
         """What it is, in words."""
         given, where = self._settings, f"a GPU; {UNTRIED}" if self._settings.on_gpu else "the CPU"
+        beside = f" beside adapters of rank {given.highest_rank} at most" if given.lora_rank else ""
+        if self._merges:
+            beside = ", adapters added, since vLLM applies none to this model"
         return (
-            f"vLLM {library.version()}, on a copy of the weights in {given.dtype} on {where}; side by side "
-            f"{given.max_num_seqs} completions, of {given.max_model_len} tokens with their prompts"
+            f"vLLM {library.version()}, on a copy of the weights in {given.dtype}{beside}, on {where}; side "
+            f"by side {given.max_num_seqs} completions, of {given.max_model_len} tokens with their prompts"
         )
 
     # -- sampling

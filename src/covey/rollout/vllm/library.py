@@ -21,17 +21,35 @@ from covey.types import GenerationRequest, NoiseKey
 _QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_PLUGINS": ""}
 _PRIVATE = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _GREEDY = 1e-5
+# Arguments from which vLLM knows its class of a model.
+_OF_MODEL = {"model", "dtype", "skip_tokenizer_init", "trust_remote_code", "max_model_len"}
 
 
 def start(settings: VllmSettings) -> Any:
     """Return a `vllm.LLM`, with the random numbers, threads and environment of this process as they were."""
-    for name, value in (_QUIET | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}).items():
-        os.environ.setdefault(name, value)
-    os.environ.update(_PRIVATE, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(settings.own_processes)))
+    _set_environment(settings)
     with _undisturbed():
         from vllm import LLM
 
         return LLM(**arguments_of(settings))
+
+
+def applies_adapters(settings: VllmSettings) -> bool:
+    """Return whether vLLM's class of the model applies LoRA; one that does not would not start with it."""
+    _set_environment(settings)
+    with _undisturbed():
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.model_executor.models import ModelRegistry, supports_lora
+
+        arguments = {n: v for n, v in arguments_of(settings).items() if n in _OF_MODEL}
+        model = EngineArgs(**arguments).create_model_config()
+        return bool(supports_lora(ModelRegistry.resolve_model_cls(model.architectures, model)[0]))
+
+
+def _set_environment(settings: VllmSettings) -> None:
+    for name, value in (_QUIET | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}).items():
+        os.environ.setdefault(name, value)
+    os.environ.update(_PRIVATE, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(settings.own_processes)))
 
 
 @contextmanager
