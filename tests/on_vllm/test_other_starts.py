@@ -71,6 +71,8 @@ def test_adapters(start, learner: Learner) -> None:
         assert [n.partition(".")[0] for n in names] == ["covey@1", "covey@2", "covey@2"]
         assert [d.exists() for d in directories] == [False, False, True]
         assert engine._llm.llm_engine.list_loras() == {engine._adapter.lora_int_id}
+        with pytest.raises(ValueError, match=r"model.norm.weight was sent behind"):
+            engine.publish(chain(matrices.items(), [("model.norm.weight", torch.ones(2))]), 3)
         too_high = {n: t.repeat(3, 1) if "_A" in n else t.repeat(1, 3) for n, t in matrices.items()}
         with pytest.raises(ValueError, match="rank 12 was sent, and this vLLM takes adapters of rank 8"):
             engine.publish(iter(too_high.items()), 3)

@@ -100,6 +100,11 @@ class AdapterEngine(CopyEngine):
         self.given: list[str] = []
 
     @property
+    def num_computed(self) -> int:
+        """Tokens since it started."""
+        return self.engine.num_computed
+
+    @property
     def on_turn(self) -> Callable[[], None]:
         """Called between two steps, as a server asks it."""
         return self.engine.on_turn

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
+from covey.models.lora import is_of_adapter
 from covey.types import Receipt
 
 
@@ -47,7 +48,8 @@ class Transfer:
                     return
                 bucket, self._bucket = self._bucket, None
                 self._changed.notify_all()
-            yield from bucket.items()
+            # A file of safetensors keeps no order; an adapter's matrices come behind its base.
+            yield from sorted(bucket.items(), key=lambda item: is_of_adapter(item[0]))
 
     def give(self, bucket: Mapping[str, Tensor], timeout_s: float) -> None:
         """Hand over tensors; ValueError carries what the engine said of those before."""

@@ -203,6 +203,8 @@ class VllmEngine:
             raise ValueError("an adapter was sent, and this vLLM has no base that it belongs to")
         else:
             matrices |= {name: _on_cpu(tensor) for name, tensor in weights}
+            if odd := [name for name in matrices if not is_of_adapter(name)]:
+                raise ValueError(f"{odd[0]} was sent behind matrices of an adapter")
         held = whole(self._llm.collective_rpc("covey_parts"), self._numel)
         fingerprints, unread = dict(held.fingerprints), held.unread
         if matrices:
