@@ -28,6 +28,13 @@ CASES = (
             "20 --temperature 0.005 --vllm_engine_kwargs '{\"seed\": 3}' --sleep_level 1 --nproc_per_node 2"
         ),
     ),
+    Case(
+        name="vllm_and_an_adapter_that_it_cannot_apply",
+        words=words(
+            "--vllm_mode colocate --tuner_type lora --use_dora true --modules_to_save norm --lora_rank 16 "
+            "--vllm_enable_lora true --vllm_max_lora_rank 8"
+        ),
+    ),
     Case(name="vllm_without_a_server", words=words("--vllm_mode server")),
     Case(name="load_in_4bit", words=words("--load_in_4bit true")),
     Case(name="deepspeed", words=words("--deepspeed zero3 --fsdp full_shard")),

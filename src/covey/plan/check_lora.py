@@ -8,18 +8,11 @@ from covey.options.schema import Config
 from covey.options.vllm import LORA_RANKS
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
+from covey.plan.server_line import start_line
 from covey.types import Fix, Problem
 
 _OPTION = "vllm_enable_lora"
 _MERGED = Fix(text="add the adapter to the weights that are sent", edits={_OPTION: False})
-
-
-def adapter_room(config: Config) -> int:
-    """Return the highest rank of an adapter for which vLLM in a training process has room; 0 where the
-    adapter is added to the weights, or there is none."""
-    if not config.vllm_enable_lora or config.tuner_type != "lora":
-        return 0
-    return config.vllm_max_lora_rank or config.lora_rank
 
 
 def lora_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
@@ -84,7 +77,7 @@ def _servers(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
             continue
         takes = f"applies ranks up to {server.adapter_rank}" if server.adapter_rank else "applies no adapters"
         seen = f"vllm_enable_lora is on, and lora_rank is {config.lora_rank}; {server.address} {takes}."
-        start = "covey rollout --model DIR --engine vllm --vllm_enable_lora true --vllm_max_lora_rank "
-        again = Fix(text=f"start the server with `{start}{config.lora_rank}`")
+        line = start_line(config, server.address, facts)
+        again = Fix(text=f"start the server again with room for the adapter: `{line}`")
         problems.append(problem("E434", _OPTION, seen, "", again, _MERGED))
     return problems

@@ -29,6 +29,14 @@ def held_tokens(config: Config, prompt: int, context: int | None) -> int:
     return held if context is None else min(held, context)
 
 
+def adapter_room(config: Config) -> int:
+    """Return the highest rank of an adapter for which a vLLM of this run has room; 0 where the
+    adapter is added to the weights, or there is none."""
+    if not config.vllm_enable_lora or config.tuner_type != "lora":
+        return 0
+    return config.vllm_max_lora_rank or config.lora_rank
+
+
 def cache_bytes(config: Config, model: ModelSizes, element: int, tokens: int, rows: int) -> int:
     """Return the bytes in which every completion side by side has its place, however long it gets."""
     return side_by_side(config, rows) * completion_bytes(model, element, tokens)

@@ -12,11 +12,10 @@ from covey.config.objects import is_live
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.check_launch import num_ranks
-from covey.plan.check_lora import adapter_room
 from covey.plan.facts import Facts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import requests_of
-from covey.plan.memory_vllm import cache_bytes, held_tokens, side_by_side
+from covey.plan.memory_vllm import adapter_room, cache_bytes, held_tokens, side_by_side
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
 from covey.training import settings
