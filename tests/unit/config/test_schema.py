@@ -43,6 +43,7 @@ def test_what_is_derived_has_a_rule_and_what_has_a_default_has_none() -> None:
         "soft_max_length",
         "steps_per_generation",
         "use_vllm",
+        "vllm_enable_lora",
         "vllm_enable_sleep_mode",
     ]
     assert all(bool(rule_of(name)) == (name in DERIVED) for name in OPTIONS)
@@ -85,6 +86,7 @@ def test_a_configuration_cannot_be_changed_and_knows_no_other_names() -> None:
         "quant_method": None,
         "rollout_servers": [],
         "use_vllm": False,
+        "vllm_enable_lora": False,
         "vllm_enable_sleep_mode": False,
     }
     config = Config(**values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from covey.checksums import checksum
 from covey.rollout.vllm.library import is_greedy, seed_of
-from covey.rollout.vllm.names import Part, parts_of, whole
+from covey.rollout.vllm.names import Part, adapter_parts_of, parts_of, whole, whole_adapter
 from covey.rollout.vllm.settings import OWNED, VllmSettings, arguments_of
 from covey.types import NoiseKey
 
@@ -152,6 +153,108 @@ def test_tensors_under_other_names_cannot_be_compared() -> None:
     held = whole([parts_of(as_vllm(weights()), FUSED)], sizes_of(sent))
     assert held.unread == ("language_model.norm.weight",)
     assert held.fingerprints.keys() == sent.keys() - {"language_model.norm.weight"}
+
+
+RANK = 3
+
+
+def matrices() -> dict[str, Tensor]:
+    """Those of an adapter on three of the layer's modules, under peft's names."""
+    generator, found = torch.Generator().manual_seed(1), {}
+    for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"):
+        rows, columns = weights()[f"model.layers.0.{name}.weight"].shape
+        for kind, shape in (("A", (RANK, columns)), ("B", (rows, RANK))):
+            at = f"base_model.model.model.layers.0.{name}.lora_{kind}.weight"
+            found[at] = torch.randn(*shape, generator=generator)
+    return found
+
+
+def adapted(sent: dict[str, Tensor], rank: int = 0, world: int = 1) -> dict[str, Any]:
+    """The same matrices as a rank of vLLM lays them out: in the second slot of two, with room for a rank of 4
+    and zeros in it; B is divided where outputs are, A where inputs are, and a head has one of each."""
+
+    def stack(module: str, kind: str, dim: int | None, shape: tuple[int, int]) -> Tensor:
+        own = sent.get(f"base_model.model.model.layers.0.{module}.lora_{kind}.weight")
+        room = torch.zeros(2, 1, *((4, shape[1]) if kind == "A" else (shape[0], 4)))
+        if own is not None:
+            part = own if dim is None else own.chunk(world, dim)[rank]
+            room[1, 0, : part.shape[0], : part.shape[1]] = part
+        return room
+
+    def layer(*names: str, is_row: bool = False) -> SimpleNamespace:
+        stacks: dict[str, tuple[Tensor, ...]] = {}
+        for kind, dim in (("A", 1 if is_row else None), ("B", None if is_row else 0)):
+            shapes = [tuple(weights()[f"model.layers.0.{name}.weight"].shape) for name in names]
+            cut = [(s[0], s[1] // world) if is_row else (s[0] // world, s[1]) for s in shapes]
+            parts = zip(names, cut, strict=True)
+            stacks[kind] = tuple(stack(name, kind, dim, shape) for name, shape in parts)
+        return SimpleNamespace(lora_a_stacked=stacks["A"], lora_b_stacked=stacks["B"])
+
+    at = "model.layers.0."
+    return {
+        f"{at}self_attn.qkv_proj": layer("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        f"{at}self_attn.o_proj": layer("self_attn.o_proj", is_row=True),
+        f"{at}mlp.gate_up_proj": layer("mlp.gate_proj", "mlp.up_proj"),
+        "lm_head": SimpleNamespace(
+            lora_a_stacked=torch.zeros(2, 1, 4, HIDDEN), lora_b_stacked=torch.zeros(2, 1, VOCAB, 4)
+        ),
+        "model.embed_tokens": SimpleNamespace(
+            lora_a_stacked=torch.zeros(2, VOCAB, 4), lora_b_stacked=torch.zeros(2, 1, HIDDEN, 4)
+        ),
+        "other": SimpleNamespace(),
+    }
+
+
+PATHS = {
+    "model.layers.0.self_attn.qkv_proj": [f"model.layers.0.self_attn.{n}_proj" for n in "qkv"],
+    "model.layers.0.mlp.gate_up_proj": [f"model.layers.0.mlp.{n}_proj" for n in ("gate", "up")],
+}
+
+
+def held_of(layers: list[dict[str, Any]], sent: dict[str, Tensor], slot: int = 1) -> dict[str, int]:
+    parts = [adapter_parts_of(own, PATHS, slot, RANK) for own in layers]
+    held = whole_adapter(parts, sizes_of(sent))
+    assert held.unread == ()
+    return held.fingerprints
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_an_adapter_on_ranks(world: int) -> None:
+    sent = matrices()
+    layers = [adapted(sent, rank, world) for rank in range(world)]
+    assert held_of(layers, sent) == {name: checksum(tensor) for name, tensor in sent.items()}
+    # A new one has a B of zeros, which is there all the same.
+    fresh = {n: t * (".lora_A." in n) for n, t in sent.items()}
+    layers = [adapted(fresh, rank, world) for rank in range(world)]
+    assert held_of(layers, fresh) == {name: checksum(tensor) for name, tensor in fresh.items()}
+
+
+@pytest.mark.parametrize("name", matrices())
+def test_a_number_of_an_adapter_that_differs(name: str) -> None:
+    sent = matrices()
+    other = {n: t.clone() for n, t in sent.items()}
+    other[name].view(-1)[-1] *= 2
+    found = held_of([adapted(other, rank, 2) for rank in range(2)], sent)
+    assert [n for n in sent if found[n] != checksum(sent[n])] == [name]
+
+
+def test_what_an_adapter_has_that_was_not_sent_and_what_it_lacks() -> None:
+    sent = matrices()
+    layers = adapted(sent)
+    # Zeros of other modules, and of another slot, are nothing.
+    assert held_of([layers], sent).keys() == sent.keys()
+    assert set(held_of([layers], sent, slot=0).values()) == {0}
+    k_proj = layers["model.layers.0.self_attn.qkv_proj"].lora_b_stacked[1]
+    k_proj[1, 0, 0, 0] = 1.0
+    assert held_of([layers], sent).keys() - sent.keys() == {
+        "base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight"
+    }
+    # Beside the adapter there is nothing to compute with.
+    layers = adapted(sent)
+    name = "base_model.model.model.layers.0.self_attn.o_proj.lora_A.weight"
+    layers["model.layers.0.self_attn.o_proj"].lora_a_stacked[0][1, 0, RANK, 0] = 1.0
+    assert held_of([layers], sent)[name] != checksum(sent[name])
+    assert whole_adapter([{}], sizes_of(sent)).fingerprints == {}
 
 
 def settings(**changes: object) -> VllmSettings:
