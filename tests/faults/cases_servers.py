@@ -45,6 +45,10 @@ CASES = (
         name="server_of_vllm_with_kernels",
         words="rollout --model quickstart --engine vllm --kernels torch --vllm_engine_kwargs {}",
     ),
+    Case(
+        name="server_with_a_rank_that_vllm_does_not_apply",
+        words="rollout --model quickstart --engine vllm --vllm_max_lora_rank 700",
+    ),
     Case(name="server_of_no_model", words="rollout --model nothing-here --port 70000 --max_rows 0"),
     Case(
         name="server_token_of_others",

@@ -23,6 +23,7 @@ from covey.learner.sharding.reference import SplitReference
 from covey.learner.sharding.units import Sharded, decoder_layers, sharding_over
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, read_policy
+from covey.models.lora import adapter_alone
 from covey.models.probe import micro_of
 from covey.plan.layout import Layout
 from support.models import random_model, save_model
@@ -112,6 +113,25 @@ def test_a_new_adapter_is_that_of_a_whole_model(tmp_path: Path) -> None:
         n: p.requires_grad for n, p in expected.items()
     }
     assert all(torch.equal(found[name].float(), weight.float()) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_alone_is_that_of_a_whole_model(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Its base, and its matrices with their scale."""
+    save_model("llama", tmp_path)
+    lora = LoraSettings(rank=4, alpha=12)
+    how = {"compute_dtype": dtype, "device": CPU, "disable_dropout": True, "gradient_checkpointing": False}
+    whole = adapter_alone(load_adapted(tmp_path, lora, adapter=None, seed=3, **how))
+    sampler = hollow_policy(tmp_path, lora, adapter=None, seed=3, dtype=dtype, trust_remote_code=False).policy
+    sharded = split(tmp_path, lora, dtype)
+    own = FSDP2Backend(sharded, sampler, OPTIMIZER, compute_dtype=dtype).adapter_alone
+    assert whole is not None and own is not None and own.rank == whole.rank == 4
+    for given, found in ((whole.base, own.base), (whole.matrices, own.matrices)):
+        expected = {name: tensor.clone() for name, tensor in given(None)}
+        held = {name: tensor.clone() for name, tensor in found(None)}
+        assert held.keys() == expected.keys() and len(held) > 20
+        assert {t.dtype for t in held.values()} == {dtype}
+        assert all(torch.equal(held[name], expected[name]) for name in held)
 
 
 def test_a_reference_that_follows_begins_as_a_new_adapter_of_dora(tmp_path: Path) -> None:

@@ -147,6 +147,10 @@ def followed(base: Path, name: str) -> dict[str, Tensor]:
         which: backend.annotate(micros, which, lambda: None)  # type: ignore[arg-type]
         for which in ("reference", "old")
     }
+    if name == "zero3":
+        whole = {n: t.clone() for n, t in backend.split.whole()}
+        some = [n for n in whole if "norm" in n or "up_proj" in n]
+        assert_equal({n: t.clone() for n, t in backend.split.each_whole(some)}, {n: whole[n] for n in some})
     tensors = {p.name: p.tensor.clone() for p in backend.moving.pieces(0, 1)}
     backend.close()
     return {**found, **{f"piece/{n}": t for n, t in tensors.items()}}
