@@ -21,7 +21,7 @@ from covey.rollout.server.call import Caller
 from covey.rollout.server.remote import State
 from covey.rollout.server.vllm_routes import asked_label, label, version_of
 from covey.rollout.server.vllm_sampling import Progress, VllmSampling
-from covey.rollout.server.wire import NO_VERSION, ServerStatus, WireError
+from covey.rollout.server.wire import NO_VERSION, WHOLE, ServerStatus, WireError
 from covey.types import GenerationRequest, Receipt
 
 # Seconds in which a server says how it is, and between two tries to empty its cache of prompts.
@@ -101,8 +101,10 @@ class VllmServe:
 
     # -- publishing
 
-    def begin(self, version: int) -> str:
-        """Open a publish: no version is there from here on."""
+    def begin(self, version: int, form: str = WHOLE) -> str:
+        """Open a publish: no version is there from here on. ValueError for an adapter alone."""
+        if form != WHOLE:
+            raise ValueError("covey sends `vllm serve` whole weights, with the adapter added")
         self.leave()
         self._tell_label(NO_VERSION)
         self._sent = []
