@@ -66,8 +66,10 @@ $(VLLM_ENV)/.installed: pyproject.toml
 	@$(VLLM_ENV)/bin/python -m pip --disable-pip-version-check uninstall -qq --yes torchvision torchaudio torchcodec
 	@touch $@
 
-test-vllm: vllm-env ## the tests of the engine on vLLM, with its build for CPUs
-	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest -m vllm tests/on_vllm
+ARGS ?=
+
+test-vllm: vllm-env ## the tests of the engine on vLLM, with its build for CPUs: ARGS=-x for pytest
+	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest -m vllm tests/on_vllm $(ARGS)
 
 .bench/trl/.installed: bench/trl.txt
 	@$(PYTHON) -m venv .bench/trl
