@@ -10,6 +10,7 @@ from covey.types import MicroBatch, StreamSegment
 
 # Tokens of a segment of padding: no longer than rows are, as attention computes rows of its longest one.
 _SEGMENT = 16
+_SMALL = 32
 
 
 def in_few_sizes(micro: MicroBatch, *, block: int | None = None) -> MicroBatch:
@@ -22,9 +23,9 @@ def in_few_sizes(micro: MicroBatch, *, block: int | None = None) -> MicroBatch:
     """
     length, contexts = micro.tokens_T.shape[0], micro.context_U.shape[0]
     end = micro.segments[-1].start + micro.segments[-1].length
-    room = step_up(length, 64, 32) - length
+    room = _size(length, 32) - length
     last = contexts % block if block else 0
-    spare = min(step_up(last, 64, 4), block) - last if block else 0
+    spare = min(_size(last, 4), block) - last if block else 0
     if not room and not spare:
         return micro
     padding = (
@@ -38,6 +39,11 @@ def in_few_sizes(micro: MicroBatch, *, block: int | None = None) -> MicroBatch:
         segments=(*micro.segments, *padding),
         context_U=F.pad(micro.context_U, (0, spare)),
     )
+
+
+def _size(size: int, sizes: int) -> int:
+    """The size that is used for `size`: one of `step_up`, or a small one, for the canary of a publish."""
+    return _SMALL if 0 < size <= _SMALL else step_up(size, 64, sizes)
 
 
 def step_up(size: int, least: int, sizes: int) -> int:

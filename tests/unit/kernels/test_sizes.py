@@ -40,20 +40,20 @@ def test_contexts_are_of_fewer_sizes_still_and_never_more_than_full_blocks():
         padded = in_few_sizes(micro, block=200).context_U.shape[0]
         assert contexts <= padded < contexts + 64
         found.add(padded % 200)
-    assert found == {0, 64, 128, 192}
+    assert found == {0, 32, 64, 128, 192}
 
 
 def test_the_padding_is_short_segments_of_its_own_and_trains_nothing():
     micro = micro_of(rows_of(7, 3), "prefix", torch.device("cpu"))
     padded = in_few_sizes(micro, block=512)
     length = micro.tokens_T.shape[0]
-    assert padded.tokens_T.shape == padded.positions_T.shape == padded.context_U.shape == (64,)
+    assert padded.tokens_T.shape == padded.positions_T.shape == padded.context_U.shape == (32,)
     assert torch.equal(padded.context_N, micro.context_N) and torch.equal(padded.target_N, micro.target_N)
     assert torch.equal(padded.tokens_T[:length], micro.tokens_T)
     count = len(micro.segments)
     assert padded.segments[:count] == micro.segments
     found = [(segment.start, segment.length, segment.parent) for segment in padded.segments[count:]]
-    assert found == [(start, min(16, 64 - start), None) for start in range(length, 64, 16)]
+    assert found == [(start, min(16, 32 - start), None) for start in range(length, 32, 16)]
     assert in_few_sizes(padded, block=512).segments == padded.segments
 
 

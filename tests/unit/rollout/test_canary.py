@@ -40,7 +40,7 @@ def test_draws_are_those_of_sample_and_hold_within_their_margin() -> None:
 def test_the_prompts_are_fixed() -> None:
     one, two = canary_requests(VOCAB), canary_requests(VOCAB)
     assert one == two
-    assert len(one) == 4
+    assert len(one) == 6
     assert all(0 <= t < VOCAB for r in one for t in r.prompt_token_ids)
     assert {r.noise_key.split for r in one} == {"canary"}
 
@@ -59,7 +59,7 @@ def test_the_learners_view_is_what_the_policy_says(stream: str) -> None:
         ids = torch.tensor([[*request.prompt_token_ids, *completion.token_ids]])
         with torch.no_grad():
             logits = policy.model(input_ids=ids, **({} if stream == "padded" else _full(policy))).logits
-        expected.append(logits[0, 5:-1].float().log_softmax(dim=1))
+        expected.append(logits[0, 3:-1].float().log_softmax(dim=1))
     whole = torch.cat(expected)
     tokens = torch.tensor([t for c in done for t in c.token_ids])
     torch.testing.assert_close(view.logprob_RV, whole[: len(view.logprob_RV)], rtol=0, atol=1e-5)
@@ -99,13 +99,13 @@ def test_equal_engines_are_asked_for_once_and_told_apart() -> None:
         return canary.view(pairs)
 
     wrong = (done[2].logprobs[0] + 0.5, *done[2].logprobs[1:])
-    spoiled = [*done[:2], replace(done[2], logprobs=wrong), done[3]]
+    spoiled = [*done[:2], replace(done[2], logprobs=wrong), *done[3:]]
     comparison = Comparison(replace(canary, view=view), [done, spoiled])
-    assert asked == [4]
+    assert asked == [6]
     good = comparison.of(done, has_keys=True, bound=1e-4)
     assert (good.gap < 1e-4, good.wrong_token, good.num_tokens) == (True, "", 12)
     bad = comparison.of(spoiled, has_keys=True, bound=1e-4)
-    assert (bad.gap, bad.at) == (pytest.approx(0.5, abs=1e-4), 6)
+    assert (bad.gap, bad.at) == (pytest.approx(0.5, abs=1e-4), 4)
 
 
 def test_a_token_that_its_noise_does_not_draw_is_named_by_whichever_engine() -> None:
@@ -156,5 +156,5 @@ def test_a_canary_that_loses_a_completion_is_refused() -> None:
     engine = CopyEngine(policy_of("llama"))
     real = engine.results
     engine.results = lambda: (c for c in real() if c.request_id != 1)
-    with pytest.raises(ValueError, match="1 of 4 completions of the canary"):
+    with pytest.raises(ValueError, match="1 of 6 completions of the canary"):
         sample_canary(engine, canary_requests(VOCAB))
