@@ -5,23 +5,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from covey.data import modelscope
 from covey.data.errors import DataError, ModelError, one_line
+from covey.weight_files import INDEX, weight_map
 
 # The first question decides whether there is a network; nothing is retried before it is answered.
 _TIMEOUT_S = 5.0
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_INDEX = "model.safetensors.index.json"
 _SMALL = (
-    *("config.json", "generation_config.json", "adapter_config.json", _INDEX),
+    *("config.json", "generation_config.json", "adapter_config.json", INDEX),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("vocab.*", "merges.txt", "spiece.model", "sentencepiece*"),
 )
@@ -247,9 +245,8 @@ def _not_cached(name: str, silence: str, missing: str = "") -> str:
 
 def _weight_files(name: str, directory: Path, there: Sequence[str]) -> list[str]:
     """The safetensors files that hold a model's weights; ModelError where it has none."""
-    if _INDEX in there and (directory / _INDEX).is_file():
-        index: Any = json.loads((directory / _INDEX).read_text(encoding="utf-8"))
-        return sorted(set(index["weight_map"].values()))
+    if INDEX in there and (by_index := weight_map(directory)) is not None:
+        return sorted({*by_index.values()})
     if "model.safetensors" in there:
         return ["model.safetensors"]
     own = [f for f in there if f.endswith(".safetensors") and "/" not in f and not f.startswith("adapter")]

@@ -15,6 +15,7 @@ from typing import Any
 
 from covey.models.adapter_shapes import HEAD_LEAVES, TOKEN_LEAVES
 from covey.models.config_shapes import shapes_of_config
+from covey.plan.shape import counted
 from covey.weight_files import StoredTensor, same_bytes
 
 _TRAINED_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -54,7 +55,7 @@ def fit_of(
     odd = {n: t.dtype for n, t in tensors.items() if n.endswith("weight") and t.dtype not in _TRAINED_DTYPES}
     if odd:
         name, dtype = next(iter(odd.items()))
-        words = f"{_counted(len(odd), 'weight')} of the files cannot be trained: {name} is stored as {dtype}"
+        words = f"{counted(len(odd), 'weight')} of the files cannot be trained: {name} is stored as {dtype}"
         return Fit(problem=words)
     separate = _separate_head(config, tensors)
     if separate is not None:
@@ -72,13 +73,13 @@ def unfit_words(
     parts = []
     lost = sorted({*missing} - {n for n, _, _ in mismatched})
     if lost:
-        parts.append(f"the files of weights lack {_counted(len(lost), 'tensor')} of a {name}: {_some(lost)}")
+        parts.append(f"the files of weights lack {counted(len(lost), 'tensor')} of a {name}: {_some(lost)}")
     if mismatched:
         shapes = [f"{n} is {_shape(held)}, by config.json {_shape(asked)}" for n, held, asked in mismatched]
         parts.append(f"shapes of the files are not those of config.json: {_some(shapes, '; ')}")
     layers = [n for n in unused if _OF_A_LAYER.search(n)]
     if layers:
-        more = f"{_counted(len(layers), 'tensor')} of layers that config.json does not have: {_some(layers)}"
+        more = f"{counted(len(layers), 'tensor')} of layers that config.json does not have: {_some(layers)}"
         parts.append(f"the files hold {more}")
     return "; ".join(parts) or None
 
@@ -172,10 +173,6 @@ def _first(error: Exception) -> str:
     """The kind of an error, and its first and last line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no words"]
     return " ".join([f"{type(error).__name__}:", *dict.fromkeys((lines[0], lines[-1]))])
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _some(names: Sequence[str], joint: str = ", ") -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from covey.plan.shape import counted
 from covey.rewards.arguments import STANDARD, Unsendable, arguments_of
 from covey.rewards.callee import Reply, Wants
 from covey.rewards.pool import chunks
@@ -119,8 +120,3 @@ class FunctionReward:
             )
             return ScorePart(name=self.name, value=None, status=Status.ERROR, message=message)
         return ScorePart(name=self.name, value=fmean(value) if value else None, steps=tuple(value))
-
-
-def counted(number: int, word: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
