@@ -19,7 +19,7 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts, ServerFacts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import planned_layout, requests_of
-from covey.plan.memory_vllm import completion_bytes, held_tokens, side_by_side, weight_bytes
+from covey.plan.memory_vllm import adapter_room, completion_bytes, held_tokens, side_by_side, weight_bytes
 from covey.plan.shape import counted
 
 Way = Literal["process", "gpu", "files", "loopback", "network"]
@@ -50,7 +50,8 @@ _NAMED = 3
 class PublishPlan:
     """What brings new weights to the engine, before each rollout.
 
-    num_bytes       of the weights that one engine is sent, in `dtype`
+    num_bytes       of what one engine is sent before each rollout, in `dtype`
+    base_bytes      of the base that it is sent once, where it applies the adapter itself; 0 elsewhere
     engines         those that are sent them: of servers their addresses
     way             how they get there
     seconds         an estimate, checks included; servers are sent to at the same time
@@ -61,6 +62,7 @@ class PublishPlan:
     """
 
     num_bytes: int
+    base_bytes: int
     dtype: str
     engines: tuple[str, ...]
     way: Way
@@ -81,8 +83,11 @@ class PublishPlan:
         more = f" and {len(self.engines) - _NAMED} more" if len(self.engines) > _NAMED else ""
         seconds = f"{self.seconds:.1f}" if self.seconds >= 1 else f"{self.seconds:.2g}"
         to = ("each of " if len(self.engines) > 1 else "") + ", ".join(self.engines[:_NAMED]) + more
+        what = "of weights"
+        if self.base_bytes:
+            what = f"of the adapter, and once {size(self.base_bytes)} of its base,"
         return [
-            f"before each rollout {size(self.num_bytes)} of weights in {self.dtype}{added} go to {to}",
+            f"before each rollout {size(self.num_bytes)} {what} in {self.dtype}{added} go to {to}",
             f"about {seconds} s with its checks, an estimate: {_WORDS[self.way]}",
         ]
 
@@ -115,20 +120,34 @@ def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
         way = "gpu" if how.cuda else "process"
     tokens = held_tokens(config, facts.longest_prompt or config.max_length or 1, facts.model_context)
     spans = 1 if servers else max(1, layout.engine_parallel)
-    num_bytes = how.element * model.parameters
+    is_alone = _applies_adapter(config, known if servers else None)
+    num_bytes = how.element * (model.adapter_parameters if is_alone else model.parameters)
+    base_bytes = how.element * model.parameters if is_alone else 0
+    # What an engine holds is read at each publish.
+    read_s = base_bytes / _RATES["gpu" if how.cuda else "process"]
     num_away = sum(not _is_here(address) for address in servers)
     return PublishPlan(
         num_bytes=num_bytes,
+        base_bytes=base_bytes,
         dtype="float32" if how.element == FLOAT else "bfloat16",
         engines=tuple(servers) or ("vLLM in each training process",),
         way=way,
-        seconds=_LEAST_S + max(num_bytes / _RATES[way], num_away * num_bytes / _LINE_RATE),
+        seconds=_LEAST_S + read_s + max(num_bytes / _RATES[way], num_away * num_bytes / _LINE_RATE),
         weight_bytes=held,
         cache_bytes=rows * completion_bytes(model, how.element, tokens) // spans,
         side_by_side=rows,
         on_device=not servers,
-        adds_adapter=not how.full,
+        adds_adapter=not how.full and not is_alone,
     )
+
+
+def _applies_adapter(config: Config, servers: Sequence[ServerFacts] | None) -> bool:
+    """Whether vLLM, or each of these servers, applies the adapter that is trained."""
+    if config.tuner_type != "lora" or not config.vllm_enable_lora:
+        return False
+    if servers is None:
+        return adapter_room(config) >= config.lora_rank
+    return bool(servers) and all(server.adapter_rank >= config.lora_rank for server in servers)
 
 
 def _way_to(servers: Sequence[str], known: Sequence[ServerFacts]) -> Way:

@@ -35,7 +35,11 @@ def options(*addresses: str, **more: Any) -> Any:
     return config(rollout_servers=list(addresses), rollout_token_file="t", max_completion_length=6, **more)
 
 
-@pytest.mark.parametrize("tuner", [{}, {"tuner_type": "lora"}])
+ALONE: dict[str, Any] = {"tuner_type": "lora"}
+MERGED = {**ALONE, "vllm_enable_lora": False}
+
+
+@pytest.mark.parametrize("tuner", [{}, ALONE, MERGED])
 def test_the_bytes_are_those_that_are_sent(tuner: dict[str, Any]) -> None:
     """A tied head goes once, and an adapter within the weights that it lies on."""
     resolved = from_dict(
@@ -51,8 +55,27 @@ def test_the_bytes_are_those_that_are_sent(tuner: dict[str, Any]) -> None:
         MODEL_DIR, device=torch.device("cpu"), disable_dropout=True, gradient_checkpointing=False
     )
     sent = sum(t.numel() * t.element_size() for _, t in plain_weights(policy))
-    assert plan is not None and plan.num_bytes == sent > 0
-    assert (plan.way, plan.dtype, plan.adds_adapter) == ("process", "float32", bool(tuner))
+    assert plan is not None
+    assert (plan.way, plan.dtype, plan.adds_adapter) == ("process", "float32", tuner == MERGED)
+    # The built-in model with an adapter of rank 16 on every linear layer.
+    expected = (sent, 622592) if tuner == ALONE else (0, sent)
+    assert (plan.base_bytes, plan.num_bytes) == expected
+
+
+def test_an_adapter_that_the_engine_applies_goes_alone() -> None:
+    """To servers of which each has room for it; its base once."""
+    lora = {"use_vllm": True, "vllm_mode": "server", "tuner_type": "lora", "lora_rank": 16}
+    given = served(HERE, THERE, model_sizes=replace(SIZES, adapter_parameters=50))
+    assert given.servers is not None
+    for rank in (8, 16):
+        known = tuple(replace(s, adapter_rank=r) for s, r in zip(given.servers, (16, rank), strict=True))
+        plan = publish_plan(options(HERE, THERE, **lora), replace(given, servers=known))
+        assert plan is not None
+        found = plan.num_bytes, plan.base_bytes, plan.adds_adapter
+        assert found == ((200, 4000, False) if rank == 16 else (4000, 0, True))
+    assert plan is not None and plan.in_words()[0].startswith(
+        "before each rollout 0.2 kB of the adapter, and once 4 kB of its base, in float32 go to each of http"
+    )
 
 
 def test_nothing_is_published_to_an_engine_on_the_weights_in_training() -> None:
