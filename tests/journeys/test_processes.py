@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from faults import covey_run
 from journeys.helpers import (
     assert_announced,
     completions,
@@ -21,6 +22,7 @@ from journeys.helpers import (
     tensors,
     write_jsonl,
 )
+from support.processes import run_in_processes
 
 REWARD = """
 def judge(completions, answer, log_metric, log_extra, **kwargs):
@@ -75,3 +77,15 @@ def test_two_processes_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert (ours[name] - tensor).norm() <= 1e-3 * tensor.norm(), name
     # Each process has random generators of its own in the checkpoint.
     assert_announced(announced, tmp_path / "two" / "checkpoint-3", tmp_path / "two" / "checkpoint-2")
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("stage", ["zero2", "zero3_offload"])
+def test_zero_on_one_process(stage: str, tmp_path: Path) -> None:
+    """No launcher has told this process anything, as with one GPU."""
+    write_jsonl(tmp_path / "d.jsonl", rows(12))
+    changes = {"deepspeed": stage, "beta": 0.04, "per_device_train_batch_size": 32}
+    words = ["train", *flags(small("d.jsonl", "run", **changes))]
+    run_in_processes(covey_run.__file__, *words, processes=1, folder=tmp_path)
+    first, second = metrics(tmp_path / "run")
+    assert first["kl"] == 0 < second["kl"] and first["grad_norm"] > 0

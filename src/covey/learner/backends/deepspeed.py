@@ -37,6 +37,8 @@ def _library(device: torch.device) -> Any:
     """DeepSpeed on torch's process group: silent, and without compiling a kernel."""
     join_group(device)
     os.environ.setdefault("DS_ACCELERATOR", device.type)
+    # Its first forward pass reads this, too; no launcher has set it where there is one process.
+    os.environ.setdefault("LOCAL_RANK", "0")
     silence_deepspeed()
     with _without_mlflow():
         import deepspeed
@@ -66,18 +68,6 @@ def _without_mlflow() -> Iterator[None]:
             del sys.modules["mlflow"]
 
 
-@contextmanager
-def _local_rank() -> Iterator[None]:
-    """Within it the variable is set that DeepSpeed takes the device from, where no launcher has set it."""
-    is_set = "LOCAL_RANK" in os.environ
-    os.environ.setdefault("LOCAL_RANK", "0")
-    try:
-        yield
-    finally:
-        if not is_set:
-            del os.environ["LOCAL_RANK"]
-
-
 def _settings(given: Settings, dtype: torch.dtype) -> dict[str, Any]:
     """What DeepSpeed is given: the dtype of what it trains, float32 for an adapter; and to leave torch's
     `linear` alone, which it would replace for every model of this process."""
@@ -102,8 +92,7 @@ class ZeroEngine:
         every = self._trained.values() if config is not None else policy.parameters()
         settings = _settings(given, next(iter(every)).dtype)
         self._adam = None if config is None else self._make_adam(config)
-        with _local_rank():
-            self._engine: Any = library.initialize(model=policy, optimizer=self._adam, config=settings)[0]
+        self._engine: Any = library.initialize(model=policy, optimizer=self._adam, config=settings)[0]
         self._optimizer: Any = self._engine.optimizer
         self.masters: dict[str, nn.Parameter] = {}
         self._places: dict[int, tuple[Tensor, int, int]] = {}
@@ -281,9 +270,8 @@ def partition(policy: Policy, given: Settings, read: ReadRows, compute_dtype: to
             own.copy_(found)
         new = made[id(parameter)] = nn.Parameter(own, requires_grad=parameter.requires_grad)
         if first is None:
-            with _local_rank():
-                settings = _settings(given, dtypes[name])
-                library.zero.Init(module=nn.ParameterList([new]), config_dict_or_path=settings)
+            settings = _settings(given, dtypes[name])
+            library.zero.Init(module=nn.ParameterList([new]), config_dict_or_path=settings)
             first = new
         else:
             first.convert_to_zero_parameters(param_list=[new])
