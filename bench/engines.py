@@ -8,6 +8,7 @@ and both engines behind `covey rollout`. Run it in the environment of `make vllm
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import statistics
@@ -89,7 +90,11 @@ def _line(name: str, steps: Sequence[Mapping[str, Any]]) -> str:
     def mean(part: Sequence[Mapping[str, Any]]) -> float:
         return statistics.fmean(step["reward"] for step in part)
 
-    speed = statistics.median(step["num_tokens"] / step["time/rollout_s"] for step in later)
+    # The number of tokens is that of the run so far.
+    speed = statistics.median(
+        (step["num_tokens"] - before["num_tokens"]) / step["time/rollout_s"]
+        for before, step in itertools.pairwise(steps)
+    )
     slopes = [step["sampling/logprob_slope"] for step in steps]
     gap = max(step["sampling/logprob_max_gap"] for step in steps)
     published = median("time/publish_s")
