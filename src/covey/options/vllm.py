@@ -132,7 +132,7 @@ class VllmOptions(Options):
         "Highest rank of an adapter that vLLM makes room for. Not set: lora_rank.",
         ge=1,
         le=512,
-        why="vLLM applies adapters of rank 1 to 512.",
+        why="vLLM takes LoRA adapters of rank 1 to 512.",
         swift="16",
         resume="free",
         read_if=_IN_PROCESS,

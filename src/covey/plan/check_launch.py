@@ -180,8 +180,8 @@ def _machines_of_ray(environment: Mapping[str, str], typed: Mapping[str, object]
         return []
     seen = f"The environment variable NNODES is {count}, and launcher is ray, which chooses the machines."
     once = Fix(
-        text=f"type the command once, without NNODES: `unset NNODES NODE_RANK`; --nproc_per_node then counts "
-        f"the processes of all {count} machines"
+        text="type the command on one machine alone, after `unset NNODES NODE_RANK`; --nproc_per_node is "
+        f"then the number of processes on all {count} machines"
     )
     torchrun = Fix(text="start one command on each machine, without Ray", edits={"launcher": "torchrun"})
     return [problem("E370", "launcher", seen, "", once, torchrun)]

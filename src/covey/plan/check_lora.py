@@ -12,7 +12,7 @@ from covey.plan.server_line import start_line
 from covey.types import Fix, Problem
 
 _OPTION = "vllm_enable_lora"
-_MERGED = Fix(text="add the adapter to the weights that are sent", edits={_OPTION: False})
+_MERGED = Fix(text="merge the adapter into the weights before they are sent to vLLM", edits={_OPTION: False})
 
 
 def lora_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
@@ -78,6 +78,6 @@ def _servers(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
         takes = f"applies ranks up to {server.adapter_rank}" if server.adapter_rank else "applies no adapters"
         seen = f"vllm_enable_lora is on, and lora_rank is {config.lora_rank}; {server.address} {takes}."
         line = start_line(config, server.address, facts)
-        again = Fix(text=f"start the server again with room for the adapter: `{line}`")
+        again = Fix(text=f"start the server again for an adapter of this rank: `{line}`")
         problems.append(problem("E434", _OPTION, seen, "", again, _MERGED))
     return problems

@@ -74,7 +74,7 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
         case "silent":
             cause = "The server was not started or has ended, or another program has its port."
             line = start_line(config, server.address, facts)
-            start = Fix(text=f"start it: `{line}`; it prints its address when it is ready")
+            start = Fix(text=f"start the server with `{line}`; it prints its address when it is ready")
             return [problem("E420", _OPTION, f"{server.address}: {server.said}.", cause, start, _HERE)]
         case "token":
             cause = "The token of another server, or of one that was started anew with another file."
@@ -85,7 +85,9 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
             return [problem("E421", "rollout_token_file", seen, cause, fix)]
         case "other":
             cause = "A server of `trl vllm-serve`, `swift rollout` or SGLang, or another program on its port."
-            start = Fix(text=f"start covey's: `{start_line(config, server.address, facts)}`")
+            start = Fix(
+                text=f"start a server of covey instead: `{start_line(config, server.address, facts)}`"
+            )
             seen = f"{server.address} answers, and is neither covey's server nor vLLM's: {server.said}."
             return [problem("E428", _OPTION, seen, cause, start, _HERE)]
     if server.run:

@@ -55,7 +55,8 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
         seen = "vllm_mode is server, and no server is given."
         line = start_line(config, "http://127.0.0.1:8000", facts)
         named = Fix(
-            text=f"start one, `{line}`, and name it: --rollout_servers http://127.0.0.1:8000 "
+            text=f"start a server with `{line}`, and add to this command: "
+            "--rollout_servers http://127.0.0.1:8000 "
             "--rollout_token_file rollout-8000.token"
         )
         return [problem("E430", "vllm_mode", seen, "", named, _OWN_ENGINE)]

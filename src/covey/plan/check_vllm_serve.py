@@ -28,7 +28,7 @@ def vllm_serve_problems(
     line = f"VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(server.model)}"
     line += f" --port {urlsplit(server.address).port} --logprobs-mode processed_logprobs"
     line += f" {_UNTIED}" if is_tied and (own.on_cpu or not own.takes_weights) else ""
-    again = Fix(text=f"start it again, as in `{line}`")
+    again = Fix(text=f"start the server again with `{line}`")
     fixes = (_front(config, facts, server), again)
     name = f"{server.address} (vLLM {own.version})"
     if not own.takes_weights:
@@ -50,7 +50,9 @@ def vllm_serve_problems(
         seen = f"{name} reads weights from files, and " + (
             f"there is no directory {given}." if given else "no directory is named that it and this run see."
         )
-        fix = Fix(text="--rollout_weights_directory DIR, on a disk that both machines have at the same path")
+        fix = Fix(
+            text="--rollout_weights_directory DIR, a shared directory that has the same path on both machines"
+        )
         problems.append(problem("E429", "rollout_weights_directory", seen, "", fix, fixes[0]))
     return problems
 
@@ -71,4 +73,4 @@ def open_routes(config: Config, facts: Facts, servers: Sequence[ServerFacts]) ->
 def _front(config: Config, facts: Facts, server: ServerFacts) -> Fix:
     length = config.vllm_max_model_len or server.max_len or None
     line = start_line(config, server.address, facts, vllm_max_model_len=length)
-    return Fix(text=f"vLLM behind covey's front, with a token on every route: `{line}`")
+    return Fix(text=f"start vLLM by covey, which asks for a token on every route: `{line}`")

@@ -18,7 +18,8 @@ from covey.training.process import gpu_memory, interrupt, nccl_trace
 from covey.types import Finding, Fix
 
 _RESTART = Fix(
-    text="the call was interrupted; if it does not return, restart this program, in a notebook its kernel"
+    text="covey has interrupted the call; if it does not return, restart the program, or the kernel of the "
+    "notebook"
 )
 
 

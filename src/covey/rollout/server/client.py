@@ -324,7 +324,7 @@ class ServerEngine:
                 cause="",
                 fixes=(
                     Fix(
-                        text=f"start the servers again, as in `{self._start}`, and go on from the last "
+                        text=f"start the servers again with `{self._start}`, then resume from the last "
                         "checkpoint"
                     ),
                 ),
