@@ -52,7 +52,7 @@ def test_a_call_that_hangs_ends_and_the_program_goes_on(mode: str, said: list[st
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith(("stopped: ", "ended: "))] == said
     assert done.stderr.count("F301") == 1
-    assert "restart this program" in " ".join(done.stderr.split())
+    assert "restart the program" in " ".join(done.stderr.split())
     run = tmp_path / "run"
     assert "hung_program.py" in (run / "hang-0001" / "rank-0.txt").read_text()
     assert not (run / "hang-0002").exists()
