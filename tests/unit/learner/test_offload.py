@@ -144,8 +144,7 @@ def test_steps_do_not_notice(dtype: torch.dtype, moving: bool) -> None:
     everything = Offload(optimizer=True, model=True, reference=True, groups=2)
     for offload in (OPTIMIZER_AWAY, ROLLOUT, REFERENCE, everything):
         assert steps_of(backend_with(offload, dtype, moving=moving)) == plain, offload
-    with pytest.raises(AssertionError):
-        assert steps_of(backend_with(everything, dtype, moving=moving, epsilon=1e-7)) == plain
+    assert steps_of(backend_with(everything, dtype, moving=moving, epsilon=1e-7)) != plain
 
 
 def sizes(model: Policy) -> ModelSizes:
