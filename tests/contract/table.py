@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -35,16 +36,12 @@ def main() -> int:
         faults = [fault_cell(kind, fault) for kind in kinds for fault in FAULTS]
         bench.run_oracles(KINDS[0], [*faults, *(cell for kind in kinds for cell in full(kind))])
         _say("oracles")
-        trials = [_trial(bench, kind) for kind in kinds]
-        found = {
-            trial.kind: {cell: bench.gaps(cell, left) for cell, left in trial.cells.items()}
-            for trial in trials
-        }
+        found: dict[Kind, Found] = {}
+        trials = [trial for kind in kinds if (trial := _trial(bench, kind, found, bad))]
         resumes = _resumes(trials)
         named = {trial.kind: trial.named for trial in trials}
-    for kind, own in found.items():
-        bad += [f"{kind.name}, {cell}: {words}" for cell, gaps in own.items() for words in broken(gaps)]
-        bad += [f"{kind.name}: {f.name}: {by}" for f, by in named[kind].items() if not _is_right(f, kind, by)]
+    for kind, own in named.items():
+        bad += [f"{kind.name}: {f.name}: {by}" for f, by in own.items() if not _is_right(f, kind, by)]
     bad += [f"{name}: {words}" for name, gaps in resumes.items() for words in broken(gaps)]
     tables = {
         "cells": _cell_table(found),
@@ -70,9 +67,18 @@ def _say(what: str) -> None:
     sys.stderr.write(f"{time.monotonic() - _BEGAN:6.0f} s  {what}\n")
 
 
-def _trial(bench: Bench, kind: Kind) -> Trial:
-    trial = Trial(bench, kind, full(kind), faults=FAULTS, stopped=STOPPED)
-    _say(f"{kind.name}, {len(trial.cells)} cells")
+def _trial(bench: Bench, kind: Kind, found: dict[Kind, Found], bad: list[str]) -> Trial | None:
+    """A backend's runs; what is out of its bounds is said at once. One that fails does not end the others."""
+    try:
+        trial = Trial(bench, kind, full(kind), faults=FAULTS, stopped=STOPPED)
+    except (AssertionError, RuntimeError):
+        bad.append(f"{kind.name}: its runs ended with\n{traceback.format_exc()}")
+        _say(bad[-1])
+        return None
+    found[kind] = {cell: bench.gaps(cell, left) for cell, left in trial.cells.items()}
+    wrong = [f"{kind.name}, {cell}: {words}" for cell, gaps in found[kind].items() for words in broken(gaps)]
+    _say("\n".join([f"{kind.name}, {len(trial.cells)} cells, {len(wrong)} wrong", *wrong]))
+    bad += wrong
     return trial
 
 
