@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-# pytest explains a comparison that fails in full where these are set, by difflib: for two lists of numbers that
-# takes hours, also inside pytest.raises(AssertionError).
+# Where these are set, pytest explains a comparison that fails in full, by difflib: for two long lists of numbers
+# that takes hours, also inside pytest.raises(AssertionError).
 for _name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(_name, None)
 
