@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-# Where these are set, pytest explains a comparison that fails in full, by difflib: for two long lists of numbers
+# Where these are set, pytest explains in full why two values differ, by difflib: for two lists of numbers
 # that takes hours, also inside pytest.raises(AssertionError).
 for _name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(_name, None)
