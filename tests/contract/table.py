@@ -38,7 +38,7 @@ def main() -> int:
         _say("oracles")
         found: dict[Kind, Found] = {}
         trials = [trial for kind in kinds if (trial := _trial(bench, kind, found, bad))]
-        resumes = _resumes(trials)
+        resumes = _resumes(trials, bad)
         named = {trial.kind: trial.named for trial in trials}
     for kind, own in named.items():
         bad += [f"{kind.name}: {f.name}: {by}" for f, by in own.items() if not _is_right(f, kind, by)]
@@ -82,11 +82,17 @@ def _trial(bench: Bench, kind: Kind, found: dict[Kind, Found], bad: list[str]) -
     return trial
 
 
-def _resumes(trials: Sequence[Trial]) -> dict[str, Sequence[Gap]]:
+def _resumes(trials: Sequence[Trial], bad: list[str]) -> dict[str, Sequence[Gap]]:
     """Every backend resumed in itself, and in every other."""
     found: dict[str, Sequence[Gap]] = {}
     for by in trials:
-        for other, left in zip(trials, by.go_on(trials), strict=True):
+        try:
+            gone_on = by.go_on(trials)
+        except (AssertionError, RuntimeError):
+            bad.append(f"{by.kind.name}: its resumes ended with\n{traceback.format_exc()}")
+            _say(bad[-1])
+            continue
+        for other, left in zip(trials, gone_on, strict=True):
             for cell, gaps in resume_gaps(left, other, by).items():
                 found[f"{_layout(other)} → {_layout(by)}, {cell.tuner}, {cell.dtype}"] = gaps
         _say(f"{by.kind.name}, resumes")

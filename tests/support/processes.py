@@ -6,6 +6,7 @@ machine most of a test. What `covey` does from its start on is for tests that ca
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -113,6 +114,8 @@ def _run(words: list[str], environment: Mapping[str, str], folder: str, said: st
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    # One that is killed by a fault of native code says where.
+    faulthandler.enable()
     torch.set_num_threads(1)
     # DeepSpeed collects garbage for each engine of ZeRO-3, and would look at all that is imported.
     gc.freeze()
