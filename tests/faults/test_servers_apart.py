@@ -18,7 +18,7 @@ from covey.errors import RunFailed
 from covey.models.lora import plain_weights
 from covey.models.policy import Policy
 from covey.rollout.native.engine import NativeEngine
-from covey.rollout.server import send
+from covey.rollout.server import bucket
 from covey.rollout.server.call import Caller
 from covey.rollout.server.token import own_token
 from covey.rollout.server.wire import MARKER
@@ -123,7 +123,7 @@ def test_a_network_that_is_cut_in_the_middle_of_a_publish(
     cable is pulled out, and packets are lost without a word."""
     here, there = nodes
     # So that tensors of this small model come in many calls.
-    monkeypatch.setattr(send, "BUCKET_BYTES", 1 << 17)
+    monkeypatch.setattr(bucket, "BUCKET_BYTES", 1 << 17)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
 
     def until_cut(cut: Callable[[], None]) -> Iterator[Any]:

@@ -25,6 +25,7 @@ from covey.quickstart.task import MODEL_DIR
 from covey.rollout.server.call import Caller
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.front import Front
+from covey.rollout.server.group_send import GroupSender
 from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
 from covey.rollout.server.remote import Server
@@ -48,6 +49,7 @@ def status_of(policy: Policy, **changes: Any) -> ServerStatus:
         **{"model_type": "llama", "num_parameters": 1, "vocab": policy.vocab, "max_len": 2048},
         **{"dtype": "float32", "version": NO_VERSION, "rows": 64, "noise_keys": True, "run": ""},
         **{"is_receiving": False, "publish_directory": "", "adapter_rank": 0, "base": ""},
+        **{"group_device": "cpu"},
     }
     return ServerStatus(**{**values, **changes})
 
@@ -75,7 +77,9 @@ def running(
     engine = engine or HeldEngine(policy, max_rows=64)
     front = Front(engine, status_of(policy, publish_directory=str(directory or ""), **about))
     listening = socket.create_server(("127.0.0.1", 0))
-    access = Access(token=TOKEN, bucket_bytes=1 << 22, publish_directory=directory)
+    access = Access(
+        token=TOKEN, bucket_bytes=1 << 22, publish_directory=directory, device=torch.device("cpu")
+    )
     http = HttpServer(listening, front, access)
     server = Running(front, http, engine, f"http://127.0.0.1:{listening.getsockname()[1]}")
 
@@ -98,13 +102,21 @@ def running(
 
 
 def engine_on(
-    addresses: Sequence[str], *, token: str = TOKEN, timeout_s: float = 20.0, run: str = "run-1", **more: Any
+    addresses: Sequence[str],
+    *,
+    token: str = TOKEN,
+    timeout_s: float = 20.0,
+    run: str = "run-1",
+    group_ports: Sequence[int] = (),
+    **more: Any,
 ) -> ServerEngine:
-    """The engine of a run on these servers."""
+    """The engine of a run on these servers, with process groups at these ports where any are named."""
     servers = [
         Server(Caller(address=address, token=token, timeout_s=timeout_s, run=run), f"test {run}")
         for address in addresses
     ]
+    for server, port in zip(servers, group_ports, strict=bool(group_ports)):
+        server.group = GroupSender(server.caller, port)
     given = {"publishes": True, "noise_keys": True, **more}
     return ServerEngine(servers, given.pop("activity", Activity()), timeout_s=timeout_s, **given)
 

@@ -81,4 +81,15 @@ SERVERS: tuple[tuple[str, str, str], ...] = (
         "workers. It does not say what it holds either: log-probabilities of a few prompts alone vouch for "
         "its weights after each publish.",
     ),
+    (
+        "W182",
+        "Weights on the network, neither encrypted nor guarded",
+        "Tensors of a process group go over the network as they are, and no token is asked for. Whoever "
+        "reaches that network can read the weights or break the transfer; checksums show what arrived.",
+    ),
+    (
+        "W183",
+        "No process group with a server",
+        "Its weights go over HTTP or through files. That takes longer; the weights are the same.",
+    ),
 )

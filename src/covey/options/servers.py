@@ -42,6 +42,20 @@ class ServerOptions(Options):
         read_if=_SERVED,
         resume="free",
     )
+    vllm_server_group_port: int | None = option(
+        None,
+        "Port at which a server of `covey rollout` waits for a process group with the run, through which it "
+        "takes the weights: NCCL between GPUs, else gloo. Servers on one host use this port and those after "
+        "it, in the order of rollout_servers. Not set: weights go over HTTP or through files.",
+        ge=1024,
+        le=65535,
+        why="A server opens no port below 1024.",
+        trl="51216",
+        swift="51216",
+        names=("vllm_group_port",),
+        read_if=_SERVED,
+        resume="free",
+    )
     vllm_server_base_url: list[str] = option(
         [],
         "TRL's and ms-swift's name for rollout_servers; it comes before vllm_server_host.",

@@ -17,6 +17,7 @@ from covey.kernels.choose import KernelsName
 from covey.models.adapter_shapes import read_shapes
 from covey.models.load import largest_bytes, load_still
 from covey.rollout.server.front import Front, new_instance
+from covey.rollout.server.group import device_name
 from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
 from covey.rollout.server.wire import BUCKET_BYTES, MARKER, NO_VERSION, ServerStatus
@@ -62,6 +63,8 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         serving.dtype, torch.bfloat16
     )
     engine, sizes = _engine(serving, device, dtype)
+    # Tensors that this process has received would have to be sent to those of the engine again.
+    where = None if serving.vllm is not None and serving.vllm.own_processes else device
     about = ServerStatus(
         name=serving.address,
         instance=new_instance(),
@@ -80,12 +83,14 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         publish_directory=str(serving.publish_directory or ""),
         adapter_rank=engine.capabilities.adapter_rank,
         base="",
+        group_device="" if where is None else device_name(where),
     )
     front = Front(engine, about, ends_with_run=serving.ends_with_run)
     access = Access(
         token=serving.token,
         bucket_bytes=max(BUCKET_BYTES, sizes.largest_bytes),
         publish_directory=serving.publish_directory,
+        device=where,
     )
     marker = None
     if serving.publish_directory is not None:

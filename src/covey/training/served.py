@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from urllib.parse import urlsplit
 
 from covey.comm import Comm
 from covey.models.lora import tied_names
@@ -14,6 +15,7 @@ from covey.plan.facts import Facts
 from covey.plan.server_line import start_line
 from covey.rollout.server.call import Caller, read_token
 from covey.rollout.server.client import ServerEngine
+from covey.rollout.server.group_send import GroupSender
 from covey.rollout.server.remote import RolloutServer, Server
 from covey.rollout.server.vllm_serve import VllmServe
 
@@ -32,7 +34,7 @@ def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> S
         caller = Caller(address=address, token=token, timeout_s=config.rollout_timeout, run=run)
         found = known.get(address)
         if found is None or found.vllm is None:
-            return Server(caller, name)
+            return Server(caller, name, group=_group_of(config, caller))
         return VllmServe(
             caller,
             found.vllm,
@@ -54,3 +56,12 @@ def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> S
         start=start_line(config, config.rollout_servers[0], facts),
         adapter_rank=min((s.adapter_rank for s in facts.servers or ()), default=0) if alone else 0,
     )
+
+
+def _group_of(config: Config, caller: Caller) -> GroupSender | None:
+    """What sends to a server through a process group; servers on one host have ports one after the other."""
+    if config.vllm_server_group_port is None:
+        return None
+    hosts = [urlsplit(address).hostname for address in config.rollout_servers]
+    own = config.rollout_servers.index(caller.address)
+    return GroupSender(caller, config.vllm_server_group_port + hosts[:own].count(hosts[own]))

@@ -43,7 +43,8 @@ class ServerFacts:
     0 where its model has no last position, too. `run` names the run that uses it. `rows` is how many
     completions it decodes side by side; `shares_files` says that weights go to it through a directory that is
     here too. `vllm` is what is known of a server that `vllm serve` started. `adapter_rank` is
-    the highest rank of an adapter that it applies itself, 0 where it takes whole weights.
+    the highest rank of an adapter that it applies itself, 0 where it takes whole weights. `group_device` is
+    where a process group brings tensors: "cpu", or a GPU by its UUID.
     """
 
     address: str
@@ -60,4 +61,5 @@ class ServerFacts:
     run: str = ""
     rows: int = 0
     shares_files: bool = False
+    group_device: str = ""
     vllm: VllmServeFacts | None = None

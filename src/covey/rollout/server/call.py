@@ -95,6 +95,11 @@ class Answer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """The addresses of the connection, this side's and the other's, without ports."""
+        return self._socket.getsockname()[0], self._socket.getpeername()[0]
+
     def wait_for_ever(self) -> None:
         """Let reads take as long as they do; `hang_up` ends them."""
         self._socket.settimeout(None)

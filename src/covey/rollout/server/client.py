@@ -352,6 +352,8 @@ class ServerEngine:
                 server.state = State.IN_USE
             elif server.address not in was_out:
                 self._note(server, 0)
+            if server.group is not None:
+                self._notices += server.group.take_notices(self._activity.step)
         self._activity.leave_service()
         if not receipts:
             raise self._failed("F141", f"no rollout server took version {version} of the weights")

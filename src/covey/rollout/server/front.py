@@ -114,6 +114,20 @@ class Front:
                 self._is_closed = True
             self._changed.notify_all()
 
+    def check_user(self, run: str) -> None:
+        """Refuse a run that does not use the server."""
+        with self._changed:
+            self._check_user(run)
+
+    def check_open(self, run: str, transfer: str) -> None:
+        """Refuse what belongs to no open publish."""
+        self._open(run, transfer)
+
+    def uses(self, run: str) -> bool:
+        """Whether a run uses the server."""
+        with self._changed:
+            return self._user is not None and self._user.run == run
+
     def _check_user(self, run: str) -> None:
         if self._user is None or self._user.run != run:
             name = self._user.name if self._user is not None else ""

@@ -20,11 +20,13 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 
 from covey.rollout.server.call import keep_alive
 from covey.rollout.server.front import Call, Front, Refusal
+from covey.rollout.server.group import GLOO, NCCL, GroupHost
 from covey.rollout.server.wire import (
     ADAPTER,
     HEADER_BYTES,
@@ -35,6 +37,7 @@ from covey.rollout.server.wire import (
     completion_body,
     parsed,
     requests_of,
+    specs_of,
 )
 
 # A client that says nothing, or takes nothing, for so long is gone.
@@ -43,16 +46,20 @@ _ALIVE_S = 1.0
 # How soon it is seen that the server closes.
 _LOOK_S = 0.1
 _NAME_LENGTH = 500
+# Where a process group may wait, and for how long.
+_PORTS, _LONGEST_S = (1024, 65535), 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """Who may call a server and what it takes: `bucket_bytes` is the largest body of tensors, and
-    `publish_directory` the one below which files of weights may lie (None: nowhere)."""
+    `publish_directory` the one below which files of weights may lie (None: nowhere). `device` is where a
+    process group may bring tensors (None: it may not)."""
 
     token: str
     bucket_bytes: int
     publish_directory: Path | None = None
+    device: torch.device | None = None
 
 
 class HttpServer(ThreadingMixIn, TCPServer):
@@ -65,6 +72,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self, listening: socket.socket, front: Front, access: Access, tls: ssl.SSLContext | None = None
     ) -> None:
         self.front, self.access = front, access
+        self.group = GroupHost(access.device)
         super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
@@ -175,6 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.recv(1)
         finally:
             front.leave(run)
+            if not front.uses(run):
+                self.server.group.close_of(run)
 
     def generate(self) -> None:
         front = self.server.front
@@ -256,6 +266,29 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(403, "the file lies outside the directory that this server was started with")
         return path
 
+    def open_group(self) -> None:
+        """Wait for the run on the address at which it has reached this server."""
+        body = self._json("port", "backend", "timeout_s")
+        port, backend, timeout_s = body["port"], body["backend"], body["timeout_s"]
+        if type(port) is not int or not _PORTS[0] <= port <= _PORTS[1]:
+            raise WireError(f"port is a number from {_PORTS[0]} to {_PORTS[1]}")
+        if backend not in (GLOO, NCCL):
+            raise WireError(f"backend is {GLOO} or {NCCL}")
+        if type(timeout_s) not in (int, float) or not 0 < timeout_s <= _LONGEST_S:
+            raise WireError(f"timeout_s is a number above 0 and at most {_LONGEST_S:g}")
+        self.server.front.check_user(self._run)
+        host = self.connection.getsockname()[0]
+        self._say(200, {"group": self.server.group.open(self._run, host, port, backend, timeout_s)})
+
+    def group_tensors(self) -> None:
+        body = self._json("transfer", "group", "tensors")
+        specs = specs_of(body["tensors"], self.server.access.bucket_bytes)
+        transfer = str(body["transfer"])
+        self.server.front.check_open(self._run, transfer)
+        bucket = self.server.group.receive(self._run, str(body["group"]), specs)
+        self.server.front.give(self._run, transfer, bucket)
+        self._say(200, {"tensors": len(bucket)})
+
     def end(self) -> None:
         body = self._json("transfer", "tensors")
         if type(body["tensors"]) is not int:
@@ -273,6 +306,8 @@ _ROUTES: Mapping[tuple[str, str], Callable[[_Handler], None]] = {
     ("POST", "/v1/publish/begin"): _Handler.begin,
     ("POST", "/v1/publish/tensors"): _Handler.tensors,
     ("POST", "/v1/publish/files"): _Handler.files,
+    ("POST", "/v1/publish/group"): _Handler.open_group,
+    ("POST", "/v1/publish/group_tensors"): _Handler.group_tensors,
     ("POST", "/v1/publish/end"): _Handler.end,
 }
 

@@ -18,7 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from covey.rollout.server.bucket import Bucket
 from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
+from covey.rollout.server.group_send import GroupSender
 from covey.rollout.server.wire import WHOLE, ServerStatus, WireError, fingerprints_of, names_of, request_body
 from covey.types import GenerationRequest, Receipt
 
@@ -77,8 +79,8 @@ class RolloutServer(Protocol):
         former version is ended."""
         ...
 
-    def give(self, transfer: str, bucket: Mapping[str, Tensor], data: bytes) -> None:
-        """Send tensors, which `data` holds as safetensors."""
+    def give(self, transfer: str, bucket: Bucket) -> None:
+        """Send tensors."""
         ...
 
     def end(self, transfer: str, num_tensors: int, version: int) -> Receipt:
@@ -93,6 +95,11 @@ class RolloutServer(Protocol):
         """End requests, or all that run for this run."""
         ...
 
+    @property
+    def group(self) -> GroupSender | None:
+        """What sends through a process group, where that was asked for."""
+        ...
+
 
 @dataclass(slots=True)
 class Server:
@@ -104,6 +111,7 @@ class Server:
     status: ServerStatus | None = None
     said: str = ""
     strikes: int = 0
+    group: GroupSender | None = None
     _attending: Answer | None = None
 
     @property
@@ -131,6 +139,8 @@ class Server:
         if self._attending is not None:
             self._attending.close()
             self._attending = None
+        if self.group is not None:
+            self.group.close()
 
     def begin(self, version: int, form: str = WHOLE) -> str:
         """Open a publish, and return its id; what still runs for the former version is ended."""
@@ -139,16 +149,19 @@ class Server:
         body = self.caller.post("/v1/publish/begin", {"version": version, "form": form})
         return str(_of(body, "transfer", str))
 
-    def give(self, transfer: str, bucket: Mapping[str, Tensor], data: bytes) -> None:
-        """Send tensors, which `data` holds: through a directory that both sides see, if there is one."""
+    def give(self, transfer: str, bucket: Bucket) -> None:
+        """Send tensors: through a process group, or a directory that both sides see, if there is one."""
         assert self.status is not None
+        if self.group is not None and self.group.is_open(self.status, transfer, bucket):
+            self.group.give(transfer, bucket)
+            return
         directory = self.status.directory_here()
         if directory is None:
-            self.caller.post(f"/v1/publish/tensors?transfer={transfer}", data)
+            self.caller.post(f"/v1/publish/tensors?transfer={transfer}", bucket.data)
             return
         file = directory / f"{transfer}.safetensors"
         try:
-            _save(bucket, file)
+            _save(bucket.on_cpu, file)
             self.caller.post("/v1/publish/files", {"transfer": transfer, "file": file.name})
         finally:
             file.unlink(missing_ok=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TypeVar
 
-from safetensors.torch import save
-from torch import Tensor
-
 from covey.models.lora import is_of_adapter
 from covey.rollout.engine import NamedWeights
+from covey.rollout.server.bucket import Bucket, buckets_of
 from covey.rollout.server.remote import RolloutServer, tell
-from covey.rollout.server.wire import ADAPTER, BUCKET_BYTES, WHOLE
+from covey.rollout.server.wire import ADAPTER, WHOLE
 from covey.types import Receipt
 
 Told = TypeVar("Told")
@@ -30,9 +28,9 @@ def send_weights(
 
     `wait_for` hears which servers are waited for. A server that fails is left out, and says why in `said`.
     """
-    buckets = _buckets(named_weights)
-    first = next(buckets, {})
-    form = ADAPTER if first and is_of_adapter(next(iter(first))) else WHOLE
+    buckets = buckets_of(named_weights, on_device=any(server.group is not None for server in servers))
+    first = next(buckets, Bucket({}))
+    form = ADAPTER if is_of_adapter(next(iter(first.tensors), "")) else WHOLE
     with ThreadPoolExecutor(len(servers)) as threads:
 
         def each(asked: Sequence[RolloutServer], call: Callable[[RolloutServer], Told]) -> dict[str, Told]:
@@ -44,35 +42,17 @@ def send_weights(
         left = [server for server in servers if server.address in transfers]
         num_tensors = 0
         for bucket in chain([first], buckets):
-            data = save(bucket)
-            given = each(left, _giving(transfers, bucket, data))
+            given = each(left, _giving(transfers, bucket))
             left = [server for server in left if server.address in given]
-            num_tensors += len(bucket)
+            num_tensors += len(bucket.tensors)
             if not left:
                 return {}
         return each(left, lambda server: server.end(transfers[server.address], num_tensors, version))
 
 
-def _giving(
-    transfers: Mapping[str, str], bucket: Mapping[str, Tensor], data: bytes
-) -> Callable[[RolloutServer], bool]:
+def _giving(transfers: Mapping[str, str], bucket: Bucket) -> Callable[[RolloutServer], bool]:
     def give(server: RolloutServer) -> bool:
-        server.give(transfers[server.address], bucket, data)
+        server.give(transfers[server.address], bucket)
         return True
 
     return give
-
-
-def _buckets(named_weights: NamedWeights) -> Iterator[dict[str, Tensor]]:
-    """Copies of tensors in main memory, together up to BUCKET_BYTES; one that is larger comes alone."""
-    bucket: dict[str, Tensor] = {}
-    size = 0
-    for name, weight in named_weights:
-        own = weight.numel() * weight.element_size()
-        if bucket and size + own > BUCKET_BYTES:
-            yield bucket
-            bucket, size = {}, 0
-        bucket[name] = weight.detach().to("cpu", copy=True).contiguous()
-        size += own
-    if bucket:
-        yield bucket

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors.torch import save
-from torch import Tensor
 
 from covey.plan.facts import VllmServeFacts
+from covey.rollout.server.bucket import Bucket
 from covey.rollout.server.call import Caller
 from covey.rollout.server.remote import State
 from covey.rollout.server.vllm_routes import asked_label, label, version_of
@@ -49,6 +49,7 @@ class VllmServe:
     said: str = ""
     strikes: int = 0
     progress: Progress = field(default_factory=Progress)
+    group: None = None
     _files: tempfile.TemporaryDirectory[str] | None = None
     _sent: list[str] = field(default_factory=list)
     _running: dict[str, VllmSampling] = field(default_factory=dict)
@@ -111,15 +112,16 @@ class VllmServe:
         self._files = tempfile.TemporaryDirectory(prefix="covey-publish-", dir=self.about.directory)
         return self._files.name
 
-    def give(self, transfer: str, bucket: Mapping[str, Tensor], data: bytes) -> None:
+    def give(self, transfer: str, bucket: Bucket) -> None:
         """Write tensors into a file of the publish."""
-        own = dict(bucket)
+        given, data = bucket.on_cpu, bucket.data
+        own = dict(given)
         if self.about.unties_head:
-            own |= {alias: bucket[name] for alias, name in self.tied.items() if name in bucket}
-        if len(own) > len(bucket):
+            own |= {alias: given[name] for alias, name in self.tied.items() if name in given}
+        if len(own) > len(given):
             data = save({name: tensor.clone() for name, tensor in own.items()})
         (Path(transfer) / f"{len(self._sent):06d}.safetensors").write_bytes(data)
-        self._sent += bucket
+        self._sent += given
 
     def end(self, transfer: str, num_tensors: int, version: int) -> Receipt:
         """Have it read the files, and forget what it computed with former weights."""

@@ -27,8 +27,24 @@ REQUESTS = 4096
 """The most requests of one call."""
 MARKER = "covey-server-"
 """A file of this beginning, with the id of a server behind it, says that a directory is that server's."""
+DTYPES = {
+    **{
+        "float64": 8,
+        "float32": 4,
+        "float16": 2,
+        "bfloat16": 2,
+        "int64": 8,
+        "int32": 4,
+        "int16": 2,
+        "int8": 1,
+    },
+    **{"uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1},
+}
+"""The dtypes of tensors that go through a process group, by torch's names, and the bytes of an element."""
 RUN_HEADER = "Covey-Run"
 """The header with the id of the run that a call belongs to."""
+
+_TENSORS, _NAME, _AXES = 1 << 16, 1024, 16
 
 NO_VERSION = -1
 """The version of a server before its first publish, and while or after one that did not end."""
@@ -50,6 +66,7 @@ class ServerStatus:
     bound), `rows` is how many completions it decodes side by side. `run` names the run that uses the server
     ("": none); `is_receiving` says that a publish is going on. `adapter_rank` is the highest rank of an
     adapter that it applies itself (0: none), `base` the digest of the weights beneath one ("": none).
+    `group_device` is where a process group brings tensors: "cpu", or a GPU with its UUID ("": it takes none).
     """
 
     name: str
@@ -69,6 +86,7 @@ class ServerStatus:
     publish_directory: str
     adapter_rank: int = 0
     base: str = ""
+    group_device: str = ""
     protocol: int = PROTOCOL
 
     def body(self) -> dict[str, Any]:
@@ -213,6 +231,42 @@ def fingerprints_of(body: Any) -> dict[str, int]:
     if not isinstance(body, Mapping) or any(type(value) is not int for value in body.values()):
         raise WireError("its fingerprints are not names with whole numbers")
     return dict(body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A tensor that is to come through a process group."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def specs_of(body: Any, most_bytes: int) -> list[TensorSpec]:
+    """Tensors of a call, together of `most_bytes` at most; WireError where they are not."""
+    if not isinstance(body, list) or not 1 <= len(body) <= _TENSORS:
+        raise WireError(f"tensors is a list of 1 to {_TENSORS}")
+    found, left = [], most_bytes
+    for one in body:
+        given = _fields(one, ("name", "dtype", "shape"))
+        name, dtype, shape = given["name"], given["dtype"], given["shape"]
+        if not isinstance(name, str) or not 1 <= len(name) <= _NAME:
+            raise WireError(f"a name is text of 1 to {_NAME} characters")
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise WireError(f"{name} has the dtype {dtype!r:.40}")
+        if not isinstance(shape, list) or len(shape) > _AXES or not all(_is_size(one) for one in shape):
+            raise WireError(f"{name} has the shape {shape!r:.80}")
+        left -= math.prod(shape) * DTYPES[dtype]
+        if left < 0:
+            raise WireError(f"tensors of more than {most_bytes} bytes")
+        found.append(TensorSpec(name=name, dtype=dtype, shape=tuple(shape)))
+    if len({spec.name for spec in found}) < len(found):
+        raise WireError("a name is given twice")
+    return found
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 40
 
 
 def parsed(data: bytes) -> Any:

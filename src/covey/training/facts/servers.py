@@ -59,6 +59,7 @@ def _asked(config: Config, address: str, token: str, limit_s: float) -> ServerFa
         adapter_rank=status.adapter_rank,
         run=status.run,
         rows=status.rows,
+        group_device=status.group_device,
         shares_files=status.directory_here() is not None,
     )
 

@@ -1,0 +1,245 @@
+"""A process group of two, the server and the run, through which the tensors of a publish go.
+
+NCCL carries them from GPU to GPU, gloo from main memory to main memory. The run's own groups are left alone:
+nothing here is the default group of a process. What torch waits for is waited for in threads of their own, as
+some of it has no time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from covey.rollout.server.front import Refusal
+from covey.rollout.server.wire import TensorSpec
+
+GLOO, NCCL = "gloo", "nccl"
+SERVER, RUN = 0, 1
+"""The ranks of a group."""
+
+_ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+# Clean up; the default ends the process.
+_CLEAN_UP = "2"
+
+Told = TypeVar("Told")
+
+
+class GroupFailed(OSError):
+    """A transfer through a group that did not come to its end; the group is of no use any more."""
+
+
+def later(call: Callable[[], Told]) -> Future[Told]:
+    """What a call gives, from a thread that nobody has to wait for."""
+    future: Future[Told] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised by who asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="weights", daemon=True).start()
+    return future
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One side of a group; `device` is where its tensors lie. Its calls raise RuntimeError."""
+
+    backend: str
+    device: torch.device
+    timeout_s: float
+    process_group: Any
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        """Send tensors that lie on the group's device, in this order."""
+        self._each(tensors, lambda tensor: self.process_group.send([tensor], SERVER, 0))
+
+    def receive(self, tensors: Sequence[Tensor]) -> None:
+        """Write what is sent into tensors."""
+        self._each(tensors, lambda tensor: self.process_group.recv([tensor], RUN, 0))
+
+    def _each(self, tensors: Sequence[Tensor], start: Callable[[Tensor], Any]) -> None:
+        with _on(self.device):
+            for tensor in tensors:
+                if tensor.numel():
+                    start(tensor).wait(timedelta(seconds=self.timeout_s))
+            if self.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+
+    def abort(self) -> None:
+        """End it; what waits on it ends too, with gloo at its time limit."""
+        later(self.process_group.abort)
+
+
+def join_group(
+    store: dist.Store,
+    name: str,
+    rank: int,
+    *,
+    host: str,
+    backend: str,
+    device: torch.device,
+    timeout_s: float,
+) -> Group:
+    """Be one side of the group `name`; returns when the other one is there. `host` is the address of this
+    side that the other one reaches: gloo listens there alone."""
+    within, limit = dist.PrefixStore(name, store), timedelta(seconds=timeout_s)
+    with _on(device):
+        if backend == NCCL:
+            made: Any = _nccl(within, rank, limit)
+        else:
+            # The options are not in torch's types.
+            gloo: Any = dist.ProcessGroupGloo
+            options = gloo._Options()
+            options._timeout, options._threads = limit, 1
+            options._devices = [gloo.create_device(hostname=host)]
+            made = gloo(within, rank, 2, options)
+    return Group(backend, device, timeout_s, made)
+
+
+def _nccl(store: dist.Store, rank: int, limit: timedelta) -> Any:
+    """A group of NCCL; one that fails must not end the process, as torch has it by default."""
+    before = os.environ.get(_ON_ERROR)
+    os.environ[_ON_ERROR] = _CLEAN_UP
+    try:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(store, rank, 2, options)
+    finally:
+        if before is None:
+            del os.environ[_ON_ERROR]
+        else:
+            os.environ[_ON_ERROR] = before
+
+
+def _on(device: torch.device) -> Any:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def connect_store(host: str, port: int, timeout_s: float) -> dist.Store:
+    """The store of a server."""
+    limit = timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, port, None, False, timeout=limit, wait_for_workers=False)
+
+
+def device_name(device: torch.device) -> str:
+    """A device as two processes can compare it: "cpu", or a GPU with its UUID."""
+    if device.type != "cuda":
+        return "cpu"
+    return f"cuda {torch.cuda.get_device_properties(device).uuid}"
+
+
+class GroupHost:
+    """A server's side: one group at a time, and the store at which the run finds it. `device` is the
+    engine's; None where its process does not take tensors."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self._lock, self._receiving = threading.Lock(), threading.Lock()
+        self._store: tuple[str, int, dist.Store] | None = None
+        self._run = self._name = ""
+        self._group: Future[Group] | None = None
+        self._limit_s = 0.0
+
+    def open(self, run: str, host: str, port: int, backend: str, timeout_s: float) -> str:
+        """Wait for a run at `host` and `port`, and at no other address; returns the name of the group. It
+        takes the place of the former one."""
+        device = self._device
+        if device is None:
+            raise Refusal(
+                409, "the engine of this server has processes of its own, and takes no process group"
+            )
+        if backend == NCCL and not (device.type == "cuda" and dist.is_nccl_available()):
+            raise Refusal(409, "this server has no GPU with NCCL")
+        where = device if backend == NCCL else torch.device("cpu")
+        with self._lock:
+            self._close(keeps=(host, port))
+            store = self._listen(host, port, timeout_s)
+            self._run, self._name = run, (name := secrets.token_hex(8))
+            self._limit_s = timeout_s
+            self._group = later(
+                lambda: join_group(
+                    store, name, SERVER, host=host, backend=backend, device=where, timeout_s=timeout_s
+                )
+            )
+        return name
+
+    def _listen(self, host: str, port: int, timeout_s: float) -> dist.Store:
+        if self._store is not None:
+            return self._store[2]
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listening = socket.create_server((host, port), family=family)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise Refusal(409, f"nothing can listen on {host}, port {port}: {reason}") from error
+        # Without a socket of ours torch would listen on all addresses. It closes this one.
+        store = dist.TCPStore(
+            host,
+            port,
+            None,
+            True,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+        self._store = host, port, store
+        return store
+
+    def receive(self, run: str, name: str, specs: Sequence[TensorSpec]) -> Mapping[str, Tensor]:
+        """Take tensors that the run sends, into new ones."""
+        with self._lock:
+            made, limit_s = self._group, self._limit_s
+            if made is None or self._run != run or self._name != name:
+                raise Refusal(409, "this group is not open: another one has taken its place, or it failed")
+        # A run sends one bucket at a time; the lock keeps others from mixing theirs in.
+        with self._receiving:
+            try:
+                group = made.result(timeout=limit_s)
+                tensors = {
+                    spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=group.device)
+                    for spec in specs
+                }
+                later(lambda: group.receive(list(tensors.values()))).result(timeout=limit_s)
+            except (RuntimeError, TimeoutError) as error:
+                self._drop(name)
+                raise Refusal(503, f"the process group failed: {first_line(error)}") from error
+        return tensors
+
+    def _drop(self, name: str) -> None:
+        with self._lock:
+            if self._name == name:
+                self._close(keeps=None if self._store is None else self._store[:2])
+
+    def close_of(self, run: str) -> None:
+        """Close what a run has opened, since it has ended."""
+        with self._lock:
+            if self._run == run:
+                self._close(keeps=None)
+
+    def _close(self, keeps: tuple[str, int] | None) -> None:
+        made, self._group, self._run, self._name = self._group, None, "", ""
+        if made is not None and made.done() and made.exception() is None:
+            made.result().abort()
+        if self._store is not None and self._store[:2] != keeps:
+            # torch closes it with the last of its users.
+            self._store = None
+
+
+def first_line(error: BaseException) -> str:
+    """What torch says, without the place in its source."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return text.rpartition("] ")[2][:200] if text.startswith("[") else text[:200] or type(error).__name__
