@@ -9,7 +9,8 @@ from covey.options.schema import Config
 from covey.plan.check_vllm_serve import open_routes, vllm_serve_problems
 from covey.plan.facts import Facts, ServerFacts
 from covey.plan.layout import computes_low
-from covey.plan.problem import problem
+from covey.plan.problem import problem, warning
+from covey.plan.publish import is_here, takes_group
 from covey.plan.server_line import start_line
 from covey.plan.shape import counted
 from covey.types import Fix, Problem
@@ -34,7 +35,24 @@ def server_problems(config: Config, facts: Facts) -> list[Problem]:
         problems.append(_quantized())
     for server in servers:
         problems += _of_one(config, facts, server)
-    return [*problems, *open_routes(config, facts, servers)]
+    return [*problems, *open_routes(config, facts, servers), *_groups(config, servers)]
+
+
+def _groups(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]:
+    """Return what is to be known of process groups, where they are asked for."""
+    option = "vllm_server_group_port"
+    if config.vllm_server_group_port is None:
+        return []
+    problems = []
+    if away := [address for address in config.rollout_servers if not is_here(address)]:
+        seen = f"{option} is given, and {', '.join(away)} can be on another machine."
+        fix = Fix(text=f"on a network that others use leave out --{option}; HTTP with TLS is encrypted")
+        problems.append(warning("W182", option, seen, "", fix))
+    if without := [s.address for s in servers if not s.fault and not takes_group(s)]:
+        seen = f"{', '.join(without)} takes no process group."
+        cause = "`vllm serve`, or vLLM with several processes."
+        problems.append(warning("W183", option, seen, cause, Fix(text=f"leave out --{option}")))
+    return problems
 
 
 def _addresses(config: Config, addresses: Sequence[str]) -> list[Problem]:

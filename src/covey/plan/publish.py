@@ -22,7 +22,7 @@ from covey.plan.memory_rollout import planned_layout, requests_of
 from covey.plan.memory_vllm import adapter_room, completion_bytes, held_tokens, side_by_side, weight_bytes
 from covey.plan.shape import counted
 
-Way = Literal["process", "gpu", "files", "loopback", "network"]
+Way = Literal["process", "gpu", "files", "loopback", "network", "gloo", "nccl"]
 
 # Bytes a second.
 _RATES: dict[Way, float] = {
@@ -31,6 +31,8 @@ _RATES: dict[Way, float] = {
     "files": 0.2e9,
     "loopback": 0.2e9,
     "network": 0.2e9,
+    "gloo": 0.5e9,
+    "nccl": 5e9,
 }
 # Of a publish of next to nothing: calls and the canary.
 _LEAST_S = 0.05
@@ -42,7 +44,12 @@ _WORDS: dict[Way, str] = {
     "files": "through files in the servers' --publish_directory",
     "loopback": "over HTTP on this machine",
     "network": "over a network of 10 Gbit/s",
+    "gloo": "through a process group (gloo)",
+    "nccl": "through a process group (NCCL), not yet run on a GPU by us",
 }
+# From so many seconds on, a faster way is named.
+_SLOW_S = 10.0
+_PORT = 51216
 _NAMED = 3
 
 
@@ -55,6 +62,7 @@ class PublishPlan:
     engines         those that are sent them: of servers their addresses
     way             how they get there
     seconds         an estimate, checks included; servers are sent to at the same time
+    group_seconds   the same through a process group, where that is not asked for and would be worth it
     weight_bytes    what one engine holds of them, on each of its GPUs
     cache_bytes     its KV cache with `side_by_side` completions at their longest
     on_device       whether its memory is that of the training process, whose forecast has it
@@ -67,6 +75,7 @@ class PublishPlan:
     engines: tuple[str, ...]
     way: Way
     seconds: float
+    group_seconds: float | None
     weight_bytes: int
     cache_bytes: int
     side_by_side: int
@@ -81,15 +90,18 @@ class PublishPlan:
         """Return the publish as lines for people."""
         added = ", the adapter added," if self.adds_adapter else ""
         more = f" and {len(self.engines) - _NAMED} more" if len(self.engines) > _NAMED else ""
-        seconds = f"{self.seconds:.1f}" if self.seconds >= 1 else f"{self.seconds:.2g}"
         to = ("each of " if len(self.engines) > 1 else "") + ", ".join(self.engines[:_NAMED]) + more
         what = "of weights"
         if self.base_bytes:
             what = f"of the adapter, and once {size(self.base_bytes)} of its base,"
-        return [
+        lines = [
             f"before each rollout {size(self.num_bytes)} {what} in {self.dtype}{added} go to {to}",
-            f"about {seconds} s with its checks, an estimate: {_WORDS[self.way]}",
+            f"about {_in_words(self.seconds)} s with its checks, an estimate: {_WORDS[self.way]}",
         ]
+        if self.group_seconds is not None:
+            quick = _in_words(self.group_seconds)
+            lines.append(f"about {quick} s through a process group: --vllm_server_group_port {_PORT}")
+        return lines
 
     def memory_in_words(self) -> str:
         """Return the memory of one engine as a line for people."""
@@ -114,7 +126,7 @@ def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
         # All processes share the servers.
         rows = -(-rows * max(1, facts.num_processes) // len(servers))
         rows = min([rows, *(server.rows for server in known if server.rows)])
-        held, way = how.element * model.parameters, _way_to(servers, known)
+        held, way = how.element * model.parameters, _way_to(config, known, how.cuda)
     else:
         rows, held = side_by_side(config, rows), weight_bytes(model, how, layout)
         way = "gpu" if how.cuda else "process"
@@ -125,14 +137,21 @@ def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
     base_bytes = how.element * model.parameters if is_alone else 0
     # What an engine holds is read at each publish.
     read_s = base_bytes / _RATES["gpu" if how.cuda else "process"]
-    num_away = sum(not _is_here(address) for address in servers)
+    num_away = sum(not is_here(address) for address in servers)
+
+    def seconds(way: Way) -> float:
+        return _LEAST_S + read_s + max(num_bytes / _RATES[way], num_away * num_bytes / _LINE_RATE)
+
+    may_group = bool(servers) and way not in ("gloo", "nccl") and all(map(takes_group, known))
+    quick = seconds(_group_way(known, how.cuda)) if may_group and seconds(way) >= _SLOW_S else None
     return PublishPlan(
         num_bytes=num_bytes,
         base_bytes=base_bytes,
         dtype="float32" if how.element == FLOAT else "bfloat16",
         engines=tuple(servers) or ("vLLM in each training process",),
         way=way,
-        seconds=_LEAST_S + read_s + max(num_bytes / _RATES[way], num_away * num_bytes / _LINE_RATE),
+        seconds=seconds(way),
+        group_seconds=quick,
         weight_bytes=held,
         cache_bytes=rows * completion_bytes(model, how.element, tokens) // spans,
         side_by_side=rows,
@@ -150,14 +169,29 @@ def _applies_adapter(config: Config, servers: Sequence[ServerFacts] | None) -> b
     return bool(servers) and all(server.adapter_rank >= config.lora_rank for server in servers)
 
 
-def _way_to(servers: Sequence[str], known: Sequence[ServerFacts]) -> Way:
-    """The slowest of the ways to these servers."""
-    if not all(map(_is_here, servers)):
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2g}"
+
+
+def takes_group(server: ServerFacts) -> bool:
+    """Whether a server takes weights through a process group; one that did not answer is not known to."""
+    return not server.fault and server.vllm is None and bool(server.group_device)
+
+
+def _group_way(known: Sequence[ServerFacts], cuda: bool) -> Way:
+    return "nccl" if cuda and known and all(s.group_device != "cpu" for s in known) else "gloo"
+
+
+def _way_to(config: Config, known: Sequence[ServerFacts], cuda: bool) -> Way:
+    """The slowest of the ways to the servers."""
+    if config.vllm_server_group_port is not None and all(map(takes_group, known)):
+        return _group_way(known, cuda)
+    if not all(map(is_here, config.rollout_servers)):
         return "network"
     return "files" if known and all(server.shares_files for server in known) else "loopback"
 
 
-def _is_here(address: str) -> bool:
+def is_here(address: str) -> bool:
     """Whether an address is one of this machine's own, which no network carries."""
     host = urlsplit(address).hostname or ""
     try:

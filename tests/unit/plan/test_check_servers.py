@@ -198,3 +198,20 @@ def test_a_server_of_another_tool_is_refused_by_name() -> None:
     for options in (SERVED, {"rollout_servers": [ADDRESS]}):
         (refused,) = [p for p in found(replace(RUN, servers=(other,)), **options) if p.code[:3] == "E42"]
         assert refused.code == "E428" and ADDRESS in refused.seen and "404" in refused.seen
+
+
+def test_what_is_said_of_process_groups() -> None:
+    """Only where the port is typed: of servers on a network, and of those that take none."""
+
+    def said(server: ServerFacts, **options: Any) -> list[str]:
+        given = {**SERVED, "rollout_servers": [server.address], **options}
+        problems = found(replace(RUN, servers=(server,)), **given)
+        return [p.code for p in problems if p.code in ("W182", "W183")]
+
+    own = replace(GOOD, group_device="cpu")
+    away = replace(own, address="https://node2:8000")
+    port = {"vllm_server_group_port": 51216}
+    assert said(away) == said(GOOD) == said(own, **port) == []
+    assert said(away, **port) == ["W182"]
+    assert said(GOOD, **port) == ["W183"]
+    assert from_dict({**BASE, **SERVED, "vllm_group_port": 6000}, 1).config.vllm_server_group_port == 6000

@@ -139,3 +139,23 @@ def test_what_servers_hold_is_not_in_the_learners_forecast() -> None:
     assert phases["rollout"]["engine"] == 0
     # A copy of what goes together and the message that holds it: all of so small a model.
     assert phases["publish"]["weights on their way"] == 2 * 4 * 1000
+
+
+def test_a_process_group_is_named_where_a_publish_takes_long() -> None:
+    """7 billion weights over HTTP, to servers of which each takes a group."""
+    big = {"model_sizes": replace(SIZES, parameters=7 * 10**9)}
+    known = (ServerFacts(address=HERE, rows=64, group_device="cpu"),)
+
+    def plan(servers: tuple[ServerFacts, ...] | None = known, **more: Any) -> Any:
+        return publish_plan(options(HERE, **more), served(HERE, **big, servers=servers))
+
+    slow = plan()
+    assert (slow.way, round(slow.seconds), round(slow.group_seconds)) == ("loopback", 140, 56)
+    assert slow.in_words()[-1] == "about 56.0 s through a process group: --vllm_server_group_port 51216"
+    quick = plan(vllm_server_group_port=5000)
+    assert (quick.way, round(quick.seconds), quick.group_seconds) == ("gloo", 56, None)
+    without = (replace(known[0], group_device=""),)
+    assert plan(without).group_seconds is None
+    assert plan(without, vllm_server_group_port=5000).way == "loopback"
+    small = publish_plan(options(HERE), served(HERE, servers=known))
+    assert small is not None and small.group_seconds is None
