@@ -19,12 +19,12 @@ import torch
 from covey.errors import RunFailed
 from covey.models.lora import plain_weights
 from covey.models.policy import Policy
-from covey.rollout.server import bucket
+from covey.rollout.server import bucket, group_send
 from covey.rollout.server.call import Caller, Refused
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.wire import DTYPES, WireError, specs_of
 from faults.test_servers import WORDS
-from support.servers import Running, covey, engine_on, policy_of_server, processes, running
+from support.servers import Running, covey, engine_on, policy_of_server, processes, running, status_of
 
 pytestmark = pytest.mark.multi
 
@@ -195,6 +195,19 @@ def test_a_server_whose_engine_takes_none_gets_its_weights_over_http(policies: l
         (notice,) = engine.take_notices()
         assert notice.code == "W183" and "takes no process group" in notice.seen
         engine.close()
+
+
+def test_a_server_on_the_gpu_of_the_run_is_not_asked(
+    policies: list[Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL refuses two processes on one GPU. Here both are said to be on one."""
+    monkeypatch.setattr(group_send, "device_name", lambda device: "cuda GPU-1")
+    sender = group_send.GroupSender(Caller(address="http://127.0.0.1:1", token="", timeout_s=1.0), 5000)
+    sender._open(status_of(policies[0], group_device="cuda GPU-1"), torch.device("cuda"))
+    assert sender._group is None and "uses the GPU of the training process" in sender.refused
+    # Another one is.
+    with pytest.raises(ConnectionRefusedError):
+        sender._open(status_of(policies[0], group_device="cuda GPU-2"), torch.device("cuda"))
 
 
 def test_a_run_that_has_ended_leaves_no_port_open(policies: list[Policy]) -> None:

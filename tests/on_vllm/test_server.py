@@ -23,13 +23,20 @@ ROLLOUT = (
 )
 
 
+GROUP = "--vllm_server_group_port 5123"
 ALONE = "--vllm_enable_lora true --vllm_max_lora_rank 8"
 
 
 @pytest.mark.parametrize(
     ("of_server", "of_run"),
-    [("", ""), (ALONE, "--tuner_type lora --lora_rank 8"), ("", "--tuner_type lora --lora_rank 8")],
-    ids=["full", "adapter", "merged"],
+    [
+        ("", ""),
+        ("", f"{GROUP}0"),
+        (ALONE, "--tuner_type lora --lora_rank 8"),
+        (ALONE, f"--tuner_type lora --lora_rank 8 {GROUP}1"),
+        ("", "--tuner_type lora --lora_rank 8"),
+    ],
+    ids=["full", "full-group", "adapter", "adapter-group", "merged"],
 )
 def test_a_run(tmp_path: Path, of_server: str, of_run: str) -> None:
     """An adapter is sent alone, after its base, to a server that applies it, or added to the weights."""
@@ -57,6 +64,7 @@ def test_a_run(tmp_path: Path, of_server: str, of_run: str) -> None:
         server.kill()
     steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in steps] == [1, 2, 3]
+    assert "W183" not in (tmp_path / "out" / "events.jsonl").read_text()
     assert max(m["publish/canary_gap"] for m in steps if m["publish/canary_gap"] is not None) < 1e-3
     first, *later = [m["publish/bytes"] for m in steps if m["publish/bytes"]]
     assert len(later) == 2
